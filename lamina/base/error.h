@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+// What can go wrong, by culprit. The first line of a message says who, what, with whom and what to do; details follow
+// on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
+namespace lamina::base {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The configuration is wrong; nothing was started.
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The caller used the library in a way it does not allow.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Another rank is gone: its process ended or its connection broke.
+class PeerError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A live rank did not answer before the deadline.
+class TimeoutError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Bytes that are not what the format says.
+class FormatError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The step ended because of an error elsewhere; that error is the one to report, never this one.
+class CancelledError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace lamina::base
