@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/value/value.h"
+
+namespace lamina::transport {
+
+// What a message asks of, or tells, the rank it goes to.
+enum class Kind : std::uint8_t {
+  kForward,    // run module `target` on `body`; answered by kResult
+  kBackward,   // run the backward of `call` with the gradients in `body`; answered by kResult
+  kResult,     // the answer to `call`
+  kError,      // the answer to `call`: it raised; `body` is a Failure
+  kRelease,    // the caller will not ask for the backward of the calls in `body`
+  kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
+  kObject,     // an object for the mailbox named `channel`
+};
+constexpr Kind kLastKind = Kind::kObject;
+
+struct Message {
+  Kind kind = Kind::kObject;
+  base::CallId call;
+  base::ModuleId target;
+  base::Rank caller;                  // who issued the call; the transport sets it to the sender where it is not set
+  base::Rank reply_to;                // where the answer goes: not always the caller
+  std::vector<base::Rank> consumers;  // who will read the results besides `reply_to`
+  std::string channel;                // kObject: the mailbox
+  std::string state;                  // the caller's state, to be set around the call; its owner knows the format
+  value::Value body;
+};
+
+// The secret of one direction between two ranks: frames without it are dropped before anything of them is decoded.
+using Token = std::array<std::uint8_t, 16>;
+
+// [Note: frame] A message travels as a head and buffers. The head is
+//   magic u32 | version u16 | kind u8 | zero u8 | token 16 | length of the rest u32 | the rest
+// (little endian), where the rest holds the message's fields, each block with its own length, the tree's encoding and
+// the list of its buffers (device and size in bytes of each), so that a receiver makes room for the buffers before it
+// takes them.
+struct BufferSpec {
+  at::Device device = at::kCPU;
+  std::int64_t size_bytes = 0;
+};
+
+struct Frame {
+  std::string head;
+  std::vector<at::Tensor> buffers;
+};
+
+Frame pack(const Message& message, const Token& token);
+
+// True when `head` begins like a frame of this version and carries `token`; reads nothing else. Any bytes are safe.
+bool authentic(std::string_view head, const Token& token);
+
+// The buffers that belong to an authentic head. Throws base::FormatError when it is malformed.
+std::vector<BufferSpec> buffer_specs(std::string_view head);
+
+// The message of an authentic head and its received buffers, which become the tensors' memory. Throws
+// base::FormatError when they do not fit together.
+Message unpack(std::string_view head, std::vector<at::Tensor> buffers);
+
+}  // namespace lamina::transport

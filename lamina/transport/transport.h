@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "lamina/base/ids.h"
+#include "lamina/transport/message.h"
+
+namespace lamina::transport {
+
+// Messages with tensors between the ranks of one job. One implementation per folder below this one.
+//
+// Messages from one rank to another arrive in the order in which they were sent; nothing is promised about messages of
+// different pairs. A rank may send to itself. Liveness is the transport's: it tells of a lost peer within 2 s of the
+// end of its process, whether or not anything was being sent.
+class Transport {
+ public:
+  // Called on the transport's own thread, one call at a time; they must not throw, block or compute.
+  struct Events {
+    std::function<void(Message)> message;
+    // `why` is a clause such as "its process ended"; called once per lost rank. Messages it sent before arrive first.
+    std::function<void(base::Rank, const std::string& why)> lost;
+  };
+
+  virtual ~Transport() = default;
+
+  virtual base::Rank rank() const = 0;
+  virtual int size() const = 0;
+
+  // Begins delivery; called once. Messages that arrived earlier are delivered now.
+  virtual void start(Events events) = 0;
+
+  // Sends from any thread. When it returns, the message's tensors may be written again: they were copied, or taken by
+  // the receiver. What is delivered is the receiver's private copy. Throws base::PeerError when `to` is lost, and
+  // base::TimeoutError when a live peer does not take the message in time.
+  virtual void send(base::Rank to, const Message& message) = 0;
+
+  // Ends delivery: no event is running or will be called after it returns. With `orderly`, tells the peers that this
+  // rank leaves on purpose, after what was sent has arrived (waiting a bounded time); else it just stops. Idempotent.
+  virtual void close(bool orderly) = 0;
+};
+
+}  // namespace lamina::transport
