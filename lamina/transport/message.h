@@ -28,7 +28,7 @@ struct Message {
   Kind kind = Kind::kObject;
   base::CallId call;
   base::ModuleId target;
-  base::Rank caller;                  // who issued the call; the transport sets it to the sender where it is not set
+  base::Rank caller;                  // who issued the call
   base::Rank reply_to;                // where the answer goes: not always the caller
   std::vector<base::Rank> consumers;  // who will read the results besides `reply_to`
   std::string channel;                // kObject: the mailbox

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/inproc/network.h"
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::transport::inproc {
+
+class Endpoint : public Transport {
+ public:
+  Endpoint(Network& network, base::Rank rank) : network_(network), rank_(rank) {}
+  ~Endpoint() override { close(false); }
+
+  base::Rank rank() const override { return rank_; }
+  int size() const override { return network_.size_; }
+  void start(Events events) override { network_.attach(rank_, std::move(events)); }
+  void send(base::Rank to, const Message& message) override {
+    Frame frame = pack(message, network_.token_);
+    for (auto& buffer : frame.buffers) buffer = buffer.clone();
+    network_.post(rank_, to, std::move(frame));
+  }
+  void close(bool) override { network_.detach(rank_); }
+
+ private:
+  Network& network_;
+  const base::Rank rank_;
+};
+
+Network::Network(int size, std::uint64_t seed)
+    : size_(size), dead_(size, false), random_(seed), thread_([this] { deliver_until_stopped(); }) {}
+
+Network::~Network() {
+  {
+    std::lock_guard guard(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::unique_ptr<Transport> Network::connect(base::Rank rank) { return std::make_unique<Endpoint>(*this, rank); }
+
+void Network::post(base::Rank from, base::Rank to, Frame frame) {
+  {
+    std::lock_guard guard(mutex_);
+    if (dead_[to.value]) throw base::PeerError(base::str("rank ", to, " is lost: its process ended"));
+    if (dead_[from.value]) return;
+    queues_[{from, to}].push_back(std::move(frame));
+  }
+  changed_.notify_all();
+}
+
+void Network::kill(base::Rank rank) {
+  std::map<base::Rank, Transport::Events> others;
+  {
+    std::lock_guard guard(mutex_);
+    dead_[rank.value] = true;
+    attached_.erase(rank);
+    std::erase_if(queues_, [&](const auto& queue) { return queue.first.first == rank || queue.first.second == rank; });
+    others = attached_;
+  }
+  for (auto& [other, events] : others) events.lost(rank, "its process ended");
+}
+
+void Network::attach(base::Rank rank, Transport::Events events) {
+  {
+    std::lock_guard guard(mutex_);
+    attached_[rank] = std::move(events);
+  }
+  changed_.notify_all();
+}
+
+void Network::detach(base::Rank rank) {
+  std::unique_lock lock(mutex_);
+  attached_.erase(rank);
+  // Bounded: events do not block.
+  changed_.wait(lock, [&] { return delivering_to_ != rank; });
+}
+
+std::optional<Network::Pair> Network::choose() {
+  std::vector<Pair> ready;
+  for (const auto& [pair, queue] : queues_) {
+    if (!queue.empty() && attached_.contains(pair.second)) ready.push_back(pair);
+  }
+  if (ready.empty()) return std::nullopt;
+  return ready[random_() % ready.size()];
+}
+
+void Network::deliver_until_stopped() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const auto pair = choose();
+    if (!pair) {
+      changed_.wait(lock);  // until a message, a rank or the end comes; every waiter above has its own deadline
+      continue;
+    }
+    Frame frame = std::move(queues_[*pair].front());
+    queues_[*pair].pop_front();
+    const auto deliver = attached_.at(pair->second).message;
+    delivering_to_ = pair->second;
+    lock.unlock();
+    deliver(unpack(frame.head, std::move(frame.buffers)));
+    lock.lock();
+    delivering_to_.reset();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lamina::transport::inproc

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "lamina/transport/transport.h"
+
+namespace lamina::transport::inproc {
+
+// Ranks of one process that send each other messages: for tests. One thread delivers everything, in an order drawn
+// from `seed` among all orders that keep each pair's messages in sequence. Every message is packed and unpacked as on
+// a wire, and its buffers are copied. Must outlive its transports.
+class Network {
+ public:
+  Network(int size, std::uint64_t seed);
+  ~Network();
+
+  std::unique_ptr<Transport> connect(base::Rank rank);
+
+  // What the other ranks see when the process of `rank` dies now: no message of it is delivered any more.
+  void kill(base::Rank rank);
+
+ private:
+  friend class Endpoint;
+  using Pair = std::pair<base::Rank, base::Rank>;  // from, to
+
+  void post(base::Rank from, base::Rank to, Frame frame);
+  void attach(base::Rank rank, Transport::Events events);
+  void detach(base::Rank rank);
+  void deliver_until_stopped();
+  std::optional<Pair> choose();  // a pair with a message for an attached rank
+
+  const int size_;
+  const Token token_{};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Pair, std::deque<Frame>> queues_;
+  std::map<base::Rank, Transport::Events> attached_;
+  std::vector<bool> dead_;
+  std::optional<base::Rank> delivering_to_;
+  std::mt19937_64 random_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lamina::transport::inproc

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/message.h"
+
+#include <ATen/ops/empty.h>
+
+#include "lamina/base/error.h"
+#include "lamina/value/bytes.h"
+#include "lamina/value/encoding.h"
+
+namespace lamina::transport {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
+constexpr std::uint16_t kVersion = 1;
+
+struct Prefix {
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  std::uint8_t kind = 0;
+  std::uint8_t zero = 0;
+  Token token{};
+  std::uint32_t rest = 0;
+};
+static_assert(sizeof(Prefix) == 28);
+
+void put(value::Writer& out, const base::CallId& call) {
+  out.put(call.origin.value);
+  out.put(call.step.value);
+  out.put(call.microbatch.value);
+  out.put(call.counter);
+}
+
+base::CallId get_call(value::Reader& in) {
+  base::CallId call;
+  call.origin = base::Rank(in.get<std::int64_t>());
+  call.step = base::Step(in.get<std::int64_t>());
+  call.microbatch = base::Microbatch(in.get<std::int64_t>());
+  call.counter = in.get<std::int64_t>();
+  return call;
+}
+
+std::vector<BufferSpec> get_specs(value::Reader& in) {
+  std::vector<BufferSpec> specs(in.get_count());
+  for (auto& spec : specs) {
+    const auto type = in.get<std::int8_t>();
+    const auto index = in.get<std::int8_t>();
+    spec.size_bytes = in.get<std::int64_t>();
+    if (type < 0 || type >= at::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1 || spec.size_bytes < 0) {
+      throw base::FormatError("a buffer's row is malformed");
+    }
+    spec.device = at::Device(static_cast<at::DeviceType>(type), index);
+  }
+  return specs;
+}
+
+// The part of an authentic head behind its prefix.
+std::string_view rest_of(std::string_view head) {
+  Prefix prefix;
+  std::memcpy(&prefix, head.data(), sizeof(prefix));
+  head.remove_prefix(sizeof(prefix));
+  if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
+    throw base::FormatError("a frame's prefix is malformed");
+  }
+  return head;
+}
+
+}  // namespace
+
+Frame pack(const Message& message, const Token& token) {
+  value::Encoded body = value::encode(message.body);
+  value::Writer out;
+  out.put<std::uint64_t>(body.buffers.size());
+  for (const auto& buffer : body.buffers) {
+    out.put(static_cast<std::int8_t>(buffer.device().type()));
+    out.put<std::int8_t>(buffer.device().index());
+    out.put<std::int64_t>(buffer.numel());
+  }
+  put(out, message.call);
+  out.put(message.target.value);
+  out.put(message.caller.value);
+  out.put(message.reply_to.value);
+  out.put<std::uint64_t>(message.consumers.size());
+  for (auto rank : message.consumers) out.put(rank.value);
+  out.put_block(message.channel);
+  out.put_block(message.state);
+  out.put_block(body.meta);
+  const std::string rest = out.take();
+  if (rest.size() > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
+
+  Prefix prefix;
+  prefix.kind = static_cast<std::uint8_t>(message.kind);
+  prefix.token = token;
+  prefix.rest = static_cast<std::uint32_t>(rest.size());
+  Frame frame;
+  frame.head.append(reinterpret_cast<const char*>(&prefix), sizeof(prefix)).append(rest);
+  frame.buffers = std::move(body.buffers);
+  return frame;
+}
+
+bool authentic(std::string_view head, const Token& token) {
+  if (head.size() < sizeof(Prefix)) return false;
+  Prefix prefix;
+  std::memcpy(&prefix, head.data(), sizeof(prefix));
+  unsigned difference = 0;  // compared in constant time: a stranger learns nothing from how long it takes
+  for (std::size_t i = 0; i < token.size(); ++i) difference |= token[i] ^ prefix.token[i];
+  return prefix.magic == kMagic && prefix.version == kVersion && difference == 0;
+}
+
+std::vector<BufferSpec> buffer_specs(std::string_view head) {
+  value::Reader in(rest_of(head));
+  return get_specs(in);
+}
+
+Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
+  value::Reader in(rest_of(head));
+  const auto specs = get_specs(in);
+  bool fits = specs.size() == buffers.size();
+  for (std::size_t i = 0; fits && i < specs.size(); ++i) fits = specs[i].size_bytes == buffers[i].numel();
+  if (!fits) throw base::FormatError("a frame's buffers are not those of its head");
+
+  Message message;
+  message.kind = static_cast<Kind>(head[6]);
+  message.call = get_call(in);
+  message.target = base::ModuleId(in.get<std::int64_t>());
+  message.caller = base::Rank(in.get<std::int64_t>());
+  message.reply_to = base::Rank(in.get<std::int64_t>());
+  for (auto left = in.get_count(); left > 0; --left) message.consumers.emplace_back(in.get<std::int64_t>());
+  message.channel = in.get_block();
+  message.state = in.get_block();
+  message.body = value::decode(in.get_block(), std::move(buffers));
+  in.expect_end();
+  return message;
+}
+
+}  // namespace lamina::transport
