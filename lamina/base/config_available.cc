@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "lamina/base/config_keys.h"
+#include "lamina/base/problems.h"
+#include "lamina/base/str.h"
+
+namespace lamina::base {
+namespace {
+
+class Availability {
+ public:
+  explicit Availability(const Config& config) : config_(config) {}
+
+  // The value of `key` asks for something that does not exist yet; `instead` says what to do meanwhile.
+  void missing(bool asked, std::string_view key, std::string_view instead) {
+    if (!asked) return;
+    problems_.add(key, str(key, ": ", show(find_key(key)->write(config_)), " is not available yet; ", instead));
+  }
+
+  // A switch that has to stay as it is by default.
+  void missing(bool Config::* field, std::string_view key) {
+    const bool off = Config{}.*field;
+    missing(config_.*field != off, key, off ? "leave it at true" : "leave it at false");
+  }
+
+  void raise() const { problems_.raise("configuration, valid but not available yet"); }
+
+ private:
+  const Config& config_;
+  Problems problems_;
+};
+
+}  // namespace
+
+// A line leaves this function when what it names begins to exist.
+void require_available(const Config& config, int replicas) {
+  const Config complete = with_defaults(config);
+  const bool plans = complete.auto_partition && complete.partitions > 1;
+  const double usual_weight = complete.optimize == Optimize::kSpeed ? 0.2 : 0.8;
+  Availability check(complete);
+  check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
+  check.missing(complete.deterministic_server && complete.partitions > 1, "deterministic_server", "leave it at false");
+  check.missing(plans && complete.memory_weight != usual_weight, "memory_weight",
+                "leave it out; modules are balanced by their parameters");
+  check.missing(&Config::load_partition, "load_partition");
+  check.missing(complete.partition_file.has_value(), "partition_file", "leave it out");
+  check.missing(&Config::contiguous, "contiguous");
+  check.missing(complete.ddp && replicas > 1, "ddp",
+                str("start as many processes as there are partitions, not ", replicas, " times as many"));
+  check.missing(&Config::horovod, "horovod");
+  check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");
+  check.missing(&Config::fp16, "fp16");
+  check.missing(&Config::bf16, "bf16");
+  check.missing(&Config::fp16_params, "fp16_params");
+  check.missing(complete.shard_optimizer_state && replicas > 1, "shard_optimizer_state", "leave it at false");
+  check.missing(&Config::offload_activations, "offload_activations");
+  check.missing(complete.sharded_data_parallel_degree > 1, "sharded_data_parallel_degree", "leave it at 1");
+  check.missing(&Config::xla, "xla");
+  check.missing(&Config::fork, "fork");
+  check.raise();
+}
+
+}  // namespace lamina::base

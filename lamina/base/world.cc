@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/base/world.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+
+#include "lamina/base/problems.h"
+#include "lamina/base/scalar.h"
+#include "lamina/base/str.h"
+
+namespace lamina::base {
+namespace {
+
+constexpr int kAny = std::numeric_limits<int>::max();
+
+class WorldReader {
+ public:
+  WorldReader(const Environment& environment, Problems& problems) : environment_(environment), problems_(problems) {}
+
+  std::string text(const std::string& name) {
+    const auto value = environment_(name);
+    if (!value)
+      problems_.add(name, str(name, " is not set, although RANK or WORLD_SIZE is; expected a launcher's value"));
+    if (value && value->empty()) problems_.add(name, str(name, ": \"\" is not allowed; expected a launcher's value"));
+    return value.value_or("");
+  }
+
+  int number(const std::string& name, int low, int high = kAny) {
+    const std::string value = text(name);
+    if (problems_.concern(name)) return low;
+    int result = low;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+    if (error == std::errc() && end == value.data() + value.size() && result >= low && result <= high) return result;
+    const std::string expected = high == kAny ? str("at least ", low) : str("from ", low, " to ", high);
+    problems_.add(name, not_allowed(name, show(value), str("an integer, ", expected)));
+    return low;
+  }
+
+  void check_at_most(const std::string& name, int value, int most, const std::string& size_name, int size) {
+    if (value <= most || problems_.concern(name) || problems_.concern(size_name)) return;
+    problems_.add(name,
+                  str(name, ": ", value, " is not allowed with ", size_name, ": ", size, "; expected at most ", most));
+  }
+
+ private:
+  const Environment& environment_;
+  Problems& problems_;
+};
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
+World read_world(const Environment& environment) {
+  if (!environment("RANK") && !environment("WORLD_SIZE")) return {};
+  Problems problems;
+  WorldReader reader(environment, problems);
+  World world;
+  world.launched = true;
+  const int rank = reader.number("RANK", 0);
+  world.rank = Rank(rank);
+  world.size = reader.number("WORLD_SIZE", 1);
+  world.local_rank = reader.number("LOCAL_RANK", 0);
+  world.local_size = reader.number("LOCAL_WORLD_SIZE", 1);
+  world.master_addr = reader.text("MASTER_ADDR");
+  world.master_port = reader.number("MASTER_PORT", 1, 65535);
+  reader.check_at_most("RANK", rank, world.size - 1, "WORLD_SIZE", world.size);
+  reader.check_at_most("LOCAL_RANK", world.local_rank, world.local_size - 1, "LOCAL_WORLD_SIZE", world.local_size);
+  reader.check_at_most("LOCAL_WORLD_SIZE", world.local_size, world.size, "WORLD_SIZE", world.size);
+  problems.raise("environment of the launcher");
+  return world;
+}
+
+}  // namespace lamina::base

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace lamina::topology {
+
+// [Note: axes] The ranks of a job form a box with three axes:
+//   pipeline  pp   ranks that hold the parts of one model
+//   tensor    tp   ranks that hold the slices of one layer
+//   replica   rdp  ranks that hold the same parameters
+// A model copy spans mp = pp x tp ranks; dp = tp x rdp ranks each read a batch of their own.
+enum class Axis { kPipeline, kTensor, kReplica };
+
+// The axes from the one whose neighbours are farthest apart in the world to the one whose neighbours are adjacent
+// ranks.
+using AxisOrder = std::array<Axis, 3>;
+
+// Reads "cluster" (the same as "DPT"), "spread" ("TPD"), or the letters D (replica), P and T in any order; the
+// right-most letter has adjacent ranks. Throws ConfigError for anything else.
+AxisOrder parse_placement(std::string_view strategy);
+
+}  // namespace lamina::topology

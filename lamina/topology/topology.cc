@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/topology/topology.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::topology {
+namespace {
+
+using base::ConfigError;
+using base::Rank;
+using base::str;
+using base::UsageError;
+
+constexpr std::size_t at(Axis axis) { return static_cast<std::size_t>(axis); }
+
+// Which axes a group of this kind runs along.
+struct Span {
+  bool pp = false;
+  bool tp = false;
+  bool rdp = false;
+};
+
+Span span_of(Group group) {
+  switch (group) {
+    case Group::kWorld:
+      return {true, true, true};
+    case Group::kMp:
+      return {true, true, false};
+    case Group::kDp:
+      return {false, true, true};
+    case Group::kPp:
+      return {true, false, false};
+    case Group::kTp:
+      return {false, true, false};
+    case Group::kRdp:
+      return {false, false, true};
+  }
+  throw UsageError("no such kind of group");
+}
+
+void require_fits(int world_size, int pp, int tp) {
+  if (world_size < 1 || pp < 1 || tp < 1) {
+    throw ConfigError(str("a job of ", world_size, " processes with partitions: ", pp,
+                          " and tensor_parallel_degree: ", tp, " is not allowed; expected at least 1 of each"));
+  }
+  const std::int64_t copy = std::int64_t{pp} * tp;
+  if (world_size % copy == 0) return;
+  throw ConfigError(str("partitions: ", pp, " times tensor_parallel_degree: ", tp, " is ", copy,
+                        ", which does not divide the ", world_size, " processes of this job; expected ", copy,
+                        " processes or a multiple of that, or other degrees"));
+}
+
+}  // namespace
+
+Topology::Topology(int world_size, int pp, int tp, std::string_view placement_strategy) : size_(world_size) {
+  require_fits(world_size, pp, tp);
+  const AxisOrder order = parse_placement(placement_strategy);
+  extent_[at(Axis::kPipeline)] = pp;
+  extent_[at(Axis::kTensor)] = tp;
+  extent_[at(Axis::kReplica)] = world_size / (pp * tp);
+  int stride = 1;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+    stride_[at(*axis)] = stride;
+    stride *= extent_[at(*axis)];
+  }
+}
+
+int Topology::size(Group group) const {
+  const Span span = span_of(group);
+  return (span.pp ? extent_[at(Axis::kPipeline)] : 1) * (span.tp ? extent_[at(Axis::kTensor)] : 1) *
+         (span.rdp ? extent_[at(Axis::kReplica)] : 1);
+}
+
+Rank Topology::rank(Coordinates place) const {
+  const std::array<int, 3> along{place.pp, place.tp, place.rdp};  // by Axis
+  int rank = 0;
+  for (std::size_t axis = 0; axis < along.size(); ++axis) {
+    if (along[axis] < 0 || along[axis] >= extent_[axis]) {
+      throw UsageError(str("there is no rank at pp ", place.pp, ", tp ", place.tp, ", rdp ", place.rdp,
+                           "; the sizes are ", extent_[0], ", ", extent_[1], " and ", extent_[2]));
+    }
+    rank += along[axis] * stride_[axis];
+  }
+  return Rank(rank);
+}
+
+Coordinates Topology::coordinates(Rank rank) const {
+  if (rank.value < 0 || rank.value >= size_) {
+    throw UsageError(str("there is no rank ", rank, " in a job of ", size_, " processes"));
+  }
+  const auto along = [&](Axis axis) { return static_cast<int>(rank.value) / stride_[at(axis)] % extent_[at(axis)]; };
+  return {along(Axis::kPipeline), along(Axis::kTensor), along(Axis::kReplica)};
+}
+
+std::vector<Rank> Topology::members(Group group, Rank of) const {
+  const Coordinates own = coordinates(of);
+  const Span span = span_of(group);
+  std::vector<Rank> members;
+  for (int i = 0; i < size_; ++i) {
+    const Coordinates other = coordinates(Rank(i));
+    const bool beside =
+        (span.pp || other.pp == own.pp) && (span.tp || other.tp == own.tp) && (span.rdp || other.rdp == own.rdp);
+    if (beside) members.push_back(Rank(i));
+  }
+  return members;
+}
+
+int Topology::index(Group group, Rank of) const {
+  const std::vector<Rank> all = members(group, of);
+  return static_cast<int>(std::find(all.begin(), all.end(), of) - all.begin());
+}
+
+Rank Topology::translate(Group group, int index, Rank of) const {
+  if (index < 0 || index >= size(group)) {
+    throw UsageError(str("there is no member ", index, " in ", name(group), ", which has ", size(group),
+                         "; expected 0 to ", size(group) - 1));
+  }
+  return members(group, of)[static_cast<std::size_t>(index)];
+}
+
+std::string_view name(Group group) {
+  switch (group) {
+    case Group::kWorld:
+      return "WORLD";
+    case Group::kMp:
+      return "MP_GROUP";
+    case Group::kDp:
+      return "DP_GROUP";
+    case Group::kPp:
+      return "PP_GROUP";
+    case Group::kTp:
+      return "TP_GROUP";
+    case Group::kRdp:
+      return "RDP_GROUP";
+  }
+  throw UsageError("no such kind of group");
+}
+
+void require_sharding_fits(const Topology& topology, int degree) {
+  const int dp = topology.size(Group::kDp);
+  if (degree >= 1 && dp % degree == 0) return;
+  throw ConfigError(str("sharded_data_parallel_degree: ", degree, " is not allowed with ", dp,
+                        " data-parallel ranks; expected a divisor of ", dp));
+}
+
+}  // namespace lamina::topology

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/topology/placement.h"
+
+namespace lamina::topology {
+
+// The sets of ranks that work together; see [Note: axes]. A rank is in exactly one group of each kind. The kinds also
+// name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
+enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp };
+
+// Where a rank stands on each axis.
+struct Coordinates {
+  int pp = 0;
+  int tp = 0;
+  int rdp = 0;
+
+  friend bool operator==(const Coordinates&, const Coordinates&) = default;
+};
+
+// Which rank is where. Every rank builds the same one from the same numbers; nothing is communicated. Immutable.
+class Topology {
+ public:
+  // The replicas are what remains: rdp = world_size / (pp * tp). Throws ConfigError when that is no integer, naming the
+  // numbers and what would do, and for an unknown placement strategy (see `parse_placement`).
+  Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster");
+
+  int size(Group group) const;
+
+  // The world rank at these coordinates, and back. Throw UsageError when there is no such place.
+  base::Rank rank(Coordinates at) const;
+  Coordinates coordinates(base::Rank rank) const;
+
+  // The world ranks in the group of that kind which `of` belongs to, ascending: the group's own order.
+  std::vector<base::Rank> members(Group group, base::Rank of) const;
+
+  // The position of `of` among these members: its pp_rank, dp_rank, ...
+  int index(Group group, base::Rank of) const;
+
+  // The world rank of member `index` of the group which `of` belongs to. Throws UsageError when there is none.
+  base::Rank translate(Group group, int index, base::Rank of) const;
+
+ private:
+  int size_;
+  std::array<int, 3> extent_{};  // by Axis
+  std::array<int, 3> stride_{};  // by Axis: the distance in the world between neighbours on it
+};
+
+// As it stands in messages: "PP_GROUP".
+std::string_view name(Group group);
+
+// Throws ConfigError when the data-parallel ranks cannot be cut into sharding groups of `degree` ranks.
+void require_sharding_fits(const Topology& topology, int degree);
+
+}  // namespace lamina::topology
