@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <iostream>
+
+#include "lamina/launch/command_line.h"
+#include "lamina/launch/run_command.h"
+
+namespace {
+
+struct Command {
+  const char* name;
+  const char* description;
+  int (*run)(const std::vector<std::string>& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"run", "Starts the ranks of a job, watches them, and ends all of them when one fails", lamina::launch::run_command},
+};
+
+// A descriptor opened later must not become a closed stdin, stdout or stderr.
+void open_standard_streams() {
+  int fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+}
+
+int run(const std::vector<std::string>& words) {
+  CLI::App app("Spreads a model and its training over many devices.", "lamina");
+  app.set_version_flag("--version", "lamina " LAMINA_VERSION);
+  for (const Command& command : kCommands) app.add_subcommand(command.name, command.description);
+  const auto line = lamina::launch::split(app, words);
+  if (auto code = lamina::launch::parse(app, "lamina", line.options)) return *code;
+  const std::string name = line.rest.empty() ? "" : line.rest.front();
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run({line.rest.begin() + 1, line.rest.end()});
+  }
+  std::cerr << "lamina: " << (name.empty() ? "say what to do" : "no command " + name) << "; see `lamina --help`\n";
+  return 2;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  open_standard_streams();
+  try {
+    return run({words + 1, words + count});
+  } catch (const std::exception& error) {
+    std::cerr << "lamina: " << error.what() << std::endl;
+    return 1;
+  }
+}

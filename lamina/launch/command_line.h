@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/launch/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lamina::launch {
+
+using Arguments = std::vector<std::string>;
+
+// A command line cut before its first positional word: the options of `app`, and the words that are not its business.
+// A `--` between the two belongs to neither.
+struct CommandLine {
+  Arguments options;
+  Arguments rest;
+};
+CommandLine split(const CLI::App& app, const Arguments& arguments);
+
+// Lets `app` read its own options. Returns an exit code when they end the program: 0 after help or version (printed
+// on stdout), 2 after an error (one line on stderr that begins with `name`).
+std::optional<int> parse(CLI::App& app, const std::string& name, const Arguments& options);
+
+// Reads what follows `lamina run`. Returns an exit code as `parse` does, or nothing and fills `options`, not validated.
+std::optional<int> parse_run(const Arguments& arguments, Options& options);
+
+}  // namespace lamina::launch

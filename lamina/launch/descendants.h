@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+#include "lamina/base/deadline.h"
+
+// What ranks leave behind: their own children, also those that moved to other process groups or sessions. Once this
+// process has adopted them, a descendant whose parent dies becomes its child, and can be ended and reaped.
+namespace lamina::launch {
+
+void adopt_descendants();
+
+// The processes whose parent is this thread's process, ended or not. Empty on kernels that do not tell.
+std::vector<pid_t> children();
+
+// Reaps the ended children that are not in `ranks`. Never blocks.
+void reap_adopted(const std::vector<pid_t>& ranks);
+
+// Kills and reaps all children, and theirs as they are adopted. False if some are left at the deadline. SIGCHLD has to
+// be blocked.
+bool end_descendants(const base::Deadline& deadline);
+
+}  // namespace lamina::launch

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/environment.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <thread>
+
+#include "lamina/base/str.h"
+
+namespace lamina::launch {
+namespace {
+
+using base::str;
+using Variables = std::map<std::string, std::string>;
+
+Variables torchrun_contract(const Job& job, const Place& place) {
+  return {
+      {"RANK", str(place.rank)},
+      {"LOCAL_RANK", str(place.local_rank)},
+      {"WORLD_SIZE", str(job.world_size)},
+      {"LOCAL_WORLD_SIZE", str(job.local_world_size)},
+      {"GROUP_RANK", str(job.node_rank)},
+      {"GROUP_WORLD_SIZE", str(job.nodes)},
+      {"ROLE_NAME", "default"},
+      {"ROLE_RANK", str(place.rank)},
+      {"ROLE_WORLD_SIZE", str(job.world_size)},
+      {"NODE_RANK", str(job.node_rank)},
+      {"MASTER_ADDR", job.master_address},
+      {"MASTER_PORT", str(job.master_port)},
+      {"TORCHELASTIC_RUN_ID", job.run_id},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+  };
+}
+
+// UCX installs signal handlers and memory hooks when it is loaded; only the environment before that can stop it.
+Variables defaults(const Job& job) {
+  return {
+      {"OMP_NUM_THREADS", str(std::max(1, job.cores / std::max(1, job.local_world_size)))},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"UCX_HANDLE_ERRORS", "none"},
+      {"UCX_MEM_EVENTS", "n"},
+  };
+}
+
+// An outer torchrun's word on a store and an error file that are not this job's.
+constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
+
+}  // namespace
+
+Environment rank_environment(const Job& job, const Place& place, const Environment& inherited) {
+  Variables set = torchrun_contract(job, place);
+  set["PYTHONUNBUFFERED"] = "1";
+  set["LAMINA_LAUNCHER"] = "1";
+  set["LAMINA_SECRET_FD"] = str(place.secret_fd);
+  Variables missing = defaults(job);
+
+  Environment result;
+  for (const std::string& entry : inherited) {
+    const std::string name = entry.substr(0, entry.find('='));
+    missing.erase(name);
+    if (!set.contains(name) && std::ranges::find(kDropped, name) == std::end(kDropped)) result.push_back(entry);
+  }
+  set.merge(missing);
+  for (const auto& [name, value] : set) result.push_back(str(name, "=", value));
+  return result;
+}
+
+Environment own_environment() {
+  Environment result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
+  return result;
+}
+
+int available_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return std::max(1u, std::thread::hardware_concurrency());  // more cores than the set has room for
+}
+
+}  // namespace lamina::launch

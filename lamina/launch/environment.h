@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lamina/base/ids.h"
+
+namespace lamina::launch {
+
+using Environment = std::vector<std::string>;  // "NAME=value"
+
+// What all ranks of a job are told.
+struct Job {
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;
+  std::string run_id;
+  int world_size = 1;
+  int local_world_size = 1;
+  int node_rank = 0;
+  int nodes = 1;
+  int cores = 1;  // of this machine, shared by its ranks
+};
+
+// What one rank is told.
+struct Place {
+  base::Rank rank;
+  int local_rank = 0;
+  int secret_fd = -1;  // the rank reads the job's secret there, see Secret
+};
+
+// The environment of one rank: `inherited`, with torchrun's contract and lamina's variables in place of what it says
+// of them. What only has a default (OMP_NUM_THREADS, UCX_*) yields to an inherited value. A pure function.
+Environment rank_environment(const Job& job, const Place& place, const Environment& inherited);
+
+// This process's own environment, and the number of cores it may use.
+Environment own_environment();
+int available_cores();
+
+}  // namespace lamina::launch

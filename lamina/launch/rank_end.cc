@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/rank_end.h"
+
+#include <string.h>
+
+#include "lamina/base/str.h"
+
+namespace lamina::launch {
+
+std::string signal_name(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return name ? base::str("SIG", name) : base::str("signal ", signal);
+}
+
+std::string RankEnd::words() const {
+  if (signal == 0) return base::str("exit code ", code);
+  return base::str("killed by signal ", signal, " (", signal_name(signal), ")");
+}
+
+RankEnd RankEnd::from(const siginfo_t& info) {
+  if (info.si_code == CLD_EXITED) return {.code = info.si_status};
+  return {.signal = info.si_status};
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <signal.h>
+
+#include <string>
+
+namespace lamina::launch {
+
+// How a rank ended.
+struct RankEnd {
+  int code = 0;    // its exit code, if signal is 0
+  int signal = 0;  // the signal that killed it
+
+  bool failed() const { return code != 0 || signal != 0; }
+  int exit_code() const { return signal != 0 ? 128 + signal : code; }  // as shells say it
+  std::string words() const;  // "exit code 3", "killed by signal 9 (SIGKILL)"
+
+  static RankEnd from(const siginfo_t& info);
+};
+
+// "SIGKILL"; for a real-time signal "signal 40".
+std::string signal_name(int signal);
+
+}  // namespace lamina::launch

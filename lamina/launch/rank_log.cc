@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/rank_log.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "lamina/base/str.h"
+#include "lamina/launch/error.h"
+
+namespace lamina::launch {
+namespace {
+
+constexpr off_t kLongestTail = 64 << 10;
+
+Fd open_unnamed(const std::string& folder) {
+  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_APPEND | O_CLOEXEC, 0600));
+  if (file || (errno != EOPNOTSUPP && errno != EISDIR)) return file;
+  // A file system without O_TMPFILE.
+  std::string path = folder + "/lamina-run-XXXXXX";
+  file = Fd(::mkostemp(path.data(), O_APPEND | O_CLOEXEC));
+  if (file) ::unlink(path.c_str());
+  return file;
+}
+
+}  // namespace
+
+RankLog::RankLog() {
+  const char* variable = ::getenv("TMPDIR");
+  const std::string folder = variable && *variable ? variable : "/tmp";
+  file_ = open_unnamed(folder);
+  if (!file_) {
+    throw base::ConfigError(base::str("cannot keep the ranks' output in ", folder, ": ", system_words(),
+                                      " (set TMPDIR to a folder that can be written)"));
+  }
+}
+
+std::string RankLog::tail(int lines) const {
+  struct stat state{};
+  if (::fstat(fd(), &state) != 0) return {};
+  const off_t size = std::min<off_t>(state.st_size, kLongestTail);
+  std::string text(size, '\0');
+  const ssize_t got = ::pread(fd(), text.data(), text.size(), state.st_size - size);
+  text.resize(std::max<ssize_t>(got, 0));
+  if (!text.empty() && text.back() != '\n') text += '\n';
+
+  auto begin = text.size();
+  for (int line = 0; line < lines && begin > 0; ++line) {
+    const auto newline = begin < 2 ? std::string::npos : text.rfind('\n', begin - 2);
+    begin = newline == std::string::npos ? 0 : newline + 1;
+  }
+  return text.substr(begin);
+}
+
+}  // namespace lamina::launch

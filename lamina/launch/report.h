@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "lamina/launch/rank_log.h"
+#include "lamina/launch/verdict.h"
+
+namespace lamina::launch {
+
+// What the launcher says on stderr. Each line begins with "lamina run: " and is written whole.
+class Report {
+ public:
+  // `logs[i]` belongs to rank i + 1; rank 0 has none, its output went to the terminal.
+  explicit Report(const std::vector<RankLog>& logs) : logs_(logs) {}
+
+  void failed(const Verdict::Failure& failure) const;      // the first line, then the tail of that rank's log
+  void ended_with_it(int others) const;                    // how many others followed
+  void interrupted(int signal, int ranks) const;           // by a signal to the launcher
+  void killing(base::Rank rank, int after_seconds) const;  // it ignored SIGTERM
+  void left(base::Rank rank) const;                        // not even SIGKILL ended it
+
+ private:
+  const std::vector<RankLog>& logs_;
+};
+
+}  // namespace lamina::launch

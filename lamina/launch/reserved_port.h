@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/launch/fd.h"
+
+namespace lamina::launch {
+
+// A free TCP port of the loopback address, kept free for this job. The socket stays bound and never listens: the
+// kernel then gives the port to nobody who asks for any port, yet a rank that asks for this one and sets SO_REUSEADDR,
+// as servers do (torch's store among them), gets it.
+class ReservedPort {
+ public:
+  ReservedPort();  // throws StartError
+  int number() const { return number_; }
+
+ private:
+  Fd socket_;
+  int number_ = 0;
+};
+
+}  // namespace lamina::launch

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/secret.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include "lamina/launch/error.h"
+
+namespace lamina::launch {
+
+Secret::Secret() {
+  // Up to 256 bytes come whole.
+  if (::getrandom(bytes_.data(), kBytes, 0) != kBytes) throw StartError("no random bytes: " + system_words());
+}
+
+Secret::~Secret() { ::explicit_bzero(bytes_.data(), kBytes); }
+
+Fd Secret::copy() const {
+  Fd file(::memfd_create("lamina-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file || ::pwrite(file.get(), bytes_.data(), kBytes, 0) != kBytes) {
+    throw StartError("cannot hold the job's secret in memory: " + system_words());
+  }
+  ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+  return file;
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/signals.h"
+
+#include <sys/signalfd.h>
+
+#include "lamina/launch/error.h"
+
+namespace lamina::launch {
+namespace {
+
+bool ignored(int signal) {
+  struct sigaction action{};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+Signals::Signals() {
+  ::signal(SIGCHLD, SIG_DFL);  // inherited as ignored, the kernel would throw the ranks' ends away
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  sigaddset(&wanted, SIGCHLD);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (!ignored(signal)) sigaddset(&wanted, signal);
+  }
+  sigset_t blocked = wanted;
+  sigaddset(&blocked, SIGPIPE);
+  ::sigprocmask(SIG_BLOCK, &blocked, &before_);
+  fd_ = Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) throw StartError("cannot receive signals: " + system_words());
+}
+
+Signals::~Signals() {
+  while (next()) {
+  }
+  ::sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+std::optional<int> Signals::next() {
+  signalfd_siginfo info;
+  if (::read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+}  // namespace lamina::launch

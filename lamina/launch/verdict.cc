@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/verdict.h"
+
+namespace lamina::launch {
+namespace {
+
+bool killed(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE; }
+
+}  // namespace
+
+void Verdict::add(base::Rank rank, RankEnd end) {
+  if (closed_) {
+    ++others_;
+  } else if (end.failed() && !first_) {
+    first_ = Failure{rank, end};
+  } else if (end.failed()) {
+    ++others_;
+    if (killed(end) && !certain()) first_ = Failure{rank, end};
+  }
+}
+
+bool Verdict::certain() const { return first_ && (closed_ || killed(first_->end)); }
+
+}  // namespace lamina::launch
