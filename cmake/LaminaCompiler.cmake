@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# How everything is compiled: the language, the cache, the linker, the sanitizers, where results lie.
+include(CheckLinkerFlag)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
+
+# One folder for all libraries, as in the wheel: the engine finds its plug-ins beside itself.
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_BUILD_RPATH $ORIGIN)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
+endif()
+# libtorch's headers take a quarter longer at -O3, and our time is spent inside libtorch.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
+# The python whose torch is used and for which the extension is built: the checkout's own, unless told otherwise.
+if(NOT DEFINED Python3_EXECUTABLE AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  set(Python3_EXECUTABLE ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+endif()
+
+# [Note: compiler cache] A result is found again from another clone of this repository: paths below the checkout are
+# hashed relative to it, the working directory not at all, and headers by content, not by time (they were just
+# unpacked). The same three kinds of sloppiness, and -fpch-preprocess, are what precompiled headers need.
+find_program(LAMINA_CCACHE ccache)
+if(LAMINA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${LAMINA_CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    add_compile_options(-fpch-preprocess)
+  endif()
+endif()
+
+find_program(LAMINA_MOLD mold)
+if(LAMINA_MOLD)
+  check_linker_flag(CXX -fuse-ld=mold LAMINA_LINKS_WITH_MOLD)
+  if(LAMINA_LINKS_WITH_MOLD)
+    add_link_options(-fuse-ld=mold)
+  endif()
+endif()
+
+if(LAMINA_SANITIZE)
+  add_compile_options(-fsanitize=${LAMINA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${LAMINA_SANITIZE})
+endif()
