@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/config.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "lamina/base/config_check.h"
 #include "lamina/base/config_json.h"
 #include "lamina/base/config_keys.h"
@@ -70,7 +73,9 @@ void validate(const Config& config) {
 }
 
 Config with_defaults(Config config) {
-  if (!config.active_microbatches) config.active_microbatches = config.partitions + 2;
+  // In 64 bits: a number of partitions that no machine has must not overflow here.
+  const auto active = std::min<std::int64_t>(std::int64_t{config.partitions} + 2, std::numeric_limits<int>::max());
+  if (!config.active_microbatches) config.active_microbatches = static_cast<int>(active);
   if (!config.default_partition) config.default_partition = 0;
   if (!config.memory_weight) config.memory_weight = config.optimize == Optimize::kSpeed ? 0.2 : 0.8;
   if (!config.ddp_dist_backend && config.ddp) config.ddp_dist_backend = DistBackend::kAuto;

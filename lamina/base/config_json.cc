@@ -21,6 +21,17 @@ std::string reason(const Json::parse_error& error) {
   return at == std::string::npos ? text : text.substr(at);
 }
 
+Scalar scalar(const Json& json) {
+  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (json.is_null()) return {};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  const bool fits = !json.is_number_unsigned() || json.get<std::uint64_t>() <= kLargest;
+  if (json.is_number_integer() && fits) return json.get<std::int64_t>();
+  return Unreadable{json.dump(-1, ' ', false, Json::error_handler_t::replace)};
+}
+
 Json parse_object(std::string_view text, std::string_view source) {
   Json json;
   try {
@@ -31,17 +42,6 @@ Json parse_object(std::string_view text, std::string_view source) {
   if (!json.is_object())
     throw ConfigError(str(source, ": a ", json.type_name(), " is not allowed; expected an object"));
   return json;
-}
-
-Scalar scalar(const Json& json) {
-  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  if (json.is_null()) return {};
-  if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_float()) return json.get<double>();
-  if (json.is_string()) return json.get<std::string>();
-  const bool fits = !json.is_number_unsigned() || json.get<std::uint64_t>() <= kLargest;
-  if (json.is_number_integer() && fits) return json.get<std::int64_t>();
-  return Unreadable{json.dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
 
 // Takes the parameters out of {"enabled": ..., "parameters": {...}}.
