@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// "line 1, column 5: syntax error ...", without the library's own prefix.
-std::string reason(const Json::parse_error& error) {
+// "line 1, column 5: syntax error ...", without the prefix of the library. A number beyond doubles has no position.
+std::string reason(const Json::exception& error) {
   const std::string text = error.what();
   const auto at = text.find("line ");
   return at == std::string::npos ? text : text.substr(at);
@@ -36,11 +36,10 @@ Json parse_object(std::string_view text, std::string_view source) {
   Json json;
   try {
     json = Json::parse(text);
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {
     throw ConfigError(str(source, " is not valid JSON: ", reason(error)));
   }
-  if (!json.is_object())
-    throw ConfigError(str(source, ": a ", json.type_name(), " is not allowed; expected an object"));
+  if (!json.is_object()) throw ConfigError(not_allowed(source, show(scalar(json)), "an object"));
   return json;
 }
 

@@ -110,6 +110,7 @@ TEST(Config, TextThatIsNotJsonIsAnErrorWithItsPosition) {
   EXPECT_EQ(parse_error("{\"partitions\": 2,\n \"a\" 3}").find("configuration is not valid JSON: line 2, column 6"), 0u)
       << parse_error("{\"partitions\": 2,\n \"a\" 3}");
   EXPECT_NE(parse_error("").find("line 1, column 1"), std::string::npos);
+  EXPECT_EQ(parse_error(R"({"timeout_s": 1e999})").find("configuration is not valid JSON: "), 0u);
   EXPECT_EQ(parse_error("[1]"), "configuration: [1] is not allowed; expected an object");
 }
 
