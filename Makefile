@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each target sees to all it needs, from Debian packages on; what is done is not done again.
+#   PYTHON=python3.12       the interpreter .venv is made from
+#   TORCH_INDEX_URL=...     where pip takes torch from (https://download.pytorch.org/whl/cpu: the small CPU build)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+export PYTHON ?= python3
+BUILD := build/release
+BIN := .venv/bin
+
+.PHONY: build demo test bench soak format lint clean
+.DEFAULT_GOAL := build
+
+# Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
+SYSTEM := build/.system
+TOOLS := .venv/.lamina-tools
+PACKAGE := $(BUILD)/.installed
+
+$(SYSTEM): scripts/system.sh
+	@scripts/system.sh
+	@mkdir -p $(@D) && touch $@
+
+$(TOOLS): requirements-dev.txt scripts/venv.sh | $(SYSTEM)
+	@scripts/venv.sh
+	@touch $@
+
+# All that the package and the C++ tests are made of. The list itself is kept, so that a removed file is noticed.
+SOURCES := $(sort $(shell find CMakeLists.txt VERSION README.md LICENSE pyproject.toml cmake lamina apps python scripts/package.sh \
+  -type f -not -path '*/__pycache__*' 2>/dev/null) \
+  $(shell find tests -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) 2>/dev/null))
+LIST := build/.sources
+ifneq ($(SOURCES),$(file <$(LIST)))
+  $(shell mkdir -p build)
+  $(file >$(LIST),$(SOURCES))
+endif
+
+$(PACKAGE): $(SOURCES) $(LIST) $(TOOLS)
+	@scripts/package.sh $(BUILD)
+	@touch $@
+
+build: $(PACKAGE)
+
+demo: build
+	@$(BIN)/lamina run -n 2 examples/train_gpt.py
+
+# Both halves run whatever the other says.
+test: build
+	@failed=0; \
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) || failed=1; \
+	$(BIN)/pytest $(PYTEST_ARGS) || failed=1; \
+	exit $$failed
+
+bench: build
+	@$(BIN)/python benchmarks/run.py
+
+soak: build
+	@LAMINA_SOAK=1 $(BIN)/pytest $(PYTEST_ARGS)
+
+CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cc')
+
+format: $(TOOLS)
+	@$(BIN)/clang-format -i $(CXX_FILES)
+	@$(BIN)/ruff check -q --fix --exit-zero
+	@$(BIN)/ruff format
+
+# clang-tidy sees the folders without torch: those it reads in seconds.
+lint: $(TOOLS)
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/python scripts/check_layers.py
+	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \
+	  || { cat build/lint.log; exit 1; }
+	@$(BIN)/python scripts/clang_tidy.py build/lint
+
+clean:
+	@rm -rf build

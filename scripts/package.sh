@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the engine, its tests and the wheel in one build folder ($1) and installs the wheel, then `compat`, into .venv.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(scripts/jobs.sh)}
+export CMAKE_BUILD_PARALLEL_LEVEL
+
+pip_install() {
+  .venv/bin/python -m pip --disable-pip-version-check install --no-build-isolation --no-deps --no-index \
+    --force-reinstall "$@" </dev/null
+}
+
+say "building with $CMAKE_BUILD_PARALLEL_LEVEL compilers at once (only what changed)"
+pip_install -v -C build-dir="$1" -C cmake.build-type=Release -C cmake.define.LAMINA_TESTS=ON .
+if [[ -e python/compat/smdistributed ]]; then pip_install -q ./python/compat; fi
