@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "lamina/base/deadline.h"
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+
+namespace lamina::base {
+
+// How long a wait may take, and what may end it early.
+struct Patience {
+  Deadline::Clock::duration timeout = std::chrono::seconds(1800);
+  // Called at least every 50 ms, without the lock; may throw. Empty on threads that nobody interrupts.
+  std::function<void()> check_interrupt;
+  bool quiet = false;  // says nothing when the wait is long
+};
+
+constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
+constexpr auto kSlow = std::chrono::seconds(10);                 // a longer wait is told of, once
+
+// Waits until `ready()`. After 10 s says so in one line, and at the end of the patience throws TimeoutError; both
+// begin with `what()`, a clause such as "forward of h.5 on rank 1 (microbatch 2)". `ready` is called under the lock
+// and may throw, which ends the wait.
+template <class Ready, class What>
+void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const Patience& patience,
+                const Ready& ready, const What& what) {
+  const auto begin = Deadline::Clock::now();
+  const auto deadline = Deadline::after(patience.timeout);
+  const auto seconds = [&] { return std::chrono::duration<double>(Deadline::Clock::now() - begin).count(); };
+  bool told = patience.quiet;
+  while (!ready()) {
+    const Deadline::Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;
+    changed.wait_until(lock, deadline.slice(slice));
+    if (ready()) return;
+    if (patience.check_interrupt) {
+      lock.unlock();
+      patience.check_interrupt();
+      lock.lock();
+    }
+    if (deadline.expired() && !ready()) {
+      throw TimeoutError(str(what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
+    }
+    if (!told && Deadline::Clock::now() - begin >= kSlow) {
+      told = true;
+      log_warning(str(what(), ": no answer for ", seconds(), " s, still waiting"));
+    }
+  }
+}
+
+}  // namespace lamina::base

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/mailbox.h"
+
+namespace lamina::collective {
+namespace {
+
+// One channel per group: what its members exchange arrives in order between each two of them.
+std::string group_channel(const char* what, std::span<const base::Rank> members) {
+  std::string name = what;
+  for (auto rank : members) name += base::str(" ", rank);
+  return name;
+}
+
+}  // namespace
+
+void Mailbox::send(base::Rank to, const std::string& channel, value::Value value) {
+  transport::Message message;
+  message.kind = transport::Kind::kObject;
+  message.caller = message.reply_to = transport_.rank();
+  message.channel = channel;
+  message.body = std::move(value);
+  transport_.send(to, message);
+}
+
+value::Value Mailbox::receive(base::Rank from, const std::string& channel, const base::Patience& patience) {
+  std::unique_lock lock(mutex_);
+  auto& box = boxes_[{from, channel}];
+  const auto what = [&] { return base::str("value on channel \"", channel, "\" from rank ", from); };
+  const auto ready = [&] {
+    if (!box.empty()) return true;
+    if (const auto lost = lost_.find(from); lost != lost_.end()) {
+      throw base::PeerError(base::str("rank ", from, " is lost: ", lost->second, "; ", what(), " will not come"));
+    }
+    return false;
+  };
+  base::wait_until(lock, arrived_, patience, ready, what);
+  auto value = std::move(box.front());
+  box.pop_front();
+  return value;
+}
+
+std::vector<value::Value> Mailbox::all_gather(std::span<const base::Rank> members, value::Value value,
+                                              const base::Patience& patience) {
+  return exchange(members, group_channel("gather", members), value, patience);
+}
+
+void Mailbox::barrier(std::span<const base::Rank> members, const base::Patience& patience) {
+  exchange(members, group_channel("barrier", members), value::None{}, patience);
+}
+
+std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members, const std::string& channel,
+                                            const value::Value& value, const base::Patience& patience) {
+  for (auto rank : members) {
+    if (rank != transport_.rank()) send(rank, channel, value);
+  }
+  std::vector<value::Value> values;
+  for (auto rank : members) {
+    values.push_back(rank == transport_.rank() ? value : receive(rank, channel, patience));
+  }
+  return values;
+}
+
+void Mailbox::deliver(transport::Message&& message) {
+  {
+    std::lock_guard guard(mutex_);
+    boxes_[{message.caller, message.channel}].push_back(std::move(message.body));
+  }
+  arrived_.notify_all();
+}
+
+void Mailbox::lose(base::Rank rank, const std::string& why) {
+  {
+    std::lock_guard guard(mutex_);
+    lost_.try_emplace(rank, why);
+  }
+  arrived_.notify_all();
+}
+
+}  // namespace lamina::collective

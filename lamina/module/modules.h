@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "lamina/base/ids.h"
+#include "lamina/value/failure.h"
+#include "lamina/value/value.h"
+
+// What the pipeline knows of a model: modules that can be called by number. A face adapts its own kind of module to
+// this (functions.h adapts C++ functions; the Python face adapts torch.nn.Module).
+namespace lamina::module {
+
+class Modules {
+ public:
+  virtual ~Modules() = default;
+
+  // For messages: "transformer.h.5".
+  virtual std::string name(base::ModuleId id) const = 0;
+
+  // The caller's state that a call of the module should run under, in the face's own format; "" for none.
+  virtual std::string capture_state(base::ModuleId id) = 0;
+
+  // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
+  // throw anything.
+  virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;
+};
+
+// How exceptions become values that travel. A face overrides it for its own kinds.
+class Failures {
+ public:
+  virtual ~Failures() = default;
+  // A failure that came from another rank stays the one it was.
+  virtual value::Failure describe(std::exception_ptr error, base::Rank rank);
+};
+
+}  // namespace lamina::module

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/activity.h"
+
+namespace lamina::pipeline {
+namespace {
+
+thread_local Activity* this_thread = nullptr;
+
+}  // namespace
+
+Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin)
+    : slot_(slot), step_(step), microbatch_(microbatch), outer_(this_thread), leads_(begin == plan::Phase::kStart) {
+  acquire(begin);
+  this_thread = this;
+}
+
+Activity::~Activity() {
+  this_thread = outer_;
+  end_forward();
+  if (leads_) slot_.finished();
+  if (holds_) release();
+}
+
+Activity* Activity::current() { return this_thread; }
+
+void Activity::end_forward() {
+  if (leads_ && !std::exchange(forward_ended_, true)) slot_.forward_done();
+}
+
+void Activity::acquire(plan::Phase phase) {
+  slot_.acquire(phase, microbatch_);
+  holds_ = true;
+}
+
+void Activity::release() {
+  holds_ = false;
+  slot_.release();
+}
+
+}  // namespace lamina::pipeline

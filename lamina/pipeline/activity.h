@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "lamina/base/ids.h"
+#include "lamina/pipeline/compute_slot.h"
+
+namespace lamina::pipeline {
+
+// What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
+// while it waits for another rank (see [Note: compute slot]).
+class Activity {
+ public:
+  // Waits for the slot. Throws base::CancelledError.
+  Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin);
+  ~Activity();
+  Activity(const Activity&) = delete;
+
+  // That of this thread, or nullptr outside any step.
+  static Activity* current();
+
+  base::Step step() const { return step_; }
+  base::Microbatch microbatch() const { return microbatch_; }
+
+  // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`.
+  template <class Wait>
+  auto without_slot(plan::Phase phase, const Wait& wait) {
+    release();
+    if constexpr (std::is_void_v<decltype(wait())>) {
+      wait();
+      acquire(phase);
+    } else {
+      auto result = wait();
+      acquire(phase);
+      return result;
+    }
+  }
+
+  // Once per microbatch: its forward is over. Later calls do nothing.
+  void end_forward();
+
+ private:
+  void acquire(plan::Phase phase);
+  void release();
+
+  ComputeSlot& slot_;
+  const base::Step step_;
+  const base::Microbatch microbatch_;
+  Activity* const outer_;
+  const bool leads_;  // it is a step body, whose progress the schedule follows
+  bool holds_ = false;
+  bool forward_ended_ = false;
+};
+
+}  // namespace lamina::pipeline

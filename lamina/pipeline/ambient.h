@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+// Torch's state of a thread, and the part of it that goes with a call to another rank.
+namespace lamina::pipeline {
+
+// The state of the thread that entered a step, lent to the threads that work on it.
+class Ambient {
+ public:
+  static std::shared_ptr<const Ambient> capture();
+  virtual ~Ambient() = default;
+
+  // Runs `work` in this thread under the captured state. A backward in it stays wholly in this thread, so that a node
+  // of its graph may wait for another rank.
+  virtual void run(const std::function<void()>& work) const = 0;
+};
+
+// Grad and inference mode of this thread as bytes, and back for as long as `work` runs.
+std::string capture_modes();
+void run_with_modes(std::string_view modes, const std::function<void()>& work);  // throws base::FormatError
+
+}  // namespace lamina::pipeline

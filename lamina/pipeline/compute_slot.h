@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/plan/schedule.h"
+
+namespace lamina::pipeline {
+
+// [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
+// between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
+// while it waits for another rank; the schedule decides who gets it next. Lock order: the slot, then Python's GIL;
+// nobody waits for the slot while holding the GIL.
+class ComputeSlot {
+ public:
+  ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout);
+
+  // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
+  void begin_step(int microbatches);
+
+  // From now on, and for those that wait now, acquire() throws base::CancelledError.
+  void cancel();
+
+  // Waits until the schedule picks this thread. Throws base::CancelledError.
+  void acquire(plan::Phase phase, base::Microbatch microbatch);
+  void release();
+
+  // A microbatch has reached its first backward, or ended without one; its step body has ended.
+  void forward_done();
+  void finished();
+
+ private:
+  struct Waiter {
+    plan::Ticket ticket;
+    bool granted = false;
+    std::condition_variable wake;
+  };
+
+  void pass_on();  // gives a free slot to the waiter that the schedule picks
+
+  const std::unique_ptr<plan::Schedule> schedule_;
+  const base::Patience patience_;
+  std::mutex mutex_;
+  std::vector<Waiter*> waiters_;
+  plan::Progress progress_;
+  std::uint64_t arrivals_ = 0;
+  bool held_ = false;
+  bool cancelled_ = false;
+};
+
+}  // namespace lamina::pipeline

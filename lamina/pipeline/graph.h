@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/value/value.h"
+
+// The two ends of one remote call in autograd.
+//
+// [Note: differentiable tensors] Both ends number the tensors of a tree that require grad in the order of
+// for_each_tensor, each tensor object once. Gradients travel as lists in that order; an undefined tensor is a gradient
+// that does not exist, and stays one.
+namespace lamina::pipeline {
+
+using Tensors = std::vector<at::Tensor>;
+
+// The owner's end: the graph of one call, from the arguments to the outputs.
+class CalleeGraph {
+ public:
+  // Makes the differentiable tensors of `arguments` the beginning of a graph. They are no leaves, so that the module
+  // may write them in place.
+  explicit CalleeGraph(value::Value& arguments);
+  ~CalleeGraph();
+
+  void set_outputs(const value::Value& outputs);
+  bool differentiable() const { return !outputs_.empty(); }
+
+  // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
+  // arguments. Throws what a node of the graph throws.
+  Tensors backward(const Tensors& gradients, bool keep_graph);
+
+ private:
+  class Entry;
+  struct Holder;  // keeps torch's types out of this header
+  std::unique_ptr<Holder> entry_;
+  Tensors outputs_;
+};
+
+// The caller's end: a node whose backward is `run`, given the outputs' gradients and whether the graph is kept.
+class CallerGraph {
+ public:
+  using Backward = std::function<Tensors(const Tensors& gradients, bool keep_graph)>;
+
+  CallerGraph(const value::Value& arguments, std::string name, Backward run);
+  ~CallerGraph();
+
+  // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history.
+  void attach(value::Value& outputs);
+
+ private:
+  class Node;
+  struct Holder;
+  std::unique_ptr<Holder> node_;
+};
+
+// The backward of `tensors` in this thread. Where a gradient is undefined its tensor must be a scalar, and counts as 1.
+// All gradients are multiplied by `scale`. Throws base::UsageError for a tensor without graph or a missing gradient.
+void run_backward(const Tensors& tensors, const Tensors& gradients, double scale);
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/job.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "lamina/plan/schedule.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using base::Deadline;
+using transport::Kind;
+
+// After a failed step, how long a thread that is still in the user's code may take to notice before the error is
+// raised without it.
+constexpr auto kDrain = std::chrono::seconds(30);
+
+Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
+  return std::chrono::duration_cast<Deadline::Clock::duration>(span);
+}
+
+JobOptions checked(JobOptions options, base::Rank rank) {
+  if (std::ranges::find(options.pipeline, rank) == options.pipeline.end()) {
+    throw base::ConfigError(base::str("rank ", rank, " is not in its own pipeline"));
+  }
+  if (!options.failures) options.failures = std::make_shared<module::Failures>();
+  return options;
+}
+
+value::Value end_value(const std::vector<value::Value>& outputs) {
+  return value::Tuple{{true, value::List{outputs}}};
+}
+value::Value end_value(const value::Failure& failure) { return value::Tuple{{false, value::to_value(failure)}}; }
+
+// The outputs in the end of a step, or its failure, thrown.
+std::vector<value::Value> outputs_of(transport::Message&& end) {
+  auto& parts = end.body.as<value::Tuple>().items;
+  if (parts.size() != 2) throw base::FormatError("an end of step without two parts");
+  if (!parts[0].as<bool>()) throw value::RemoteFailure(value::to_failure(parts[1]));
+  return std::move(parts[1].as<value::List>().items);
+}
+
+}  // namespace
+
+Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
+    : options_(checked(std::move(options), transport->rank())),
+      transport_(std::move(transport)),
+      slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout)),
+      calls_(*transport_, to_duration(options_.timeout)),
+      server_(*transport_, slot_, *options_.failures),
+      mailbox_(*transport_),
+      pool_(std::make_unique<WorkerPool>(options_.thread_hooks)),
+      state_(*pool_, [this] {
+        slot_.cancel();
+        calls_.cancel();
+      }) {
+  transport_->start({[this](transport::Message message) { receive(std::move(message)); },
+                     [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
+}
+
+Job::~Job() { close(false); }
+
+void Job::set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners) {
+  modules_ = std::move(modules);
+  owners_ = std::move(owners);
+  server_.set_modules(modules_);
+}
+
+std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
+                                        const std::function<void()>& check_interrupt) {
+  const base::Patience patience{to_duration(options_.timeout), check_interrupt};
+  const auto step = state_.begin([&] {
+    slot_.begin_step(microbatches);
+    calls_.begin_step();
+  });
+  std::vector<value::Value> outputs;
+  try {
+    outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
+  } catch (...) {
+    state_.fail(step, std::current_exception());
+  }
+  const auto error = state_.error();
+  announce_end(step, error, outputs);
+  leave_step(step, check_interrupt);
+  if (error) std::rethrow_exception(error);
+  return outputs;
+}
+
+std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Body& body,
+                                    const base::Patience& patience) {
+  // Shared with the threads: after an error one of them may outlive this call.
+  struct Results {
+    std::vector<value::Value> outputs;
+    std::atomic<int> ready = 0;
+  };
+  auto results = std::make_shared<Results>();
+  results->outputs.resize(microbatches);
+  for (int i = 0; i < microbatches; ++i) {
+    state_.run([this, step, microbatch = base::Microbatch(i), body, results] {
+      Activity activity(slot_, step, microbatch, plan::Phase::kStart);
+      results->outputs[microbatch.value] = body(microbatch);
+      ++results->ready;
+    });
+  }
+  if (auto end = state_.wait_end(patience, [&] { return results->ready == microbatches; })) outputs_of(std::move(*end));
+  return std::move(results->outputs);
+}
+
+std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
+  auto end = state_.wait_end(patience, [] { return false; });
+  return end ? outputs_of(std::move(*end)) : std::vector<value::Value>();
+}
+
+void Job::announce_end(base::Step step, std::exception_ptr error, const std::vector<value::Value>& outputs) {
+  if (!error && !leads()) return;
+  transport::Message end;
+  end.kind = Kind::kEndOfStep;
+  end.call.step = step;
+  end.call.origin = end.caller = end.reply_to = rank();
+  end.body = error ? end_value(options_.failures->describe(error, rank())) : end_value(outputs);
+  for (auto other : options_.pipeline) {
+    if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
+    try {
+      transport_->send(other, end);
+    } catch (const base::Error&) {
+      // The rank is lost: its loss is, or will be, the error of a step of its own.
+    }
+  }
+}
+
+void Job::leave_step(base::Step step, const std::function<void()>& check_interrupt) {
+  try {
+    state_.wait_idle({kDrain, check_interrupt});
+  } catch (...) {
+    state_.fail_for_good(std::make_exception_ptr(base::UsageError(
+        base::str("a thread of step ", step, " did not end: the job can run no further step; start it again"))));
+  }
+  server_.end_step();
+  state_.end();
+}
+
+value::Value Job::call(base::ModuleId id, value::Value arguments) {
+  if (!modules_) throw base::UsageError("a module was called before the model was set");
+  const auto owner = owners_.at(id.value);
+  if (owner == rank()) return modules_->call(id, modules_->capture_state(id), std::move(arguments));
+  if (Activity::current() == nullptr) {
+    throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
+                                     ": call it inside a step function, in the thread that runs the step's body"));
+  }
+  return calls_.call(owner, id, *modules_, std::move(arguments));
+}
+
+void Job::backward(const Tensors& tensors, const Tensors& gradients, double scale) {
+  Activity* activity = Activity::current();
+  if (activity == nullptr) throw base::UsageError("backward of the model outside a step function");
+  activity->end_forward();
+  activity->without_slot(plan::Phase::kBackwardStart, [] {});
+  run_backward(tensors, gradients, scale);
+}
+
+void Job::close(bool orderly) {
+  if (!pool_) return;
+  transport_->close(orderly);
+  state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
+  pool_.reset();
+}
+
+void Job::receive(transport::Message&& message) {
+  switch (message.kind) {
+    case Kind::kForward:
+    case Kind::kBackward:
+      return state_.receive(std::move(message), [this](transport::Message&& request) {
+        server_.serve(std::move(request));
+      });
+    case Kind::kResult:
+    case Kind::kError:
+      return calls_.deliver(std::move(message));
+    case Kind::kEndOfStep:
+      return state_.receive_end(std::move(message));
+    case Kind::kObject:
+      return mailbox_.deliver(std::move(message));
+  }
+}
+
+void Job::lose(base::Rank lost, const std::string& why) {
+  mailbox_.lose(lost, why);
+  if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
+  state_.lose(lost, why);
+}
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/collective/mailbox.h"
+#include "lamina/module/modules.h"
+#include "lamina/pipeline/execution_server.h"
+#include "lamina/pipeline/remote_calls.h"
+#include "lamina/pipeline/step_state.h"
+
+namespace lamina::pipeline {
+
+struct JobOptions {
+  std::string schedule = "interleaved";
+  int active_microbatches = 3;
+  std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
+  std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
+  WorkerPool::Hooks thread_hooks;
+  std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
+};
+
+// The engine of one rank: everything between a step function and the messages. Several may live in one process.
+//
+// Every rank of a pipeline calls the same steps in the same order. The rank of partition 0 leads them: it runs the step
+// body once per microbatch. The others follow: they serve calls of their modules, and get the leader's outputs.
+class Job {
+ public:
+  using Body = std::function<value::Value(base::Microbatch)>;
+
+  // Takes over the transport and starts it. Throws base::ConfigError for wrong options.
+  Job(JobOptions options, std::unique_ptr<transport::Transport> transport);
+  // Leaves as close(false) does.
+  ~Job();
+
+  base::Rank rank() const { return transport_->rank(); }
+  bool leads() const { return rank() == options_.pipeline.front(); }
+  collective::Mailbox& mailbox() { return mailbox_; }
+
+  // The model: its modules, and the rank that owns each.
+  void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
+
+  // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank.
+  // `body` is used on the leading rank only. Throws the first error that any rank met: the same on every rank, on the
+  // others as value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
+  std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt);
+
+  // In a step body or a module that is served: a call of module `id`, here or on its owner. Throws base::UsageError
+  // outside a step.
+  value::Value call(base::ModuleId id, value::Value arguments);
+
+  // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
+  void backward(const Tensors& tensors, const Tensors& gradients, double scale);
+
+  // Ends the job; see Transport::close. Not inside a step. Idempotent.
+  void close(bool orderly);
+
+ private:
+  void receive(transport::Message&& message);
+  void lose(base::Rank rank, const std::string& why);
+  std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
+  std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
+  void announce_end(base::Step step, std::exception_ptr error, const std::vector<value::Value>& outputs);
+  void leave_step(base::Step step, const std::function<void()>& check_interrupt);
+
+  const JobOptions options_;
+  const std::unique_ptr<transport::Transport> transport_;
+  std::shared_ptr<module::Modules> modules_;
+  std::vector<base::Rank> owners_;
+  ComputeSlot slot_;
+  RemoteCalls calls_;
+  ExecutionServer server_;
+  collective::Mailbox mailbox_;
+  std::unique_ptr<WorkerPool> pool_;
+  StepState state_;
+};
+
+}  // namespace lamina::pipeline

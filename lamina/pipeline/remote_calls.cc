@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/remote_calls.h"
+
+#include <c10/core/GradMode.h>
+
+#include "lamina/pipeline/ambient.h"
+#include "lamina/pipeline/requests.h"
+
+namespace lamina::pipeline {
+
+value::Value PendingResult::wait(plan::Phase phase) {
+  auto answer = Activity::current()->without_slot(phase, [this] {
+    std::unique_lock lock(calls_.mutex_);
+    const auto ready = [this] { return slot_->answer || calls_.cancelled_; };
+    base::wait_until(lock, slot_->arrived, calls_.patience_, ready, [this] { return what_; });
+    calls_.pending_.erase(id_);
+    if (!slot_->answer) throw base::CancelledError("the step was ended by an error elsewhere");
+    return std::move(*slot_->answer);
+  });
+  if (answer.kind == transport::Kind::kError) throw value::RemoteFailure(value::to_failure(answer.body));
+  return std::move(answer.body);
+}
+
+value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
+                               value::Value arguments) {
+  const std::string name = modules.name(id);
+  transport::Message request;
+  request.kind = transport::Kind::kForward;
+  request.target = id;
+  request.state = join_state(capture_modes(), modules.capture_state(id));
+  request.body = arguments;
+  auto pending = start(owner, std::move(request), base::str("forward of ", name, " on rank ", owner));
+
+  std::optional<CallerGraph> graph;
+  if (at::GradMode::is_enabled()) {
+    graph.emplace(arguments, name, [this, owner, forward = pending.id_, name](const Tensors& gradients, bool keep) {
+      return backward(owner, forward, name, gradients, keep);
+    });
+  }
+  value::Value outputs = pending.wait(plan::Phase::kForward);
+  if (graph) graph->attach(outputs);
+  return outputs;
+}
+
+Tensors RemoteCalls::backward(base::Rank owner, base::CallId forward, const std::string& name,
+                              const Tensors& gradients, bool keep_graph) {
+  const Activity* activity = Activity::current();
+  if (activity == nullptr || activity->step() != forward.step) {
+    throw base::UsageError(base::str("backward through ", name, ", which ran on rank ", owner, " in step ",
+                                     forward.step, ": it must run inside that step"));
+  }
+  transport::Message request;
+  request.kind = transport::Kind::kBackward;
+  request.body = to_value(BackwardRequest{forward.counter, keep_graph, gradients});
+  auto pending = start(owner, std::move(request), base::str("backward of ", name, " on rank ", owner));
+  return to_tensors(pending.wait(plan::Phase::kBackward));
+}
+
+PendingResult RemoteCalls::start(base::Rank to, transport::Message request, std::string what) {
+  const Activity& activity = *Activity::current();
+  auto slot = std::make_shared<PendingResult::Slot>();
+  request.caller = request.reply_to = transport_.rank();
+  request.call = {transport_.rank(), activity.step(), activity.microbatch()};
+  {
+    std::lock_guard guard(mutex_);
+    request.call.counter = counters_[activity.microbatch()]++;
+    pending_[request.call] = slot;
+  }
+  transport_.send(to, request);
+  what += base::str(" (step ", activity.step(), ", microbatch ", activity.microbatch(), ")");
+  return PendingResult(*this, request.call, std::move(slot), std::move(what));
+}
+
+void RemoteCalls::begin_step() {
+  std::lock_guard guard(mutex_);
+  pending_.clear();
+  counters_.clear();
+  cancelled_ = false;
+}
+
+void RemoteCalls::cancel() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = true;
+  for (auto& [id, slot] : pending_) slot->arrived.notify_all();
+}
+
+void RemoteCalls::deliver(transport::Message&& answer) {
+  std::lock_guard guard(mutex_);
+  const auto found = pending_.find(answer.call);
+  if (found == pending_.end()) return;  // of a step that was cancelled
+  found->second->answer = std::move(answer);
+  found->second->arrived.notify_all();
+}
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/step_state.h"
+
+namespace lamina::pipeline {
+
+base::Step StepState::begin(const std::function<void()>& prepare) {
+  auto ambient = Ambient::capture();
+  std::lock_guard guard(mutex_);
+  if (for_good_) std::rethrow_exception(for_good_);
+  if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
+  current_ = base::Step(current_.value + 1);
+  open_ = true;
+  error_ = nullptr;
+  ambient_ = std::move(ambient);
+  last_event_ = base::Deadline::Clock::now();
+  prepare();
+  for (auto& work : early_[current_]) start_thread(std::move(work));
+  early_.erase(current_);
+  return current_;
+}
+
+void StepState::end() {
+  std::lock_guard guard(mutex_);
+  open_ = false;
+  error_ = nullptr;
+  ambient_.reset();
+  ends_.erase(current_);
+}
+
+void StepState::run(std::function<void()> work) {
+  std::lock_guard guard(mutex_);
+  start_thread(std::move(work));
+}
+
+void StepState::receive(transport::Message&& request, std::function<void(transport::Message&&)> serve) {
+  const auto step = request.call.step;
+  // std::function must be copyable, a message is moved once: hence the shared holder.
+  auto held = std::make_shared<transport::Message>(std::move(request));
+  auto work = [held, serve = std::move(serve)] { serve(std::move(*held)); };
+  std::lock_guard guard(mutex_);
+  if (open_ && step == current_ && !error_) {
+    start_thread(std::move(work));
+  } else if (step > current_) {
+    early_[step].push_back(std::move(work));
+  }
+}
+
+void StepState::receive_end(transport::Message&& end) {
+  const auto step = end.call.step;
+  {
+    std::lock_guard guard(mutex_);
+    if (step < current_ || (step == current_ && !open_)) return;
+    ends_.try_emplace(step, std::move(end));
+  }
+  changed_.notify_all();
+}
+
+void StepState::fail(base::Step step, std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  if (open_ && step == current_) fail_locked(std::move(error), lock);
+}
+
+void StepState::fail_for_good(std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  if (!for_good_) for_good_ = error;
+  if (open_) fail_locked(std::move(error), lock);
+}
+
+void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock) {
+  if (error_) return;
+  error_ = std::move(error);
+  lock.unlock();
+  changed_.notify_all();
+  on_error_();
+}
+
+void StepState::lose(base::Rank rank, const std::string& why) {
+  base::Step step;
+  {
+    std::lock_guard guard(mutex_);
+    step = current_;
+  }
+  fail_for_good(std::make_exception_ptr(base::PeerError(
+      base::str("rank ", rank, " is lost: ", why, " (step ", step, " was the last one here); start the job again"))));
+}
+
+std::exception_ptr StepState::error() {
+  std::lock_guard guard(mutex_);
+  return error_;
+}
+
+std::optional<transport::Message> StepState::wait_end(const base::Patience& patience,
+                                                      const std::function<bool()>& done) {
+  std::unique_lock lock(mutex_);
+  const auto what = [&] { return base::str("end of step ", current_); };
+  const auto ready = [&] {
+    if (error_ || ends_.contains(current_) || done()) return true;
+    if (threads_ == 0 && base::Deadline::Clock::now() - last_event_ > patience.timeout) {
+      throw base::TimeoutError(base::str(what(), ": nothing happened for the whole of timeout_s; do all ranks call the "
+                                                 "same step functions in the same order?"));
+    }
+    return false;
+  };
+  constexpr auto kForever = std::chrono::hours(24 * 365);  // `ready` above ends the wait
+  base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*quiet=*/true}, ready, what);
+  const auto found = ends_.find(current_);
+  if (error_ || found == ends_.end()) return std::nullopt;
+  return std::move(found->second);
+}
+
+void StepState::wait_idle(const base::Patience& patience) {
+  std::unique_lock lock(mutex_);
+  base::wait_until(
+      lock, changed_, patience, [&] { return threads_ == 0; }, [&] { return base::str("threads of step ", current_); });
+}
+
+void StepState::start_thread(std::function<void()> work) {
+  ++threads_;
+  last_event_ = base::Deadline::Clock::now();
+  pool_.run([this, step = current_, ambient = ambient_, work = std::move(work)]() mutable {
+    try {
+      ambient->run(work);
+    } catch (...) {
+      fail(step, std::current_exception());
+    }
+    work = nullptr;  // its captures end before the step may
+    ambient.reset();
+    {
+      std::lock_guard guard(mutex_);
+      --threads_;
+      last_event_ = base::Deadline::Clock::now();
+    }
+    changed_.notify_all();
+  });
+}
+
+}  // namespace lamina::pipeline

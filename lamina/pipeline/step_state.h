@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "lamina/base/wait.h"
+#include "lamina/pipeline/ambient.h"
+#include "lamina/pipeline/worker_pool.h"
+#include "lamina/transport/message.h"
+
+namespace lamina::pipeline {
+
+// The step in progress on this rank: which one it is, the threads that work on it, and how it ended. The first error
+// ends it; later ones are its consequences and are dropped.
+class StepState {
+ public:
+  // `on_error` is called once per failed step, from the failing thread: it wakes whoever waits elsewhere.
+  StepState(WorkerPool& pool, std::function<void()> on_error) : pool_(pool), on_error_(std::move(on_error)) {}
+
+  // Opens the next step in the calling thread, whose ambient state its threads get; `prepare` runs before any of them.
+  // Throws what fail_for_good() gave, and base::UsageError inside a step.
+  base::Step begin(const std::function<void()>& prepare);
+  // Ends it; nothing runs in it any more.
+  void end();
+
+  // Runs `work` on a thread of the step; what it throws ends the step.
+  void run(std::function<void()> work);
+
+  // A request of another rank, for this step or a later one that this rank has not entered yet; `serve` answers it in
+  // the step's threads. Requests of ended steps are dropped.
+  void receive(transport::Message&& request, std::function<void(transport::Message&&)> serve);
+
+  // The end that the leading rank announced, or an error that another rank ended the step with.
+  void receive_end(transport::Message&& end);
+
+  void fail(base::Step step, std::exception_ptr error);
+  void fail_for_good(std::exception_ptr error);  // this step and every later one
+  void lose(base::Rank rank, const std::string& why);  // a rank of the pipeline is gone: for good
+
+  std::exception_ptr error();
+
+  // Waits, in the thread that entered the step, until `done()`, an error, or the end that another rank announced, which
+  // is returned. The patience counts from the last thing that happened on this rank.
+  std::optional<transport::Message> wait_end(const base::Patience& patience, const std::function<bool()>& done);
+  // Waits until no thread works on the step.
+  void wait_idle(const base::Patience& patience);
+
+ private:
+  void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);
+  void start_thread(std::function<void()> work);  // under the lock
+
+  WorkerPool& pool_;
+  const std::function<void()> on_error_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  base::Step current_{-1};
+  bool open_ = false;
+  int threads_ = 0;
+  base::Deadline::Clock::time_point last_event_;  // a thread began or ended its work
+  std::shared_ptr<const Ambient> ambient_;
+  std::exception_ptr error_;
+  std::exception_ptr for_good_;
+  std::map<base::Step, transport::Message> ends_;
+  std::map<base::Step, std::deque<std::function<void()>>> early_;
+};
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lamina::pipeline {
+
+// Threads that run one task each and are kept for the next: last in, first out, so that few of them stay warm. Grows
+// without bound, since tasks wait for tasks: a bounded pool would deadlock on nested calls.
+class WorkerPool {
+ public:
+  // Called on each thread when it begins and ends; a face prepares the thread here.
+  struct Hooks {
+    std::function<void()> thread_begins;
+    std::function<void()> thread_ends;
+  };
+
+  explicit WorkerPool(Hooks hooks) : hooks_(std::move(hooks)) {}
+  // Waits for the running tasks; they were told to end by whoever gave them.
+  ~WorkerPool();
+
+  // Runs `task`, which must not throw, on a thread of its own.
+  void run(std::function<void()> task);
+
+ private:
+  struct Worker {
+    std::function<void()> task;
+    bool stopping = false;
+    std::condition_variable wake;
+    std::thread thread;
+  };
+
+  void serve(Worker& self);
+
+  const Hooks hooks_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Worker*> idle_;
+  bool stopping_ = false;
+};
+
+}  // namespace lamina::pipeline
