@@ -18,7 +18,8 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"run", "Starts the ranks of a job, watches them, and ends all of them when one fails", lamina::launch::run_command},
+    {"run", "Starts the ranks of a job, watches them, and ends all of them when one fails",
+     lamina::launch::run_command},
 };
 
 // A descriptor opened later must not become a closed stdin, stdout or stderr.

@@ -56,8 +56,11 @@ std::optional<int> parse(CLI::App& app, const std::string& name, const Arguments
 std::optional<int> parse_run(const Arguments& arguments, Options& options) {
   CLI::App app("Starts the ranks of a job on this machine, watches them, and ends all of them when one fails.",
                "lamina run");
-  app.add_option("SCRIPT", options.target, "what to run; all words after it go to it untouched")->type_name("ARGUMENTS");
-  app.add_option("-n,--nproc", options.processes, "ranks to start (1 if not given)")->type_name("N");
+  app.add_option("SCRIPT", options.target, "what to run; all words after it go to it untouched")
+      ->type_name("ARGUMENTS");
+  app.add_option("-n,--nproc", options.processes, "ranks to start (1 if not given)")
+      ->check(CLI::TypeValidator<int>("whole number"))
+      ->type_name("N");
   app.add_flag("-m,--module_mode", options.module, "SCRIPT is a Python module");
   app.add_flag("-c,--command_mode", options.command, "SCRIPT is a program, started without Python");
   app.footer(

@@ -11,7 +11,7 @@ namespace lamina::launch {
 
 // What every rank executes.
 struct Program {
-  std::string path;  // the file given to exec
+  std::string path;                    // the file given to exec
   std::vector<std::string> arguments;  // arguments[0] is the program's own name
 };
 

@@ -14,7 +14,7 @@ struct RankEnd {
 
   bool failed() const { return code != 0 || signal != 0; }
   int exit_code() const { return signal != 0 ? 128 + signal : code; }  // as shells say it
-  std::string words() const;  // "exit code 3", "killed by signal 9 (SIGKILL)"
+  std::string words() const;                                           // "exit code 3", "killed by signal 9 (SIGKILL)"
 
   static RankEnd from(const siginfo_t& info);
 };

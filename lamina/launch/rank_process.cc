@@ -44,8 +44,7 @@ void become(const RankStart& start, pid_t launcher, char* const* arguments, char
 }
 
 [[noreturn]] void fail(const RankStart& start, int code) {
-  throw StartError(
-      base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", system_words(code)));
+  throw StartError(base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", system_words(code)));
 }
 
 }  // namespace

@@ -23,15 +23,16 @@ Signals::Signals() {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     if (!ignored(signal)) sigaddset(&wanted, signal);
   }
-  sigset_t blocked = wanted;
-  sigaddset(&blocked, SIGPIPE);
-  ::sigprocmask(SIG_BLOCK, &blocked, &before_);
+  blocked_ = wanted;
+  sigaddset(&blocked_, SIGPIPE);
+  ::sigprocmask(SIG_BLOCK, &blocked_, &before_);
   fd_ = Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) throw StartError("cannot receive signals: " + system_words());
 }
 
 Signals::~Signals() {
-  while (next()) {
+  const timespec now{};
+  while (::sigtimedwait(&blocked_, nullptr, &now) > 0) {
   }
   ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }

@@ -11,7 +11,8 @@ namespace lamina::launch {
 
 // The signals that the launcher acts on, as a descriptor to poll instead of handlers: SIGCHLD and, unless this process
 // was started with them ignored (nohup, a shell's background job), SIGINT, SIGTERM and SIGHUP. SIGPIPE is held back, so
-// that a closed output is an error of write. While one lives, these signals are blocked in the calling thread.
+// that a closed output is an error of write. While one lives, these signals are blocked in the calling thread;
+// what came and was not taken is dropped at its end.
 class Signals {
  public:
   Signals();  // throws StartError
@@ -25,6 +26,7 @@ class Signals {
   std::optional<int> next();
 
  private:
+  sigset_t blocked_;
   sigset_t before_;
   Fd fd_;
 };

@@ -25,7 +25,7 @@ class Verdict {
   void close() { closed_ = true; }
 
   const std::optional<Failure>& first() const { return first_; }
-  bool certain() const;                // no later end could take the first place
+  bool certain() const;                   // no later end could take the first place
   int others() const { return others_; }  // ranks that ended because of the first failure
 
  private:

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/environment.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace lamina::launch {
+namespace {
+
+const Job kJob{.master_port = 4711, .run_id = "job", .world_size = 3, .local_world_size = 3, .cores = 8};
+const Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
+
+bool holds(const Environment& environment, const std::string& entry) {
+  return std::ranges::find(environment, entry) != environment.end();
+}
+
+int count(const Environment& environment, const std::string& name) {
+  return std::ranges::count_if(environment, [&](const auto& entry) { return entry.starts_with(name + "="); });
+}
+
+TEST(RankEnvironment, KeepsTorchrunsContract) {
+  const auto environment = rank_environment(kJob, kPlace, {});
+  for (const char* entry :
+       {"RANK=2", "LOCAL_RANK=2", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0", "GROUP_WORLD_SIZE=1",
+        "ROLE_RANK=2", "ROLE_WORLD_SIZE=3", "ROLE_NAME=default", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1",
+        "MASTER_PORT=4711", "TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=0", "PYTHONUNBUFFERED=1",
+        "LAMINA_LAUNCHER=1", "LAMINA_SECRET_FD=9"}) {
+    EXPECT_TRUE(holds(environment, entry)) << entry;
+  }
+}
+
+TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
+  const auto environment = rank_environment(
+      kJob, kPlace,
+      {"RANK=7", "LAMINA_SECRET_FD=3", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_ERROR_FILE=/x"});
+  EXPECT_TRUE(holds(environment, "RANK=2"));
+  EXPECT_EQ(count(environment, "RANK"), 1);
+  EXPECT_EQ(count(environment, "LAMINA_SECRET_FD"), 1);
+  EXPECT_EQ(count(environment, "TORCHELASTIC_USE_AGENT_STORE"), 0);
+  EXPECT_EQ(count(environment, "TORCHELASTIC_ERROR_FILE"), 0);
+}
+
+TEST(RankEnvironment, PassesOnWhatIsNotItsBusiness) {
+  const auto environment = rank_environment(kJob, kPlace, {"HOME=/root", "EMPTY=", "RANKS=5"});
+  for (const char* entry : {"HOME=/root", "EMPTY=", "RANKS=5"}) EXPECT_TRUE(holds(environment, entry)) << entry;
+}
+
+TEST(RankEnvironment, SharesTheCoresAmongTheRanks) {
+  EXPECT_TRUE(holds(rank_environment(kJob, kPlace, {}), "OMP_NUM_THREADS=2"));
+  Job crowded = kJob;
+  crowded.cores = 2;
+  EXPECT_TRUE(holds(rank_environment(crowded, kPlace, {}), "OMP_NUM_THREADS=1"));
+}
+
+TEST(RankEnvironment, DefaultsYieldToTheUser) {
+  const auto defaults = rank_environment(kJob, kPlace, {});
+  EXPECT_TRUE(holds(defaults, "UCX_HANDLE_ERRORS=none"));
+  EXPECT_TRUE(holds(defaults, "UCX_MEM_EVENTS=n"));
+  const Environment own{"OMP_NUM_THREADS=5", "UCX_HANDLE_ERRORS=bt", "UCX_MEM_EVENTS=y"};
+  const auto environment = rank_environment(kJob, kPlace, own);
+  for (const std::string& entry : own) EXPECT_TRUE(holds(environment, entry)) << entry;
+  EXPECT_EQ(count(environment, "OMP_NUM_THREADS"), 1);
+}
+
+TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }
+
+}  // namespace
+}  // namespace lamina::launch

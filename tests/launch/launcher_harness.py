@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives the built `lamina run` on small programs and finds what a job leaves behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0  # for what has no promised bound; only a hang reaches it
+
+
+def command() -> str:
+    """The binary under test: $LAMINA_COMMAND, the installed one, else the newest in a build folder."""
+    if named := os.environ.get("LAMINA_COMMAND"):
+        return named
+    installed = ROOT / ".venv/bin/lamina"
+    if installed.exists():
+        return str(installed)
+    built = sorted(ROOT.glob("build/*/bin/lamina"), key=lambda path: path.stat().st_mtime)
+    if not built:
+        raise FileNotFoundError("no lamina binary: run `make build`, or set LAMINA_COMMAND")
+    return str(built[-1])
+
+
+def eventually(condition, within_s: float = DEADLINE_S):
+    """The first true value of `condition()`; an AssertionError if there is none in time."""
+    end = time.monotonic() + within_s
+    while True:
+        if value := condition():
+            return value
+        assert time.monotonic() < end, f"not so within {within_s} s: {condition}"
+        time.sleep(0.005)
+
+
+class Launcher:
+    """Starts jobs whose processes can all be found again, by a variable that they inherit."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        self.mark = f"LAMINA_TEST_MARK={uuid.uuid4()}"
+        self.started = []
+
+    def environment(self, **extra):
+        name, value = self.mark.split("=")
+        base = {key: text for key, text in os.environ.items() if key not in ("RANK", "OMP_NUM_THREADS")}
+        base |= {name: value, "TMPDIR": str(self.temporary), "LAMINA_PYTHON": sys.executable, "DIR": str(self.folder)}
+        return {key: text for key, text in (base | extra).items() if text is not None}
+
+    def start(self, *words, env=None, binary=None, **popen):
+        popen = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
+        words = [binary or command(), *map(str, words)]
+        job = subprocess.Popen(words, env=self.environment(**(env or {})), cwd=self.folder, text=True, **popen)
+        self.started.append(job)
+        return job
+
+    def run(self, *words, **options):
+        """Runs a job to its end; the result has returncode, stdout and stderr."""
+        stdin = options.pop("input", None)
+        if stdin is not None:
+            options["stdin"] = subprocess.PIPE
+        job = self.start(*words, **options)
+        out, err = job.communicate(stdin, timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+    def shell(self, ranks: int, program: str, *words, **options):
+        return self.run("run", "-n", ranks, "-c", "sh", "-c", program, *words, **options)
+
+    def start_shell(self, ranks: int, program: str, **options):
+        """As `shell`; returns once every rank has made its file ready-RANK."""
+        job = self.start("run", "-n", ranks, "-c", "sh", "-c", program, **options)
+        eventually(lambda: all((self.folder / f"ready-{rank}").exists() for rank in range(ranks)))
+        return job
+
+    def processes(self):
+        """The running processes of all jobs started here, the launchers included."""
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                pass  # it ended meanwhile, or belongs to somebody else
+        return found
+
+    def clean_up(self):
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for job in self.started:
+            job.wait(DEADLINE_S)
+            for stream in (job.stdin, job.stdout, job.stderr):
+                if stream:
+                    stream.close()
+
+
+READY = "touch $DIR/ready-$RANK; "

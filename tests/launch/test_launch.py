@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina run`: what it starts, and what it refuses to start."""
+
+import json
+import os
+import shutil
+
+import pytest
+from launch.launcher_harness import command
+
+DUMP = """
+import json, os, sys
+name = os.path.join(os.environ["DIR"], "dump-" + os.environ["RANK"])
+secret = os.read(int(os.environ["LAMINA_SECRET_FD"]), 100).hex()
+json.dump({"argv": sys.argv, "env": dict(os.environ), "secret": secret, "stdin": sys.stdin.read(),
+           "group": os.getpgid(0) == os.getpid()}, open(name, "w"))
+"""
+
+
+def dumps(folder, ranks):
+    return [json.loads((folder / f"dump-{rank}").read_text()) for rank in range(ranks)]
+
+
+def test_version(launcher):
+    result = launcher.run("--version")
+    assert (result.returncode, result.stdout) == (0, "lamina 0.1.0\n")
+
+
+def test_every_rank_gets_torchruns_environment(launcher, tmp_path):
+    (tmp_path / "dump.py").write_text(DUMP)
+    assert launcher.run("run", "-n", 3, "dump.py", env={"TORCHELASTIC_USE_AGENT_STORE": "True"}).returncode == 0
+    ports = set()
+    for rank, dump in enumerate(dumps(tmp_path, 3)):
+        env = dump["env"]
+        expected = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "GROUP_RANK": 0, "NODE_RANK": 0,
+            "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": 0,
+            "PYTHONUNBUFFERED": 1, "LAMINA_LAUNCHER": 1, "UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n",
+            "OMP_NUM_THREADS": max(1, len(os.sched_getaffinity(0)) // 3),
+        }  # fmt: skip
+        assert {name: env.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
+        assert env["TORCHELASTIC_RUN_ID"] and "TORCHELASTIC_USE_AGENT_STORE" not in env
+        ports.add(env["MASTER_PORT"])
+        assert dump["group"], "each rank leads a process group of its own"
+    assert len(ports) == 1 and 0 < int(ports.pop()) < 65536
+
+
+def test_the_secret_is_the_same_for_all_ranks_and_new_for_each_job(launcher, tmp_path):
+    (tmp_path / "dump.py").write_text(DUMP)
+    secrets = []
+    for _ in range(2):
+        assert launcher.run("run", "-n", 2, "dump.py").returncode == 0
+        one, two = (dump["secret"] for dump in dumps(tmp_path, 2))
+        assert one == two and len(one) == 64
+        for dump in dumps(tmp_path, 2):
+            assert one not in json.dumps([dump["env"], dump["argv"]])
+        secrets.append(one)
+    assert secrets[0] != secrets[1]
+
+
+def test_all_words_after_the_script_go_to_it(launcher, tmp_path):
+    (tmp_path / "dump.py").write_text(DUMP)
+    words = ["-n", "7", "-h", "--", "--version", "-c", "", "a b", "$RANK"]
+    assert launcher.run("run", "dump.py", *words).returncode == 0
+    assert dumps(tmp_path, 1)[0]["argv"] == ["dump.py", *words]
+
+
+def test_module(launcher, tmp_path):
+    (tmp_path / "tool.py").write_text(DUMP)
+    assert launcher.run("run", "-n", 2, "-m", "tool", "-m", "x").returncode == 0
+    for dump in dumps(tmp_path, 2):
+        assert dump["argv"][1:] == ["-m", "x"]
+
+
+def test_command(launcher, tmp_path):
+    result = launcher.run("run", "-c", "-n2", "--", "sh", "-c", 'echo "$0 $RANK $*"', "name", "-c", "--")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "name 0 -c --\n", "")
+
+
+def test_rank_0_reads_our_input_and_the_others_nothing(launcher, tmp_path):
+    (tmp_path / "dump.py").write_text(DUMP)
+    assert launcher.run("run", "-n", 2, "dump.py", input="some text").returncode == 0
+    assert [dump["stdin"] for dump in dumps(tmp_path, 2)] == ["some text", ""]
+
+
+def test_rank_0_passes_through_and_the_others_are_silent(launcher):
+    result = launcher.shell(3, "echo out $RANK; echo err $RANK >&2")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "out 0\n", "err 0\n")
+
+
+def test_the_interpreter_is_the_named_one_else_the_one_beside_the_binary_else_python3(launcher, tmp_path):
+    for name in ("env/python", "path/python3", "named"):
+        fake = tmp_path / name
+        fake.parent.mkdir(exist_ok=True)
+        fake.write_text(f"#!/bin/sh\necho {name} $*\n")
+        fake.chmod(0o755)
+    beside = shutil.copy(command(), tmp_path / "env/lamina")
+    alone = shutil.copy(command(), tmp_path / "lamina")
+    path = f"{tmp_path}/path:{os.environ['PATH']}"
+
+    def output(binary, **env):
+        return launcher.run("run", "-m", "x", binary=binary, env={"LAMINA_PYTHON": None, "PATH": path} | env).stdout
+
+    assert output(beside, LAMINA_PYTHON=f"{tmp_path}/named") == "named -m x\n"
+    assert output(beside) == "env/python -m x\n"
+    assert output(alone) == "path/python3 -m x\n"
+
+
+def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
+    (tmp_path / "serve.py").write_text(
+        "import os, socket\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\n"
+    )
+    assert launcher.run("run", "-n", 2, "serve.py").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["run", "-n", "2", "missing.py"], "missing.py"),
+        (["run", "-c", "no-such-program"], "no-such-program"),
+        (["run", "-m", "-c", "x"], "-m"),
+        (["run", "-n", "0", "-c", "true"], "-n must be 1 or greater, not 0"),
+        (["run", "-n", "-2", "-c", "true"], "-n must be 1 or greater, not -2"),
+        (["run", "-n", "two", "-c", "true"], "two"),
+        (["run", "--frob", "-c", "true"], "--frob"),
+        (["run"], "say what to run"),
+        (["walk"], "no command walk"),
+        ([], "--help"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):
+    result = launcher.run(*words)
+    assert result.returncode == 2
+    assert says in result.stderr and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_wrong_interpreter_is_found_before_the_start(launcher):
+    result = launcher.run("run", "-m", "x", env={"LAMINA_PYTHON": "/no/python"})
+    assert result.returncode == 2 and "LAMINA_PYTHON is /no/python" in result.stderr
+
+
+def test_a_program_that_cannot_be_executed_is_one_line_and_exit_code_127(launcher, tmp_path):
+    (tmp_path / "broken").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "broken").chmod(0o755)
+    result = launcher.run("run", "-n", 2, "-c", "./broken")
+    assert result.returncode == 127
+    assert result.stderr == "lamina run: cannot start rank 0 (./broken): No such file or directory\n"

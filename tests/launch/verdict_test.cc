@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/verdict.h"
+
+#include <gtest/gtest.h>
+
+namespace lamina::launch {
+namespace {
+
+const base::Rank kZero(0), kOne(1), kTwo(2);
+
+TEST(Verdict, SuccessIsNoFailure) {
+  Verdict verdict;
+  verdict.add(kZero, {});
+  EXPECT_FALSE(verdict.first());
+  EXPECT_FALSE(verdict.certain());
+}
+
+TEST(Verdict, TheFirstOfTwoExitsIsTheFirstFailure) {
+  Verdict verdict;
+  verdict.add(kOne, {.code = 3});
+  EXPECT_FALSE(verdict.certain());
+  verdict.add(kZero, {.code = 1});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.others(), 1);
+}
+
+TEST(Verdict, AKilledRankGoesBeforeThePeersThatNoticed) {
+  Verdict verdict;
+  verdict.add(kZero, {.code = 1});
+  verdict.add(kOne, {.signal = SIGABRT});
+  EXPECT_EQ(verdict.first()->rank, kZero);
+  verdict.add(kTwo, {.signal = SIGKILL});
+  EXPECT_EQ(verdict.first()->rank, kTwo);
+  EXPECT_EQ(verdict.others(), 2);
+}
+
+TEST(Verdict, TheFirstKilledRankIsCertain) {
+  Verdict verdict;
+  verdict.add(kOne, {.signal = SIGSEGV});
+  EXPECT_TRUE(verdict.certain());
+  verdict.add(kZero, {.signal = SIGKILL});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+}
+
+TEST(Verdict, EndsAfterTheCloseAreConsequences) {
+  Verdict verdict;
+  verdict.add(kOne, {.code = 3});
+  verdict.close();
+  EXPECT_TRUE(verdict.certain());
+  verdict.add(kZero, {.signal = SIGTERM});  // ended by us
+  verdict.add(kTwo, {});                    // handled our SIGTERM
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.others(), 2);
+}
+
+TEST(Verdict, AnInterruptedJobHasNoFailure) {
+  Verdict verdict;
+  verdict.close();
+  verdict.add(kZero, {.signal = SIGTERM});
+  EXPECT_FALSE(verdict.first());
+}
+
+}  // namespace
+}  // namespace lamina::launch
