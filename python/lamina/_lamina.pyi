@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine as the Python face sees it. Nothing here is public."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp"]
+
+def set_hooks(
+    *,
+    run_module: Callable[[int, bytes, tuple, dict], Any],
+    capture_state: Callable[[int], bytes],
+    describe_exception: Callable[[BaseException, int], tuple[str, str, str, int, bytes | None]],
+    rebuild_exception: Callable[[str, str, str, int, bytes | None], BaseException],
+    pack: Callable[[Any], tuple[bytes, list[torch.Tensor]]],
+    unpack: Callable[[bytes, list[torch.Tensor]], Any],
+    errors: dict[str, type[BaseException]],
+) -> None:
+    """What the engine calls back, set once at import. All are called with the GIL held.
+
+    run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state (training
+    flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives (type,
+    message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
+    rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
+    errors maps the C++ class names (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError,
+    CancelledError) to exception classes.
+    """
+
+def encode_roundtrip(value: Any) -> Any:
+    """Value tree there and back through bytes: for tests."""
+
+class Config:
+    """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
+
+    partitions: int
+    microbatches: int
+    schedule: str
+    active_microbatches: int
+    auto_partition: bool
+    default_partition: int
+    ddp: bool
+    timeout_s: float
+    seed: int | None
+    def to_json(self) -> str: ...
+    def differences(self, other: Config) -> str: ...
+
+def parse_config(config_json: str) -> tuple[Config, list[str]]:
+    """Config and warnings from the caller's JSON and the environment (SM_HP_MP_PARAMETERS, launcher)."""
+
+class Session:
+    """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""
+
+    def __init__(self, config: Config) -> None:
+        """Reads the launcher's environment, connects the ranks."""
+
+    config: Config
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launched: bool
+    def group_rank(self, kind: Kind) -> int: ...
+    def group_size(self, kind: Kind) -> int: ...
+    def group_members(self, kind: Kind) -> list[int]:
+        """World ranks of this rank's group of that kind."""
+    def translate(self, kind: Kind, index: int) -> int:
+        """World rank of member `index` of this rank's group of that kind."""
+
+    # Objects between ranks, outside steps.
+    def send(self, rank: int, channel: str, value: Any) -> None: ...
+    def receive(self, rank: int, channel: str) -> Any: ...
+    def all_gather(self, kind: Kind, value: Any) -> list[Any]: ...
+    def barrier(self, kind: Kind) -> None: ...
+
+    # The model.
+    def plan(
+        self, tree: Sequence[tuple[int, str, int, Sequence[int], bool, int | None]]
+    ) -> tuple[list[int], str]:
+        """Owners (a partition per node), and the table that describes them, from (parent, name, own parameter bytes,
+        ids of own parameters, callable, partition placed by hand or None) per node. See lamina/plan/partition.h."""
+    def synchronize(self, entries: Sequence[tuple[str, torch.Tensor, int]]) -> int:
+        """Collective over the world: gives each tensor (name, tensor, owning partition) on its owners the value it has
+        on world rank 0, sending only what differs. Returns the bytes received here."""
+    def release(self, tensor: torch.Tensor, name: str, partition: int) -> None:
+        """Frees the value of a tensor that another partition owns; shape, dtype and the Python object stay, and any use
+        of the value is an error that names it."""
+    def gather(self, entries: Sequence[tuple[str, torch.Tensor | None, int]]) -> dict[str, torch.Tensor]:
+        """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
+        in the order of `entries`."""
+    def set_model(self, names: Sequence[str], owners: Sequence[int]) -> None:
+        """The modules by index and the partition of each, before the first call."""
+
+    # The step.
+    def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:
+        """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
+        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank."""
+    def in_step(self) -> bool:
+        """Whether this thread runs a step body, or a module for another rank."""
+    def call(self, index: int, args: tuple, kwargs: dict) -> Any:
+        """Calls module `index` on the rank that owns it. Inside a step only."""
+    def backward(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
+    ) -> None: ...
+    def close(self, orderly: bool) -> None:
+        """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent."""
