@@ -22,7 +22,8 @@ void ComputeSlot::cancel() {
 
 void ComputeSlot::acquire(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
-  Waiter self{{phase, microbatch, arrivals_++}};
+  Waiter self;
+  self.ticket = {phase, microbatch, arrivals_++};
   waiters_.push_back(&self);
   pass_on();
   const auto ready = [&] { return self.granted || cancelled_; };

@@ -20,7 +20,7 @@ namespace {
 namespace autograd = torch::autograd;
 
 // See [Note: differentiable tensors].
-Tensors differentiable(const value::Value& tree) {
+Tensors differentiable_tensors(const value::Value& tree) {
   Tensors found;
   std::unordered_set<const void*> seen;
   value::for_each_tensor(tree, [&](const at::Tensor& tensor) {
@@ -62,14 +62,14 @@ struct CalleeGraph::Holder {
 };
 
 CalleeGraph::CalleeGraph(value::Value& arguments) : entry_(std::make_unique<Holder>(c10::make_intrusive<Entry>())) {
-  for (at::Tensor& tensor : differentiable(arguments)) {
+  for (at::Tensor& tensor : differentiable_tensors(arguments)) {
     tensor.set_requires_grad(false);
     autograd::create_gradient_edge(tensor, entry_->node);
   }
 }
 CalleeGraph::~CalleeGraph() = default;
 
-void CalleeGraph::set_outputs(const value::Value& outputs) { outputs_ = differentiable(outputs); }
+void CalleeGraph::set_outputs(const value::Value& outputs) { outputs_ = differentiable_tensors(outputs); }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, bool keep_graph) {
   if (gradients.size() != outputs_.size()) throw base::FormatError("gradients that are not those of the outputs");
@@ -106,13 +106,13 @@ struct CallerGraph::Holder {
 CallerGraph::CallerGraph(const value::Value& arguments, std::string name, Backward run)
     : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), std::move(run)))) {
   autograd::edge_list edges;
-  for (const at::Tensor& tensor : differentiable(arguments)) edges.push_back(autograd::impl::gradient_edge(tensor));
+  for (const at::Tensor& tensor : differentiable_tensors(arguments)) edges.push_back(autograd::impl::gradient_edge(tensor));
   node_->node->set_next_edges(std::move(edges));
 }
 CallerGraph::~CallerGraph() = default;
 
 void CallerGraph::attach(value::Value& outputs) {
-  for (at::Tensor& tensor : differentiable(outputs)) {
+  for (at::Tensor& tensor : differentiable_tensors(outputs)) {
     tensor.set_requires_grad(false);
     autograd::create_gradient_edge(tensor, node_->node);
   }
@@ -131,7 +131,7 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
       throw base::UsageError(base::str("backward of tensor ", i, " of shape ", tensor.sizes(),
                                        " needs its gradient: only a scalar's may be left out"));
     }
-    scaled.push_back(given ? (scale == 1 ? gradients[i] : gradients[i] * scale) : at::full_like(tensor, scale));
+    scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : at::full_like(tensor, scale));
   }
   execute(tensors, scaled, /*keep_graph=*/false);
 }

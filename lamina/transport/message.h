@@ -18,7 +18,6 @@ enum class Kind : std::uint8_t {
   kBackward,   // run the backward of `call` with the gradients in `body`; answered by kResult
   kResult,     // the answer to `call`
   kError,      // the answer to `call`: it raised; `body` is a Failure
-  kRelease,    // the caller will not ask for the backward of the calls in `body`
   kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
   kObject,     // an object for the mailbox named `channel`
 };

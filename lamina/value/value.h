@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -63,7 +64,8 @@ class Value {
 
   Value() = default;
   template <class T>
-    requires std::constructible_from<Variant, std::in_place_type_t<std::remove_cvref_t<T>>, T>
+    requires(!std::same_as<std::remove_cvref_t<T>, Value>) &&
+            std::constructible_from<Variant, std::in_place_type_t<std::remove_cvref_t<T>>, T>
   Value(T&& held) : held_(std::in_place_type<std::remove_cvref_t<T>>, std::forward<T>(held)) {}
   Value(const char* text) : held_(std::string(text)) {}
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schedule under many orders of message arrival.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "tests/pipeline/pipeline_fixture.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using value::Value;
+
+// Counts, per microbatch, how often its forward and its backward passed.
+struct Counts {
+  explicit Counts(int microbatches) : forward(microbatches), backward(microbatches) {}
+  std::vector<std::atomic<int>> forward, backward;
+};
+
+void run_seed(const std::string& schedule, std::uint64_t seed) {
+  constexpr int kRanks = 3, kMicrobatches = 5;
+  Pipeline pipeline(kRanks, schedule, seed, 2 + static_cast<int>(seed % 3));
+  Counts counts(kMicrobatches);
+  const auto make = [&](Job&) {
+    return [&](Value x) {
+      at::Tensor y = x.as<at::Tensor>() * 2;
+      const auto microbatch = Activity::current()->microbatch().value;
+      ++counts.forward[microbatch];
+      if (y.requires_grad()) {
+        y.register_hook([&counts, microbatch](const at::Tensor&) { ++counts.backward[microbatch]; });
+      }
+      return Value(y);
+    };
+  };
+  // 0 -> 1 -> 2 -> 1 -> 0: rank 1 is visited twice, once from inside rank 2.
+  const auto middle = pipeline.add("middle", 1, make);
+  const auto last = pipeline.add("last", 2, [middle, make](Job& job) {
+    return [&job, middle, own = make(job)](Value x) { return job.call(middle, own(std::move(x))); };
+  });
+  const auto outcomes = pipeline.step(kMicrobatches, [&](base::Microbatch) {
+    Value x = at::ones({2}).set_requires_grad(true);
+    x = pipeline.job(0).call(last, pipeline.job(0).call(middle, x));
+    pipeline.job(0).backward({x.as<at::Tensor>().sum()}, {}, 1);
+    return Value();
+  });
+  for (const auto& outcome : outcomes) ASSERT_EQ(message_of(outcome.error), "") << schedule << " seed " << seed;
+  for (int i = 0; i < kMicrobatches; ++i) {
+    ASSERT_EQ(counts.forward[i], 3) << schedule << " seed " << seed << " microbatch " << i;
+    ASSERT_EQ(counts.backward[i], 3) << schedule << " seed " << seed << " microbatch " << i;
+  }
+}
+
+// LAMINA_SOAK multiplies the seeds.
+std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 1000; }
+
+TEST(ArrivalOrders, SimpleNeverDeadlocksAndRunsEachMicrobatchOnce) {
+  for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) run_seed("simple", seed);
+}
+
+TEST(ArrivalOrders, InterleavedNeverDeadlocksAndRunsEachMicrobatchOnce) {
+  for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) run_seed("interleaved", seed);
+}
+
+}  // namespace
+}  // namespace lamina::pipeline

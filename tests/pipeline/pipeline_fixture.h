@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "lamina/module/functions.h"
+#include "lamina/pipeline/job.h"
+#include "lamina/transport/inproc/network.h"
+
+namespace lamina::pipeline {
+
+// The jobs of one pipeline in this process, each with functions as modules.
+class Pipeline {
+ public:
+  Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3) : network_(size, seed) {
+    JobOptions options{.schedule = schedule, .active_microbatches = active, .timeout = std::chrono::seconds(60)};
+    for (int rank = 0; rank < size; ++rank) options.pipeline.emplace_back(rank);
+    for (int rank = 0; rank < size; ++rank) {
+      jobs_.push_back(std::make_unique<Job>(options, network_.connect(base::Rank(rank))));
+      modules_.push_back(std::make_shared<module::Functions>());
+    }
+  }
+
+  int size() const { return static_cast<int>(jobs_.size()); }
+  Job& job(int rank) { return *jobs_[rank]; }
+  transport::inproc::Network& network() { return network_; }
+
+  // `make(job)` gives the function as the rank with that job runs it.
+  base::ModuleId add(const std::string& name, int owner,
+                     const std::function<module::Functions::Function(Job&)>& make) {
+    base::ModuleId id;
+    for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)));
+    owners_.emplace_back(owner);
+    for (int rank = 0; rank < size(); ++rank) job(rank).set_model(modules_[rank], owners_);
+    return id;
+  }
+
+  // One step on all ranks; the outputs, or the exception, of each.
+  struct Outcome {
+    std::vector<value::Value> outputs;
+    std::exception_ptr error;
+  };
+  std::vector<Outcome> step(int microbatches, const Job::Body& body) {
+    std::vector<Outcome> outcomes(size());
+    std::vector<std::thread> mains;
+    for (int rank = 0; rank < size(); ++rank) {
+      mains.emplace_back([&, rank] {
+        try {
+          outcomes[rank].outputs = job(rank).run_step(microbatches, body, [] {});
+        } catch (...) {
+          outcomes[rank].error = std::current_exception();
+        }
+      });
+    }
+    for (auto& main : mains) main.join();
+    return outcomes;
+  }
+
+ private:
+  transport::inproc::Network network_;
+  std::vector<std::shared_ptr<module::Functions>> modules_;
+  std::vector<base::Rank> owners_;
+  std::vector<std::unique_ptr<Job>> jobs_;
+};
+
+// What `error` says; "" for none.
+inline std::string message_of(std::exception_ptr error) {
+  if (!error) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    return caught.what();
+  }
+}
+
+}  // namespace lamina::pipeline
