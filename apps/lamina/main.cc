@@ -49,7 +49,7 @@ int main(int count, char** words) {
   try {
     return run({words + 1, words + count});
   } catch (const std::exception& error) {
-    std::cerr << "lamina: " << error.what() << std::endl;
+    std::cerr << "lamina: " << error.what() << '\n';
     return 1;
   }
 }

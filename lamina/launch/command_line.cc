@@ -48,7 +48,7 @@ std::optional<int> parse(CLI::App& app, const std::string& name, const Arguments
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    std::cerr << name << ": " << error.what() << "; see `" << name << " --help`" << std::endl;
+    std::cerr << name << ": " << error.what() << "; see `" << name << " --help`\n";
     return 2;
   }
 }

@@ -7,7 +7,7 @@
 
 #include "lamina/launch/options.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's name
 class App;
 }
 

@@ -79,7 +79,7 @@ Environment own_environment() {
 int available_cores() {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return std::max(1u, std::thread::hardware_concurrency());  // more cores than the set has room for
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more cores than the set has room for
 }
 
 }  // namespace lamina::launch

@@ -38,7 +38,7 @@ std::optional<std::string> find_executable(const std::string& name) {
   if (name.find('/') != std::string::npos) return executable(name) ? std::optional(name) : std::nullopt;
   std::istringstream folders(variable("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string path = base::str(folder.empty() ? "." : folder, "/", name);
+    std::string path = base::str(folder.empty() ? "." : folder, "/", name);
     if (executable(path)) return path;
   }
   return std::nullopt;
@@ -50,7 +50,7 @@ std::string find_interpreter() {
     throw base::ConfigError(base::str("LAMINA_PYTHON is ", wanted, ", which is no executable: correct or unset it"));
   }
   std::error_code ignored;
-  const std::string beside = fs::read_symlink("/proc/self/exe", ignored).replace_filename("python");
+  std::string beside = fs::read_symlink("/proc/self/exe", ignored).replace_filename("python");
   if (executable(beside)) return beside;
   if (auto path = find_executable("python3")) return *path;
   throw base::ConfigError("no Python found: set LAMINA_PYTHON, or put python3 in PATH");

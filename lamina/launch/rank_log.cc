@@ -13,7 +13,7 @@
 namespace lamina::launch {
 namespace {
 
-constexpr off_t kLongestTail = 64 << 10;
+constexpr off_t kLongestTail = 65536;
 
 Fd open_unnamed(const std::string& folder) {
   Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_APPEND | O_CLOEXEC, 0600));

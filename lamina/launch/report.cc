@@ -47,8 +47,8 @@ void Report::interrupted(int signal, int ranks) const {
   say(signal_name(signal), ": ending ", ranks, ranks == 1 ? " rank" : " ranks");
 }
 
-void Report::killing(base::Rank rank, int after_seconds) const {
-  say("rank ", rank, " still ran ", after_seconds, " s after SIGTERM: killed");
+void Report::killing(base::Rank rank, std::chrono::seconds grace) const {
+  say("rank ", rank, " still ran ", grace.count(), " s after SIGTERM: killed");
 }
 
 void Report::left(base::Rank rank) const { say("rank ", rank, " hangs in the kernel and could not be killed"); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <vector>
 
 #include "lamina/launch/rank_log.h"
@@ -14,11 +15,11 @@ class Report {
   // `logs[i]` belongs to rank i + 1; rank 0 has none, its output went to the terminal.
   explicit Report(const std::vector<RankLog>& logs) : logs_(logs) {}
 
-  void failed(const Verdict::Failure& failure) const;      // the first line, then the tail of that rank's log
-  void ended_with_it(int others) const;                    // how many others followed
-  void interrupted(int signal, int ranks) const;           // by a signal to the launcher
-  void killing(base::Rank rank, int after_seconds) const;  // it ignored SIGTERM
-  void left(base::Rank rank) const;                        // not even SIGKILL ended it
+  void failed(const Verdict::Failure& failure) const;               // the first line, then the tail of that rank's log
+  void ended_with_it(int others) const;                             // how many others followed
+  void interrupted(int signal, int ranks) const;                    // by a signal to the launcher
+  void killing(base::Rank rank, std::chrono::seconds grace) const;  // it ignored SIGTERM
+  void left(base::Rank rank) const;                                 // not even SIGKILL ended it
 
  private:
   const std::vector<RankLog>& logs_;

@@ -12,7 +12,7 @@ namespace lamina::launch {
 namespace {
 
 int complain(const std::exception& error, int code) {
-  std::cerr << "lamina run: " << error.what() << std::endl;
+  std::cerr << "lamina run: " << error.what() << '\n';
   return code;
 }
 

@@ -65,6 +65,7 @@ void Supervisor::take_ends() {
     return end.has_value();
   });
   std::vector<pid_t> ranks;
+  ranks.reserve(ranks_.size());
   for (const RankProcess& rank : ranks_) ranks.push_back(rank.pid());
   reap_adopted(ranks);
 }
@@ -77,7 +78,7 @@ void Supervisor::advance() {
     report_.failed(*verdict_.first());
     end_ranks(kGraceAfterFailure);
   } else if (phase_ == Phase::kEnding && late) {
-    for (const RankProcess* rank : running_) report_.killing(rank->rank(), grace_.count());
+    for (const RankProcess* rank : running_) report_.killing(rank->rank(), grace_);
     kill_ranks();
   } else if (phase_ == Phase::kKilling && late) {
     for (const RankProcess* rank : running_) report_.left(rank->rank());
@@ -93,7 +94,7 @@ void Supervisor::interrupt(int signal) {
     report_.failed(*verdict_.first());
   } else if (!running_.empty()) {
     interruption_ = signal;
-    report_.interrupted(signal, running_.size());
+    report_.interrupted(signal, static_cast<int>(running_.size()));
   }
   end_ranks(kGraceAfterSignal);
 }

@@ -8,19 +8,22 @@
 namespace lamina::launch {
 namespace {
 
-const Job kJob{.master_port = 4711, .run_id = "job", .world_size = 3, .local_world_size = 3, .cores = 8};
-const Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
+Job job(int cores = 8) {
+  return {.master_port = 4711, .run_id = "job", .world_size = 3, .local_world_size = 3, .cores = cores};
+}
+
+constexpr Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
 
 bool holds(const Environment& environment, const std::string& entry) {
   return std::ranges::find(environment, entry) != environment.end();
 }
 
-int count(const Environment& environment, const std::string& name) {
+std::ptrdiff_t count(const Environment& environment, const std::string& name) {
   return std::ranges::count_if(environment, [&](const auto& entry) { return entry.starts_with(name + "="); });
 }
 
 TEST(RankEnvironment, KeepsTorchrunsContract) {
-  const auto environment = rank_environment(kJob, kPlace, {});
+  const auto environment = rank_environment(job(), kPlace, {});
   for (const char* entry :
        {"RANK=2", "LOCAL_RANK=2", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3", "GROUP_RANK=0", "GROUP_WORLD_SIZE=1",
         "ROLE_RANK=2", "ROLE_WORLD_SIZE=3", "ROLE_NAME=default", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1",
@@ -32,7 +35,7 @@ TEST(RankEnvironment, KeepsTorchrunsContract) {
 
 TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
   const auto environment = rank_environment(
-      kJob, kPlace,
+      job(), kPlace,
       {"RANK=7", "LAMINA_SECRET_FD=3", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_ERROR_FILE=/x"});
   EXPECT_TRUE(holds(environment, "RANK=2"));
   EXPECT_EQ(count(environment, "RANK"), 1);
@@ -42,23 +45,21 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
 }
 
 TEST(RankEnvironment, PassesOnWhatIsNotItsBusiness) {
-  const auto environment = rank_environment(kJob, kPlace, {"HOME=/root", "EMPTY=", "RANKS=5"});
+  const auto environment = rank_environment(job(), kPlace, {"HOME=/root", "EMPTY=", "RANKS=5"});
   for (const char* entry : {"HOME=/root", "EMPTY=", "RANKS=5"}) EXPECT_TRUE(holds(environment, entry)) << entry;
 }
 
 TEST(RankEnvironment, SharesTheCoresAmongTheRanks) {
-  EXPECT_TRUE(holds(rank_environment(kJob, kPlace, {}), "OMP_NUM_THREADS=2"));
-  Job crowded = kJob;
-  crowded.cores = 2;
-  EXPECT_TRUE(holds(rank_environment(crowded, kPlace, {}), "OMP_NUM_THREADS=1"));
+  EXPECT_TRUE(holds(rank_environment(job(), kPlace, {}), "OMP_NUM_THREADS=2"));
+  EXPECT_TRUE(holds(rank_environment(job(2), kPlace, {}), "OMP_NUM_THREADS=1"));
 }
 
 TEST(RankEnvironment, DefaultsYieldToTheUser) {
-  const auto defaults = rank_environment(kJob, kPlace, {});
+  const auto defaults = rank_environment(job(), kPlace, {});
   EXPECT_TRUE(holds(defaults, "UCX_HANDLE_ERRORS=none"));
   EXPECT_TRUE(holds(defaults, "UCX_MEM_EVENTS=n"));
   const Environment own{"OMP_NUM_THREADS=5", "UCX_HANDLE_ERRORS=bt", "UCX_MEM_EVENTS=y"};
-  const auto environment = rank_environment(kJob, kPlace, own);
+  const auto environment = rank_environment(job(), kPlace, own);
   for (const std::string& entry : own) EXPECT_TRUE(holds(environment, entry)) << entry;
   EXPECT_EQ(count(environment, "OMP_NUM_THREADS"), 1);
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 namespace lamina::launch {
@@ -28,7 +29,7 @@ TEST(Secret, EveryJobHasItsOwn) { EXPECT_NE(drain(Secret().copy()), drain(Secret
 
 TEST(Secret, CopiesAreClosedOnExecAndCannotBeChanged) {
   const Fd copy = Secret().copy();
-  EXPECT_TRUE(::fcntl(copy.get(), F_GETFD) & FD_CLOEXEC);
+  EXPECT_EQ(::fcntl(copy.get(), F_GETFD), FD_CLOEXEC);
   EXPECT_LT(::write(copy.get(), "x", 1), 0);
 }
 

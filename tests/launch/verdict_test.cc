@@ -6,7 +6,7 @@
 namespace lamina::launch {
 namespace {
 
-const base::Rank kZero(0), kOne(1), kTwo(2);
+constexpr base::Rank kZero(0), kOne(1), kTwo(2);
 
 TEST(Verdict, SuccessIsNoFailure) {
   Verdict verdict;
