@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small GPT on the sources of Python's standard library, in a pipeline of processes.
+
+    lamina run -n 2 examples/train_gpt.py         two processes, the model cut in two by lamina
+    python examples/train_gpt.py --partitions 1   one process, the same training
+
+The model (gpt.py) is an ordinary module and the loop an ordinary loop; what belongs to lamina starts with `lamina.`.
+Exits with 1 unless the model predicts unseen text better than counts of pairs of bytes do.
+"""
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+from gpt import GPT
+from report import Report
+from text import VOCABULARY, Batches, prompts, standard_library, unigram_and_bigram
+
+import lamina
+
+CONTEXT = 128
+SEQUENCES = 16
+LEARNING_RATE = 3e-3
+WARMUP_STEPS = 30
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300, help="training steps")
+    parser.add_argument("--partitions", type=int, default=2, help="ranks over which the model is spread")
+    parser.add_argument("--microbatches", type=int, default=4, help=f"pieces of a batch of {SEQUENCES} sequences")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial values, the batches and the sample")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for loss.png and metrics.jsonl")
+    return parser.parse_args()
+
+
+def warmup_then_cosine(steps: int):
+    return lambda step: min((step + 1) / WARMUP_STEPS, 1) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def live_bytes(model, optimizer: torch.optim.Optimizer) -> list[int]:
+    """Of each rank, the bytes of its parameters, their gradients and their optimizer state."""
+    total = 0
+    for parameter in model.local_parameters():
+        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
+            total += tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
+    return lamina.allgather(total, lamina.WORLD)
+
+
+def main() -> int:
+    args = arguments()
+    lamina.init(partitions=args.partitions, microbatches=args.microbatches, schedule="interleaved")
+
+    training, validation = standard_library()
+    unigram, bigram = unigram_and_bigram(training, validation)
+    batches = Batches(training, sequences=SEQUENCES, context=CONTEXT, seed=args.seed + lamina.dp_rank())
+    unseen = Batches(validation, sequences=SEQUENCES, context=CONTEXT, seed=args.seed)
+    unseen = [unseen.next() for _ in range(32)]
+
+    torch.manual_seed(args.seed)
+    model = GPT(vocabulary=VOCABULARY, width=160, layers=4, heads=4, context=CONTEXT)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model = lamina.distribute(model)
+    adamw = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = lamina.DistributedOptimizer(adamw)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, warmup_then_cosine(args.steps))
+
+    @lamina.step
+    def train_step(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+
+    @lamina.step
+    def validation_step(x, y):
+        return model(x, y)
+
+    @lamina.step
+    def predict_step(x):
+        return model(x)[:, -1]
+
+    @torch.no_grad()
+    def validate(batches) -> float:
+        losses = [validation_step(x, y).reduce_mean().item() for x, y in batches]
+        return sum(losses) / len(losses)
+
+    @torch.no_grad()
+    def generate(text: torch.Tensor, length: int, temperature: float = 0.7) -> torch.Tensor:
+        random = torch.Generator().manual_seed(args.seed)  # on every rank, so that all choose the same bytes
+        for _ in range(length):
+            logits = predict_step(text[:, -CONTEXT:]).concat()
+            chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+            text = torch.cat((text, chosen), dim=1)
+        return text
+
+    report = Report(
+        args.out,
+        steps=args.steps,
+        tokens_per_step=SEQUENCES * CONTEXT * lamina.dp_size(),
+        enabled=lamina.rank() == 0,
+    )
+    report.say(f"text: {len(training):,} bytes to learn from, {len(validation):,} unseen; {parameters:,} parameters")
+
+    for step in range(args.steps):
+        started = time.perf_counter()
+        loss = train_step(*batches.next()).reduce_mean()
+        optimizer.step()
+        if step == 0:
+            memory = live_bytes(model, adamw)
+            report.live_bytes(memory)
+        optimizer.zero_grad()
+        report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
+        scheduler.step()
+        if (step + 1) % 25 == 0:
+            report.validation(validate(unseen[:4]))
+
+    validation_loss = validate(unseen)
+    report.validation(validation_loss)
+    beginnings = prompts(validation, lamina.num_microbatches(), length=32)
+    texts = [bytes(text) for text in generate(beginnings, length=160).tolist()]
+    report.samples([text[:32] for text in texts], [text[32:] for text in texts])
+    report.finish(
+        unigram=unigram,
+        bigram=bigram,
+        parameters=parameters,
+        world_size=lamina.size(),
+        partitions=lamina.pp_size(),
+        microbatches=lamina.num_microbatches(),
+        live_bytes=memory,
+    )
+    if validation_loss >= bigram:
+        report.say(f"FAILED: the model ({validation_loss:.3f}) is no better than the bigram's counts ({bigram:.3f})")
+    lamina.shutdown()
+    return int(validation_loss >= bigram)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
