@@ -7,7 +7,7 @@ torch_version=2.13.0
 cpu_index=https://download.pytorch.org/whl/cpu
 # What pip fetches for torch's CUDA build of this version, and what that takes on disk.
 cuda_download_gb=2.7
-cuda_disk_gb=8
+cuda_disk_gb=5
 
 python=$(find_python)
 [[ -n "$python" ]] || stop "there is no ${PYTHON:-python3}: install Python 3.10 or newer, or say where it is with make PYTHON=..."
