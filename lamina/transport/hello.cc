@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/hello.h"
+
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/transport/secret.h"
+
+namespace lamina::transport {
+namespace {
+
+constexpr std::string Hello::* kFields[] = {&Hello::process,       &Hello::lamina,           &Hello::torch,
+                                            &Hello::size,          &Hello::configuration,    &Hello::liveness_address,
+                                            &Hello::wire_address};
+
+// The part of `text` around the first place where it differs from `other`.
+std::string around_difference(const std::string& text, const std::string& other) {
+  constexpr std::size_t kBefore = 40, kShown = 120;
+  const auto at = static_cast<std::size_t>(
+      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  const std::size_t begin = at > kBefore ? at - kBefore : 0;
+  return base::str(begin > 0 ? "..." : "", text.substr(begin, kShown), begin + kShown < text.size() ? "..." : "");
+}
+
+}  // namespace
+
+Hello Hello::of_this_process() {
+  Hello hello;
+  const Secret random = random_secret();
+  hello.process.assign(random.begin(), random.begin() + 16);
+  hello.lamina = LAMINA_VERSION;
+  hello.torch = TORCH_VERSION;
+  return hello;
+}
+
+std::string Hello::encode() const {
+  std::string bytes;
+  for (const auto field : kFields) {
+    const std::uint64_t size = (this->*field).size();
+    bytes.append(reinterpret_cast<const char*>(&size), sizeof size).append(this->*field);
+  }
+  return bytes;
+}
+
+Hello Hello::decode(const std::string& bytes) {
+  Hello hello;
+  std::size_t at = 0;
+  for (const auto field : kFields) {
+    std::uint64_t size = 0;
+    if (bytes.size() - at < sizeof size) throw base::FormatError("the store holds a malformed greeting");
+    std::memcpy(&size, bytes.data() + at, sizeof size);
+    at += sizeof size;
+    if (bytes.size() - at < size) throw base::FormatError("the store holds a malformed greeting");
+    hello.*field = bytes.substr(at, size);
+    at += size;
+  }
+  return hello;
+}
+
+void check_compatible(const std::vector<Hello>& hellos) {
+  struct Aspect {
+    std::string Hello::* field;
+    const char* name;
+  };
+  constexpr Aspect kAspects[] = {{&Hello::lamina, "version of lamina"},
+                                 {&Hello::torch, "version of torch"},
+                                 {&Hello::size, "world size"},
+                                 {&Hello::configuration, "configuration"}};
+  for (std::size_t rank = 1; rank < hellos.size(); ++rank) {
+    for (const auto& [field, name] : kAspects) {
+      const std::string& ours = hellos[0].*field;
+      const std::string& theirs = hellos[rank].*field;
+      if (ours == theirs) continue;
+      throw base::ConfigError(base::str("ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
+                                        "\n  rank 0: ", around_difference(ours, theirs), "\n  rank ", rank, ": ",
+                                        around_difference(theirs, ours)));
+    }
+  }
+}
+
+}  // namespace lamina::transport

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lamina::transport {
+
+// What each rank tells all others when it joins.
+struct Hello {
+  std::string process;  // random, tells apart two processes that claim one rank
+  std::string lamina;   // version
+  std::string torch;    // version
+  std::string size;     // of the world, as this rank believes it
+  std::string configuration;
+  std::string liveness_address;
+  std::string wire_address;
+
+  static Hello of_this_process();  // process and versions
+
+  std::string encode() const;
+  static Hello decode(const std::string& bytes);  // throws base::FormatError
+};
+
+// Throws base::ConfigError that names two ranks and their difference, the same on every rank, when the ranks cannot
+// work together.
+void check_compatible(const std::vector<Hello>& hellos);
+
+}  // namespace lamina::transport

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+
+namespace lamina::transport {
+
+// The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0
+// does while this object lives, shared with any other user of the same port in its process, so that a script's own
+// torch.distributed.init_process_group works before, beside and after. No wait here is longer than the deadline, and
+// `check_interrupt` (may be empty, may throw) is called at least every 200 ms.
+class JobStore {
+ public:
+  struct Options {
+    std::string host;
+    int port = 0;
+    bool is_host = false;  // this process hosts the store
+    base::Deadline deadline;
+    std::function<void()> check_interrupt;
+  };
+
+  // Throws base::TimeoutError when nothing answers in time, base::Error when rank 0 cannot listen on the port.
+  explicit JobStore(Options options);
+  ~JobStore();
+
+  // Setting again what was set is harmless: after a lost connection everything is.
+  void set(const std::string& key, const std::string& value);
+  std::string get(const std::string& key);  // of a key that exists
+
+  // Waits until all keys exist or the deadline has come; returns those still missing.
+  std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);
+
+  void remove(const std::string& key);
+
+ private:
+  struct Connection;
+  void connect();
+  bool has(const std::vector<std::string>& keys);
+  template <class Operation>
+  auto attempt(const Operation& operation);
+
+  const Options options_;
+  std::unique_ptr<Connection> connection_;
+  std::map<std::string, std::string> written_;
+};
+
+}  // namespace lamina::transport

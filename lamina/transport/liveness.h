@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/transport/socket.h"
+
+namespace lamina::transport {
+
+// Knows which of the other ranks' processes live, from one plain socket to each: the kernel closes it the moment a
+// process ends, however it ends, and gives up on a machine that does not answer for about ten seconds. Besides that
+// only the few notes below are sent. Not thread-safe, but note() may be called from any thread.
+class Liveness {
+ public:
+  enum class Kind : std::uint8_t {
+    kGone = 0,       // the peer's process ended or its connection broke; the last thing heard of it
+    kBye = 'B',      // the sender leaves on purpose and has sent us `value` messages
+    kArrived = 'A',  // all the messages that your kBye counted have arrived
+    kFlushed = 'F',  // the sender will touch none of our shared memory any more
+  };
+  struct Note {
+    base::Rank peer;
+    Kind kind = Kind::kGone;
+    std::uint64_t value = 0;
+    std::string why;  // kGone: a clause such as "its process ended"
+  };
+
+  // `sockets`: one connected, non-blocking socket per rank, none for our own (connect_mesh). A forked child closes its
+  // copies, so that its parent's death is noticed though the child lives on.
+  explicit Liveness(std::vector<Fd> sockets);
+  ~Liveness();
+  Liveness(const Liveness&) = delete;
+  Liveness& operator=(const Liveness&) = delete;
+
+  // Readable when poll() has something to tell.
+  int fd() const { return events_.get(); }
+
+  // What the peers told since the last call. Does not block.
+  std::vector<Note> poll();
+
+  // Sends a note. One that cannot be sent is lost: the peer is then gone, which poll() tells.
+  void note(base::Rank peer, Kind kind, std::uint64_t value = 0) const;
+
+ private:
+  struct Peer {
+    Fd socket;
+    std::string unread;  // the beginning of a note
+  };
+  bool read(base::Rank peer, std::vector<Note>& notes);  // false once the peer is gone
+  void forget(base::Rank peer);
+
+  std::vector<Peer> peers_;
+  Fd events_;
+};
+
+}  // namespace lamina::transport

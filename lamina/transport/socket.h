@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lamina::transport {
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// A numeric internet address with a port. All sockets made from one are non-blocking and close on exec.
+class Address {
+ public:
+  // Reads what text() wrote; throws base::FormatError.
+  static Address parse(const std::string& text);
+  // Where `host` may be: numeric or a name. Throws base::ConfigError when it has no address.
+  static std::vector<Address> resolve(const std::string& host, int port);
+  // The address of this machine from which `host` is reached, with port 0; 127.0.0.1 for a loopback host. Throws
+  // base::ConfigError when `host` cannot be resolved or reached.
+  static Address local_towards(const std::string& host, int port);
+
+  std::string text() const;  // "10.0.0.7 4711"
+  bool loopback() const;
+
+  // A socket that listens on this address; with port 0 the system picks one, which bound_to() tells.
+  Fd listen() const;
+  static Address bound_to(const Fd& socket);
+  // A socket on its way to this address: writable once connected, or once that failed.
+  Fd begin_connect() const;
+
+ private:
+  Fd open() const;
+  const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+// "No such file or directory" for the last error of the system.
+std::string system_error();
+
+}  // namespace lamina::transport

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lamina/base/ids.h"
+
+namespace lamina::transport::ucx {
+
+// What tests look at and do behind the back of the transport that open_ucx returns: `dynamic_cast<Probe&>(transport)`.
+class Probe {
+ public:
+  virtual ~Probe() = default;
+  // UCX's own description of the endpoint to a rank: names the transports in use.
+  virtual std::string lanes(base::Rank peer) = 0;
+  // Sends any bytes as a piece, instead of a frame.
+  virtual void send_raw(base::Rank to, const std::string& header, const std::string& data) = 0;
+  // How many messages were dropped because they were not authentic or malformed.
+  virtual std::int64_t dropped() = 0;
+};
+
+}  // namespace lamina::transport::ucx

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lamina/transport/ucx/wire.h"
+#include "lamina/transport/ucx/worker.h"
+
+namespace lamina::transport::ucx {
+
+// Puts the pieces that arrive together to messages, and the messages of each sender in order. Nothing of a piece
+// without its sender's token is looked at, stored or answered; a message that is authentic but malformed is skipped.
+// Both are counted, and told of at most every ten seconds. Every call is made by one thread at a time, as the worker's.
+class Receiver {
+ public:
+  struct Received {
+    base::Rank from;
+    std::string head;
+    std::vector<at::Tensor> buffers;  // private memory
+  };
+
+  Receiver(Worker& worker, std::vector<Token> incoming);
+
+  // Moves on with what the worker's last progress() brought.
+  void take_arrivals();
+
+  // Complete messages, in order for each sender. The caller takes them out.
+  std::deque<Received>& ready() { return ready_; }
+
+  // How many messages of `from` were ready, or skipped, so far.
+  std::uint64_t received(base::Rank from) const { return peers_[from.value].next; }
+  std::int64_t dropped() const { return dropped_; }
+  void drop(base::Rank from, const std::string& why);
+
+ private:
+  struct Arrival {
+    PieceHeader header;
+    void* data;  // the piece itself, or where it is not here yet UCX's descriptor of it
+    std::size_t size;
+    bool here;
+  };
+  struct Assembly {
+    std::string head;
+    std::size_t head_size = 0;
+    bool head_here = false;
+    bool skipped = false;
+    std::vector<at::Tensor> buffers;
+    std::vector<bool> expected;    // per buffer: it has yet to be announced
+    int missing = 1;               // pieces that have yet to be received, the packet included
+    int receiving = 0;             // of these, the ones UCX is writing now
+    std::vector<Arrival> waiting;  // buffers announced before the packet was here
+  };
+  struct Peer {
+    Token token;
+    std::uint64_t next = 0;  // sequence of the next message to become ready
+    std::map<std::uint64_t, Assembly> open;
+  };
+  struct Receiving;
+
+  static ucs_status_t arrived(void* self, const void* header, size_t header_size, void* data, size_t size,
+                              const ucp_am_recv_param_t* param);
+  static void finished(void* request, ucs_status_t status, size_t size, void* receiving);
+
+  void take(const Arrival& arrival);
+  void receive(const Arrival& arrival, Assembly& assembly, void* to);
+  void received_piece(const PieceHeader& header, ucs_status_t status);
+  void open_packet(const PieceHeader& header, Assembly& assembly);
+  void make_room(Assembly& assembly, const std::vector<BufferSpec>& specs);
+  void take_buffer(const Arrival& arrival, Assembly& assembly);
+  void skip(const PieceHeader& header, Assembly& assembly, const std::string& why);
+  void release_in_order(base::Rank from);
+
+  Worker& worker_;
+  std::vector<Peer> peers_;
+  std::vector<Arrival> arrivals_;
+  std::deque<Received> ready_;
+  std::int64_t dropped_ = 0;
+  std::int64_t next_warning_s_ = 0;
+};
+
+}  // namespace lamina::transport::ucx

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/transport/ucx/ucx_transport.h"
+
+namespace lamina::transport::ucx {
+
+// A message on its way out. One that is given up is never freed: UCX may still read it.
+struct UcxTransport::Sending {
+  Frame frame;                       // the head is the packet
+  std::uint64_t head_size = 0;       // how much of the packet is the head
+  std::vector<std::uint32_t> alone;  // indices of the buffers that travel on their own
+  std::vector<PieceHeader> headers;  // UCX reads them until the piece is sent
+  int pending = 0;
+  ucs_status_t status = UCS_OK;
+  UcxTransport* transport = nullptr;
+
+  Sending(Frame from, UcxTransport* to) : frame(std::move(from)), head_size(frame.head.size()), transport(to) {
+    PacketPlan plan;
+    for (std::uint32_t i = 0; i < frame.buffers.size(); ++i) {
+      const at::Tensor& buffer = frame.buffers[i];
+      if (!buffer.device().is_cpu()) {
+        throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"));
+      }
+      if (plan.takes(buffer.device(), buffer.numel())) {
+        frame.head.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));
+      } else {
+        alone.push_back(i);
+      }
+    }
+    headers.resize(alone.size() + 1);
+  }
+};
+
+// The progress thread takes the lock again and again; this makes it let us in.
+UcxTransport::Lock UcxTransport::enter() {
+  ++entering_;
+  Lock lock(mutex_);
+  --entering_;
+  return lock;
+}
+
+void UcxTransport::refuse_if_lost(base::Rank to) const {
+  if (closing_) throw base::UsageError("the transport is closed");
+  const std::string& why = peers_[to.value].why;
+  if (!why.empty()) throw base::PeerError(base::str("rank ", to, " is lost: ", why));
+}
+
+void UcxTransport::send(base::Rank to, const Message& message) {
+  if (to.value < 0 || to.value >= size()) {
+    throw base::UsageError(base::str("there is no rank ", to, " in a world of ", size()));
+  }
+  Frame frame = pack(message, peers_[to.value].outgoing);
+  if (frame.head.size() > kMaxHeadSize) {
+    throw base::UsageError(base::str("a message with ", frame.head.size() >> 20, " MiB besides its tensors; at most ",
+                                     kMaxHeadSize >> 20, " MiB travel: send large data as tensors"));
+  }
+  if (to == rank_) return send_to_self(std::move(frame));
+  auto sending = std::make_unique<Sending>(std::move(frame), this);
+  Lock lock = enter();
+  refuse_if_lost(to);
+  try {
+    post(*sending, to);
+    if (sending->pending > 0) wait(lock, *sending, to);
+    check(sending->status, "send");
+  } catch (...) {
+    if (sending->pending > 0) static_cast<void>(sending.release());
+    throw;
+  }
+}
+
+void UcxTransport::send_to_self(Frame frame) {
+  for (at::Tensor& buffer : frame.buffers) buffer = buffer.clone();
+  {
+    Lock lock = enter();
+    refuse_if_lost(rank_);
+    deliveries_.emplace_back(Receiver::Received{rank_, std::move(frame.head), std::move(frame.buffers)});
+  }
+  worker_->signal();
+}
+
+void UcxTransport::post(Sending& sending, base::Rank to) {
+  Peer& peer = peers_[to.value];
+  PieceHeader header;
+  header.from = static_cast<std::uint32_t>(rank_.value);
+  header.sequence = peer.sent++;
+  header.head_size = sending.head_size;
+  header.token = peer.outgoing;
+  sending.headers[0] = header;
+  const Frame& frame = sending.frame;
+  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), frame.head.size());
+  for (std::size_t i = 0; i < sending.alone.size(); ++i) {
+    header.piece = sending.alone[i] + 1;
+    sending.headers[i + 1] = header;
+    const at::Tensor& buffer = frame.buffers[sending.alone[i]];
+    post_piece(sending, peer.endpoint, sending.headers[i + 1], buffer.const_data_ptr(),
+               static_cast<std::size_t>(buffer.numel()));
+  }
+}
+
+void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data,
+                              std::size_t size) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = &UcxTransport::sent;
+  param.user_data = &sending;
+  param.datatype = ucp_dt_make_contig(1);
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(endpoint, kActiveMessage, &header, sizeof header, data, size, &param);
+  if (UCS_PTR_IS_ERR(request)) {
+    sending.status = UCS_PTR_STATUS(request);
+  } else if (request != nullptr) {
+    ++sending.pending;
+  }
+}
+
+// Called within progress(), or while a piece is posted.
+void UcxTransport::sent(void* request, ucs_status_t status, void* user_data) {
+  auto& sending = *static_cast<Sending*>(user_data);
+  if (status != UCS_OK) sending.status = status;
+  ucp_request_free(request);
+  if (--sending.pending == 0) sending.transport->changed_.notify_all();
+}
+
+void UcxTransport::wait(Lock& lock, Sending& sending, base::Rank to) {
+  worker_->signal();
+  ++waiting_;
+  const bool ended = changed_.wait_for(lock, send_timeout_, [&] {
+    return sending.pending == 0 || closing_ || !peers_[to.value].why.empty();
+  });
+  --waiting_;
+  changed_.notify_all();
+  if (sending.pending == 0) return;
+  refuse_if_lost(to);
+  if (!ended) {
+    throw base::TimeoutError(base::str("rank ", to, " has not taken a message for ", send_timeout_.count(),
+                                       " s, though its process lives"));
+  }
+}
+
+}  // namespace lamina::transport::ucx

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/ucx/ucx_transport.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+
+namespace lamina::transport::ucx {
+namespace {
+
+constexpr int kSpins = 200;         // fruitless turns before sleeping: some ten microseconds
+constexpr int kPoliteSpins = 100;   // times that UCX refuses to sleep before others get the processor
+constexpr int kListenEvery = 64;    // busy turns between looks at the liveness sockets
+constexpr auto kSettle = std::chrono::seconds(1);  // for what a lost peer sent to be received among other traffic
+constexpr int kSleepMs = 100;       // at most, should UCX fail to wake us
+
+void watch(const Fd& epoll, int fd) {
+  epoll_event event{EPOLLIN, {.fd = fd}};
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw base::Error(base::str("cannot watch for events: ", system_error()));
+  }
+}
+
+}  // namespace
+
+UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring)
+    : rank_(wiring.rank),
+      send_timeout_(wiring.send_timeout),
+      process_(::getpid()),
+      worker_(std::move(worker)),
+      receiver_(std::make_unique<Receiver>(*worker_, wiring.incoming)),
+      liveness_(std::move(wiring.liveness)),
+      peers_(wiring.addresses.size()),
+      stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      wake_(::epoll_create1(EPOLL_CLOEXEC)) {
+  for (int peer = 0; peer < size(); ++peer) {
+    peers_[peer].outgoing = wiring.outgoing[peer];
+    if (peer != rank_.value) peers_[peer].endpoint = worker_->connect(wiring.addresses[peer], peer);
+  }
+  for (const int fd : {worker_->event_fd(), liveness_->fd(), stop_event_.get()}) watch(wake_, fd);
+  thread_ = std::thread([this] {
+    ::pthread_setname_np(::pthread_self(), "lamina-ucx");
+    run();
+  });
+}
+
+UcxTransport::~UcxTransport() { close(false); }
+
+void UcxTransport::start(Events events) {
+  {
+    std::lock_guard guard(mutex_);
+    if (events_) throw base::UsageError("start() is called once");
+    events_ = std::move(events);
+  }
+  worker_->signal();
+}
+
+void UcxTransport::run() {
+  int fruitless = 0;
+  for (std::int64_t turns = 0; !stop_; ++turns) {
+    const bool active = turn();
+    deliver();
+    if (entering_ > 0) std::this_thread::yield();
+    fruitless = active ? 0 : fruitless + 1;
+    if (active) busy_ = 0;
+    if (turns % kListenEvery == 0) hear();
+    if (fruitless > kSpins) {
+      sleep();
+      hear();
+    }
+  }
+}
+
+bool UcxTransport::turn() {
+  std::lock_guard guard(mutex_);
+  const bool active = worker_->progress();
+  receiver_->take_arrivals();
+  for (auto& message : receiver_->ready()) deliveries_.emplace_back(std::move(message));
+  receiver_->ready().clear();
+  if (unsettled_) settle(!active);
+  return active;
+}
+
+void UcxTransport::sleep() {
+  {
+    std::lock_guard guard(mutex_);
+    if (!deliveries_.empty() && events_) return;
+    if (!worker_->arm()) {
+      // There is something to do, or a send waits for room at its receiver, which nothing announces.
+      if (++busy_ > kPoliteSpins) std::this_thread::yield();
+      if (busy_ < 10 * kPoliteSpins) return;
+    }
+  }
+  epoll_event events[3];
+  ::epoll_wait(wake_.get(), events, 3, busy_ < 10 * kPoliteSpins ? kSleepMs : 1);
+}
+
+std::optional<UcxTransport::Delivery> UcxTransport::next_delivery() {
+  std::lock_guard guard(mutex_);
+  if (!events_ || deliveries_.empty()) return std::nullopt;
+  std::optional<Delivery> next(std::move(deliveries_.front()));
+  deliveries_.pop_front();
+  return next;
+}
+
+void UcxTransport::deliver() {
+  while (!stop_) {
+    auto next = next_delivery();
+    if (!next) return;
+    if (const auto* lost = std::get_if<Lost>(&*next)) {
+      events_->lost(lost->peer, lost->why);
+      continue;
+    }
+    auto& received = std::get<Receiver::Received>(*next);
+    try {
+      events_->message(unpack(received.head, std::move(received.buffers)));
+    } catch (const std::exception& error) {
+      std::lock_guard guard(mutex_);
+      receiver_->drop(received.from, error.what());
+    }
+  }
+}
+
+void UcxTransport::hear() {
+  const auto notes = liveness_->poll();
+  if (notes.empty()) return;
+  std::lock_guard guard(mutex_);
+  for (const auto& note : notes) {
+    Peer& peer = peers_[note.peer.value];
+    switch (note.kind) {
+      case Liveness::Kind::kGone:
+        peer.gone = true;
+        peer.gone_why = note.why;
+        break;
+      case Liveness::Kind::kBye:
+        peer.bye = note.value;
+        break;
+      case Liveness::Kind::kArrived:
+        peer.arrived = true;
+        break;
+      case Liveness::Kind::kFlushed:
+        peer.flushed = true;
+        break;
+    }
+  }
+  unsettled_ = true;
+  settle_by_ = Clock::now() + kSettle;
+  changed_.notify_all();
+}
+
+void UcxTransport::settle(bool drained) {
+  const bool too_late = Clock::now() >= settle_by_;
+  unsettled_ = false;
+  for (int rank = 0; rank < size(); ++rank) {
+    Peer& peer = peers_[rank];
+    if (!peer.why.empty() || !(peer.gone || peer.bye)) continue;
+    const bool complete = peer.bye && receiver_->received(base::Rank(rank)) >= *peer.bye;
+    if (complete) liveness_->note(base::Rank(rank), Liveness::Kind::kArrived);
+    if (!complete && !(peer.gone && (drained || too_late))) {
+      unsettled_ = true;
+      continue;
+    }
+    peer.why = peer.bye ? "it called shutdown" : peer.gone_why;
+    deliveries_.emplace_back(Lost{base::Rank(rank), peer.why});
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lamina::transport::ucx

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/transport/ucx/plugin.h"
+#include "lamina/transport/ucx/probe.h"
+#include "lamina/transport/ucx/receiver.h"
+#include "lamina/transport/ucx/worker.h"
+
+namespace lamina::transport::ucx {
+
+// [Note: threads] One lock guards UCX and all that is below. A sender calls UCX itself, under the lock, and where UCX
+// needs the receiver's help (rendezvous, a full queue) waits for the progress thread. That thread alone makes progress,
+// reads the liveness sockets and delivers; it delivers without the lock, sleeps when nothing happens, and never throws.
+class UcxTransport : public Transport, public Probe {
+ public:
+  UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring);
+  ~UcxTransport() override;
+
+  base::Rank rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  void start(Events events) override;
+  void send(base::Rank to, const Message& message) override;
+  void close(bool orderly) override;
+
+  std::string lanes(base::Rank peer) override;
+  void send_raw(base::Rank to, const std::string& header, const std::string& data) override;
+  std::int64_t dropped() override;
+
+ private:
+  using Clock = base::Deadline::Clock;
+  using Lock = std::unique_lock<std::mutex>;
+  struct Sending;
+  struct Peer {
+    ucp_ep_h endpoint = nullptr;
+    Token outgoing{};
+    std::uint64_t sent = 0;
+    std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
+    bool gone = false;                 // its socket closed
+    bool arrived = false;              // it has all that our bye counted
+    bool flushed = false;              // it will touch none of our memory any more
+    std::string why;                   // it is lost, and the events say so; sends to it throw
+    std::string gone_why;
+  };
+  struct Lost {
+    base::Rank peer;
+    std::string why;
+  };
+  using Delivery = std::variant<Receiver::Received, Lost>;
+
+  // sending (ucx_send.cc)
+  Lock enter();
+  void send_to_self(Frame frame);
+  void post(Sending& sending, base::Rank to);
+  void post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data, std::size_t size);
+  void wait(Lock& lock, Sending& sending, base::Rank to);
+  void refuse_if_lost(base::Rank to) const;
+  static void sent(void* request, ucs_status_t status, void* sending);
+
+  // progress (ucx_transport.cc)
+  void run();
+  bool turn();  // false when nothing happened
+  void sleep();
+  void deliver();
+  std::optional<Delivery> next_delivery();
+  void hear();                 // reads the liveness sockets
+  void settle(bool drained);   // tells of lost peers once what they sent has arrived
+
+  // leaving (ucx_close.cc)
+  bool say_goodbye(Lock& lock);  // true when all ranks left together: nothing of UCX is needed any more
+  bool close_endpoints(Lock& lock);
+  template <class Condition>
+  bool all_peers(Lock& lock, Clock::duration patience, const Condition& condition);
+
+  const base::Rank rank_;
+  const std::chrono::seconds send_timeout_;
+  const int process_;  // a forked child must leave everything alone
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a send ended, a peer was lost or told something, or closing began
+  std::atomic<int> entering_ = 0;    // senders that want the lock: the progress thread lets them pass
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Receiver> receiver_;
+  std::unique_ptr<Liveness> liveness_;
+  std::vector<Peer> peers_;
+  std::deque<Delivery> deliveries_;
+  std::optional<Events> events_;
+  bool unsettled_ = false;  // a peer left or died and has not been told of
+  Clock::time_point settle_by_;
+  bool closing_ = false;
+  int waiting_ = 0;  // senders within wait()
+
+  Fd stop_event_;
+  Fd wake_;  // epoll over UCX, the liveness sockets and stop_event_
+  std::atomic<bool> stop_ = false;
+  int busy_ = 0;  // times in a row that UCX would not let us sleep
+  std::mutex close_mutex_;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lamina::transport::ucx

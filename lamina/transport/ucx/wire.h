@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "lamina/transport/message.h"
+
+// [Note: pieces] A frame travels as one active message that holds its head and its small buffers, the packet, and one
+// more for each other buffer, which UCX then moves without copying it. Every piece begins with a PieceHeader. Pieces
+// may arrive in any order; messages are delivered in the order of their sequence numbers, per sender.
+namespace lamina::transport::ucx {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little endian");
+
+struct PieceHeader {
+  std::uint32_t magic = 0x58434C4C;  // "LLCX"
+  std::uint32_t from = 0;
+  std::uint64_t sequence = 0;   // counts the messages of this pair
+  std::uint64_t head_size = 0;  // packet: how much of it is the head
+  std::uint32_t piece = 0;      // 0: the packet; k: buffer k-1 of the frame
+  std::uint32_t zero = 0;
+  Token token{};
+};
+static_assert(sizeof(PieceHeader) == 48);
+
+constexpr unsigned kActiveMessage = 1;                        // our id of UCX active messages
+constexpr std::uint64_t kMaxHeadSize = std::uint64_t(1) << 28;  // 256 MiB: what is not a tensor travels in the head
+constexpr std::int64_t kSmallBuffer = 8 << 10;                // copying this much costs less than a message of its own
+constexpr std::int64_t kSmallBuffers = 32 << 10;              // all small buffers of one packet
+
+// Decides which buffers travel in the packet: asked for each buffer in order, it answers alike on both sides.
+class PacketPlan {
+ public:
+  bool takes(at::Device device, std::int64_t size_bytes) {
+    if (!device.is_cpu() || size_bytes > kSmallBuffer || taken_ + size_bytes > kSmallBuffers) return false;
+    taken_ += size_bytes;
+    return true;
+  }
+  std::int64_t taken() const { return taken_; }
+
+ private:
+  std::int64_t taken_ = 0;
+};
+
+}  // namespace lamina::transport::ucx

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/ucx/worker.h"
+
+#include <sys/statvfs.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+
+namespace lamina::transport::ucx {
+namespace {
+
+constexpr std::uint64_t kSharedMemoryPerRank = std::uint64_t(64) << 20;
+
+// What UCX should not use: a comma-separated list of its transports.
+std::string left_out(int size, bool one_machine) {
+  std::string names = one_machine ? "tcp" : "";
+  struct statvfs room{};
+  if (::statvfs("/dev/shm", &room) != 0) return names;
+  const std::uint64_t free_bytes = std::uint64_t(room.f_bavail) * room.f_frsize;
+  if (free_bytes >= kSharedMemoryPerRank * static_cast<std::uint64_t>(size)) return names;
+  base::log_warning(base::str("only ", free_bytes >> 20, " MiB free in /dev/shm for ", size,
+                              " ranks: UCX uses System V shared memory instead"));
+  return names.empty() ? "posix" : names + ",posix";
+}
+
+using Config = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
+
+Config configure(int size, bool one_machine) {
+  ucp_config_t* read = nullptr;
+  check(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
+  Config config(read, &ucp_config_release);
+  if (std::getenv("UCX_TLS") != nullptr) return config;
+  const std::string names = left_out(size, one_machine);
+  if (!names.empty()) check(ucp_config_modify(read, "TLS", ("^" + names).c_str()), "choose transports");
+  return config;
+}
+
+}  // namespace
+
+void check(ucs_status_t status, const char* what) {
+  if (status != UCS_OK) throw base::Error(base::str("UCX cannot ", what, ": ", ucs_status_string(status)));
+}
+
+Worker::Worker(int size, bool one_machine) {
+  const Config config = configure(size, one_machine);
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.estimated_num_eps = static_cast<std::size_t>(size);
+  check(ucp_init(&params, config.get(), &context_), "start");
+  ucp_worker_params_t worker{};
+  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  check(ucp_worker_create(context_, &worker, &worker_), "make a worker");
+  check(ucp_worker_get_efd(worker_, &event_fd_), "wake its worker");
+}
+
+Worker::~Worker() {
+  if (leaked_) return;
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+std::string Worker::address() const {
+  ucp_address_t* address = nullptr;
+  std::size_t length = 0;
+  check(ucp_worker_get_address(worker_, &address, &length), "tell its address");
+  std::string bytes(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_, address);
+  return bytes;
+}
+
+ucp_ep_h Worker::connect(const std::string& address, int rank) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
+  ucp_ep_h endpoint = nullptr;
+  check(ucp_ep_create(worker_, &params, &endpoint), base::str("reach rank ", rank).c_str());
+  return endpoint;
+}
+
+bool Worker::arm() {
+  const ucs_status_t status = ucp_worker_arm(worker_);
+  if (status == UCS_ERR_BUSY) return false;
+  check(status, "sleep");
+  return true;
+}
+
+}  // namespace lamina::transport::ucx
