@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/cut.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace lamina::plan {
+namespace {
+
+constexpr double kImpossible = std::numeric_limits<double>::infinity();
+
+bool fits(std::span<const std::int64_t> weights, std::size_t segments, std::int64_t limit) {
+  std::size_t used = 1;
+  std::int64_t sum = 0;
+  for (std::int64_t weight : weights) {
+    if (sum + weight > limit) {
+      ++used;
+      sum = 0;
+    }
+    sum += weight;
+  }
+  return used <= segments;
+}
+
+std::int64_t smallest_limit(std::span<const std::int64_t> weights, std::size_t segments) {
+  std::int64_t low = *std::max_element(weights.begin(), weights.end());
+  std::int64_t high = std::accumulate(weights.begin(), weights.end(), std::int64_t(0));
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (fits(weights, segments, middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// Of a suffix of the weights, cut into a number of segments: where the first one ends in the most even cut.
+struct Suffix {
+  double spread = kImpossible;
+  std::size_t end = 0;
+};
+
+// `after` are the suffixes cut into one segment less, by their start.
+Suffix best_first_segment(std::span<const std::int64_t> weights, std::size_t start, std::int64_t limit,
+                          const std::vector<Suffix>& after) {
+  Suffix best;
+  std::int64_t sum = 0;
+  for (std::size_t end = start + 1; end <= weights.size(); ++end) {
+    sum += weights[end - 1];
+    if (sum > limit) break;
+    const double spread = static_cast<double>(sum) * static_cast<double>(sum) + after[end].spread;
+    if (spread < best.spread) best = {spread, end};
+  }
+  return best;
+}
+
+}  // namespace
+
+Cut cut_evenly(std::span<const std::int64_t> weights, int segments) {
+  const std::size_t size = weights.size();
+  const std::size_t count = std::min(size, static_cast<std::size_t>(segments));
+  Cut cut;
+  if (count == 0) return cut;
+  cut.largest = smallest_limit(weights, count);
+  std::vector<std::vector<Suffix>> best(count + 1, std::vector<Suffix>(size + 1));
+  best[0][size].spread = 0;
+  for (std::size_t left = 1; left <= count; ++left) {
+    for (std::size_t start = 0; start < size; ++start) {
+      best[left][start] = best_first_segment(weights, start, cut.largest, best[left - 1]);
+    }
+  }
+  cut.spread = best[count][0].spread;
+  for (std::size_t left = count, start = 0; left > 0; --left) {
+    start = best[left][start].end;
+    cut.ends.push_back(start);
+  }
+  return cut;
+}
+
+}  // namespace lamina::plan

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lamina/plan/partition.h"
+
+namespace lamina::plan {
+
+// Per partition, in module order, the names that say what it owns with the fewest words: a module owned whole stands
+// for all under it, siblings numbered in a row are joined ("blocks.0-2"), and "name (itself)" is a module of whose
+// children some are elsewhere. Containers that are never called count for nothing. A root without a name is "model".
+std::vector<std::vector<std::string>> owned_names(const ModuleTree& tree, const Assignment& owners, int partitions);
+
+}  // namespace lamina::plan
