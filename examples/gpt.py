@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N803 -- the shape suffixes are capitals
 """A small GPT over bytes: an ordinary module that knows nothing of lamina.
 
 Shapes in names: B sequences, L bytes of context, D width, H heads, E = D / H, V vocabulary.

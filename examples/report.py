@@ -4,13 +4,10 @@
 import json
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: E402
-from rich.text import Text  # noqa: E402
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 def _printable(text: bytes) -> str:
@@ -112,12 +109,11 @@ class Report:
         self._metrics.write(json.dumps(values) + "\n")
 
     def _draw(self, unigram: float, bigram: float) -> None:
-        figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
+        figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+        axes = figure.subplots()
         steps = range(1, len(self._losses) + 1)
-        smooth, mean = [], self._losses[0]
-        for loss in self._losses:
-            mean += 0.1 * (loss - mean)
-            smooth.append(mean)
+        around = [self._losses[max(0, step - 8) : step + 7] for step in steps]
+        smooth = [sum(losses) / len(losses) for losses in around]
         axes.plot(steps, self._losses, color="C0", alpha=0.25, linewidth=0.8)
         axes.plot(steps, smooth, color="C0", linewidth=1.8, label="training")
         axes.plot(*zip(*self._validations, strict=True), "o-", color="C3", markersize=4, label="validation")
@@ -131,4 +127,3 @@ class Report:
         axes.grid(alpha=0.2)
         axes.legend(frameon=False, loc="upper center")
         figure.savefig(self._out / "loss.png")
-        pyplot.close(figure)

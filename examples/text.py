@@ -37,6 +37,12 @@ def prompts(text: torch.Tensor, count: int, length: int) -> torch.Tensor:
     return text[chosen[:, None] + torch.arange(length)].long()
 
 
+def windows(text: torch.Tensor, count: int, context: int) -> torch.Tensor:
+    """Pieces of a text at even distances, each with the byte that follows it: int64 [count, context + 1]."""
+    starts = torch.linspace(0, len(text) - context - 1, count, dtype=torch.float64).long()
+    return text[starts[:, None] + torch.arange(context + 1)].long()
+
+
 class Batches:
     """Random windows of a text, the same ones in every run with the same seed."""
 

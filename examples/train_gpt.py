@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from gpt import GPT
 from report import Report
-from text import VOCABULARY, Batches, prompts, standard_library, unigram_and_bigram
+from text import VOCABULARY, Batches, prompts, standard_library, unigram_and_bigram, windows
 
 import lamina
 
@@ -25,6 +25,7 @@ CONTEXT = 128
 SEQUENCES = 16
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
+VALIDATION_EVERY = 50
 
 
 def arguments() -> argparse.Namespace:
@@ -45,7 +46,7 @@ def live_bytes(model, optimizer: torch.optim.Optimizer) -> list[int]:
     """Of each rank, the bytes of its parameters, their gradients and their optimizer state."""
     total = 0
     for parameter in model.local_parameters():
-        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
+        for tensor in (parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()):
             total += tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
     return lamina.allgather(total, lamina.WORLD)
 
@@ -57,8 +58,7 @@ def main() -> int:
     training, validation = standard_library()
     unigram, bigram = unigram_and_bigram(training, validation)
     batches = Batches(training, sequences=SEQUENCES, context=CONTEXT, seed=args.seed + lamina.dp_rank())
-    unseen = Batches(validation, sequences=SEQUENCES, context=CONTEXT, seed=args.seed)
-    unseen = [unseen.next() for _ in range(32)]
+    unseen = windows(validation, count=16 * SEQUENCES, context=CONTEXT).split(SEQUENCES)
 
     torch.manual_seed(args.seed)
     model = GPT(vocabulary=VOCABULARY, width=160, layers=4, heads=4, context=CONTEXT)
@@ -83,8 +83,8 @@ def main() -> int:
         return model(x)[:, -1]
 
     @torch.no_grad()
-    def validate(batches) -> float:
-        losses = [validation_step(x, y).reduce_mean().item() for x, y in batches]
+    def validate() -> float:
+        losses = [validation_step(text[:, :-1], text[:, 1:]).reduce_mean().item() for text in unseen]
         return sum(losses) / len(losses)
 
     @torch.no_grad()
@@ -114,11 +114,10 @@ def main() -> int:
         optimizer.zero_grad()
         report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
         scheduler.step()
-        if (step + 1) % 25 == 0:
-            report.validation(validate(unseen[:4]))
+        if (step + 1) % VALIDATION_EVERY == 0 or step + 1 == args.steps:
+            validation_loss = validate()
+            report.validation(validation_loss)
 
-    validation_loss = validate(unseen)
-    report.validation(validation_loss)
     beginnings = prompts(validation, lamina.num_microbatches(), length=32)
     texts = [bytes(text) for text in generate(beginnings, length=160).tolist()]
     report.samples([text[:32] for text in texts], [text[32:] for text in texts])
