@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/session.h"
+
+#include "lamina/base/log.h"
+#include "lamina/transport/solo.h"
+#include "lamina/transport/ucx.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using topology::Group;
+
+std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_cast<std::int64_t>(span) + 1); }
+
+std::unique_ptr<transport::Transport> connect(const base::Config& config, const base::World& world,
+                                              const std::function<void()>& check_interrupt) {
+  if (world.size == 1) return std::make_unique<transport::Solo>();
+  transport::UcxOptions options;
+  options.rank = world.rank;
+  options.size = world.size;
+  options.master_addr = world.master_addr;
+  options.master_port = world.master_port;
+  options.configuration = base::to_json(config);
+  options.send_timeout = seconds(config.timeout_s);
+  options.check_interrupt = check_interrupt;
+  return transport::open_ucx(options);
+}
+
+JobOptions job_options(const base::Config& config, std::vector<base::Rank> pipeline, FaceHooks hooks) {
+  JobOptions options;
+  options.schedule = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
+  options.active_microbatches = config.active_microbatches.value_or(config.partitions + 2);
+  options.timeout = std::chrono::duration<double>(config.timeout_s);
+  options.pipeline = std::move(pipeline);
+  options.thread_hooks = std::move(hooks.thread_hooks);
+  options.failures = std::move(hooks.failures);
+  return options;
+}
+
+}  // namespace
+
+Session::Session(base::Config config, base::World world, FaceHooks hooks)
+    : config_(base::with_defaults(std::move(config))),
+      world_(std::move(world)),
+      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy),
+      check_interrupt_(hooks.check_interrupt) {
+  topology::require_sharding_fits(topology_, config_.sharded_data_parallel_degree);
+  base::require_available(config_, topology_.size(Group::kDp));
+  if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
+  auto transport = connect(config_, world_, check_interrupt_);
+  job_ = std::make_unique<Job>(job_options(config_, members(Group::kPp), std::move(hooks)), std::move(transport));
+}
+
+base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }
+
+base::Rank Session::owner(base::Partition partition) const {
+  return topology_.translate(Group::kPp, static_cast<int>(partition.value), world_.rank);
+}
+
+base::Patience Session::patience() const {
+  const std::chrono::duration<double> timeout(config_.timeout_s);
+  return {std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
+}
+
+}  // namespace lamina::pipeline

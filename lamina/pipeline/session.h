@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lamina/base/config.h"
+#include "lamina/base/world.h"
+#include "lamina/pipeline/job.h"
+#include "lamina/topology/topology.h"
+
+namespace lamina::pipeline {
+
+// What a face lends to the engine.
+struct FaceHooks {
+  WorkerPool::Hooks thread_hooks;
+  std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
+  std::function<void()> check_interrupt;       // called at least every 50 ms by waits of the main thread; may throw
+};
+
+// The library on one rank, from init to shutdown: the configuration, this rank's place, and its job.
+class Session {
+ public:
+  // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
+  // base::ConfigError before anything is started, and what open_ucx throws.
+  Session(base::Config config, base::World world, FaceHooks hooks);
+
+  const base::Config& config() const { return config_; }
+  const base::World& world() const { return world_; }
+  const topology::Topology& topology() const { return topology_; }
+  Job& job() { return *job_; }
+
+  std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
+  base::Partition partition() const;  // the one that this rank owns
+  base::Rank owner(base::Partition partition) const;
+
+  // For waits of the main thread.
+  base::Patience patience() const;
+
+ private:
+  const base::Config config_;
+  const base::World world_;
+  const topology::Topology topology_;
+  const std::function<void()> check_interrupt_;
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace lamina::python {
+
+void bind_config(py::module_& module);
+void bind_session(py::module_& module);
+
+}  // namespace lamina::python

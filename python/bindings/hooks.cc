@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/bindings/hooks.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "lamina/base/error.h"
+#include "python/bindings/convert.h"
+
+namespace lamina::python {
+namespace {
+
+// Never destroyed: Python may be gone when the library's statics are.
+Hooks*& installed() {
+  static Hooks* hooks = nullptr;
+  return hooks;
+}
+
+void raise_as(const char* name, const std::exception& error) {
+  PyErr_SetString(py::object(hooks().errors[name]).ptr(), error.what());
+}
+
+void raise_remote(const value::Failure& failure) {
+  py::object pickled = py::none();
+  if (const auto* bytes = failure.object.get_if<std::string>()) pickled = py::bytes(*bytes);
+  const py::object exception = hooks().rebuild_exception(failure.type, failure.message, failure.traceback,
+                                                         failure.rank.value, pickled);
+  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+}
+
+// The exception that is set in Python, taken from it.
+py::object take_python_error() {
+  py::error_already_set error;
+  py::object exception = error.value();
+  if (error.trace()) PyException_SetTraceback(exception.ptr(), error.trace().ptr());
+  return exception;
+}
+
+class PythonFailures : public module::Failures {
+ public:
+  value::Failure describe(std::exception_ptr error, base::Rank rank) override {
+    py::gil_scoped_acquire gil;
+    set_python_error(error);
+    const py::tuple parts = hooks().describe_exception(take_python_error(), rank.value);
+    value::Failure failure{parts[0].cast<std::string>(), parts[1].cast<std::string>(), parts[2].cast<std::string>(),
+                           base::Rank(parts[3].cast<std::int64_t>()), {}};
+    if (!parts[4].is_none()) failure.object = parts[4].cast<std::string>();
+    return failure;
+  }
+};
+
+class PythonModules : public module::Modules {
+ public:
+  explicit PythonModules(std::vector<std::string> names) : names_(std::move(names)) {}
+
+  std::string name(base::ModuleId id) const override { return names_.at(id.value); }
+  std::string capture_state(base::ModuleId id) override {
+    py::gil_scoped_acquire gil;
+    return hooks().capture_state(id.value).cast<std::string>();
+  }
+  value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override {
+    const auto& parts = arguments.as<value::Tuple>().items;
+    py::gil_scoped_acquire gil;
+    const py::object args = to_object(parts.at(0)), kwargs = to_object(parts.at(1));
+    arguments = {};  // the module alone holds them now
+    return to_value(hooks().run_module(id.value, py::bytes(state), args, kwargs));
+  }
+
+ private:
+  const std::vector<std::string> names_;
+};
+
+// A worker keeps one Python thread state for its whole life.
+thread_local PyGILState_STATE worker_state;
+thread_local PyThreadState* worker_thread = nullptr;
+
+void begin_thread() {
+  worker_state = PyGILState_Ensure();
+  worker_thread = PyEval_SaveThread();
+  at::init_num_threads();
+}
+
+void end_thread() {
+  PyEval_RestoreThread(worker_thread);
+  PyGILState_Release(worker_state);
+}
+
+void check_signals() {
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+const Hooks& hooks() {
+  if (installed() == nullptr) throw base::UsageError("the hooks of the Python face are not set; import lamina");
+  return *installed();
+}
+
+void bind_hooks(py::module_& module) {
+  module.def(
+      "set_hooks",
+      [](py::object run_module, py::object capture_state, py::object describe_exception, py::object rebuild_exception,
+         py::object pack, py::object unpack, py::dict errors) {
+        delete std::exchange(installed(), new Hooks{run_module, capture_state, describe_exception, rebuild_exception,
+                                                    pack, unpack, errors});
+      },
+      py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("describe_exception"),
+      py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("errors"));
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const base::Error&) {
+      set_python_error(error);
+    } catch (const c10::Error&) {
+      set_python_error(error);
+    } catch (const python_error&) {
+      set_python_error(error);
+    }
+  });
+}
+
+void set_python_error(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (py::error_already_set& python) {
+    python.restore();
+  } catch (const value::RemoteFailure& remote) {
+    raise_remote(remote.failure());
+  } catch (const base::ConfigError& e) {
+    raise_as("ConfigError", e);
+  } catch (const base::UsageError& e) {
+    raise_as("UsageError", e);
+  } catch (const base::PeerError& e) {
+    raise_as("PeerError", e);
+  } catch (const base::TimeoutError& e) {
+    raise_as("TimeoutError", e);
+  } catch (const base::FormatError& e) {
+    raise_as("FormatError", e);
+  } catch (const base::CancelledError& e) {
+    raise_as("CancelledError", e);
+  } catch (const base::Error& e) {
+    raise_as("Error", e);
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
+
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names) {
+  return std::make_shared<PythonModules>(std::move(names));
+}
+
+pipeline::FaceHooks face_hooks() {
+  return {{begin_thread, end_thread}, std::make_shared<PythonFailures>(), check_signals};
+}
+
+}  // namespace lamina::python

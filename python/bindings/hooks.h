@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <exception>
+#include <memory>
+
+#include "lamina/module/modules.h"
+#include "lamina/pipeline/session.h"
+
+// What the engine calls back in Python.
+namespace lamina::python {
+
+// As set_hooks() of _lamina.pyi describes them. Set once; read with the GIL held.
+struct Hooks {
+  py::object run_module, capture_state, describe_exception, rebuild_exception, pack, unpack;
+  py::dict errors;
+};
+const Hooks& hooks();
+void bind_hooks(py::module_& module);
+
+// Sets the Python error that stands for `error`. The GIL is held.
+void set_python_error(std::exception_ptr error);
+
+// The model of the Python face, its modules called by the hooks.
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names);
+
+// Threads with a Python state of their own, exceptions as Python describes them, signals noticed.
+pipeline::FaceHooks face_hooks();
+
+}  // namespace lamina::python

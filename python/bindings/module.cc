@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/value/encoding.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/convert.h"
+#include "python/bindings/hooks.h"
+
+PYBIND11_MODULE(_lamina, module) {
+  using namespace lamina::python;
+  bind_hooks(module);
+  bind_config(module);
+  bind_session(module);
+  module.def("encode_roundtrip", [](py::handle object) {
+    auto encoded = lamina::value::encode(to_value(object));
+    for (auto& buffer : encoded.buffers) buffer = buffer.clone();
+    return to_object(lamina::value::decode(encoded.meta, std::move(encoded.buffers)));
+  });
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/session.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "lamina/module/released.h"
+#include "lamina/module/state_exchange.h"
+#include "lamina/plan/partition.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/convert.h"
+#include "python/bindings/hooks.h"
+
+namespace lamina::python {
+namespace {
+
+using pipeline::Session;
+using topology::Group;
+using Release = py::gil_scoped_release;
+using TreeRow = std::tuple<int, std::string, std::int64_t, std::vector<std::int64_t>, bool, std::optional<int>>;
+using EntryRow = std::tuple<std::string, std::optional<at::Tensor>, int>;
+
+Group group_of(const std::string& kind) {
+  static const std::map<std::string, Group> kGroups = {{"world", Group::kWorld}, {"mp", Group::kMp}, {"dp", Group::kDp},
+                                                       {"pp", Group::kPp},       {"tp", Group::kTp}, {"rdp", Group::kRdp}};
+  const auto found = kGroups.find(kind);
+  if (found == kGroups.end()) throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
+  return found->second;
+}
+
+std::vector<int> group_members(Session& session, const std::string& kind) {
+  std::vector<int> members;
+  for (auto rank : session.members(group_of(kind))) members.push_back(static_cast<int>(rank.value));
+  return members;
+}
+
+std::unique_ptr<Session> open(const base::Config& config) {
+  const Release release;
+  return std::make_unique<Session>(config, base::read_world(base::process_environment()), face_hooks());
+}
+
+// Objects.
+
+void send(Session& session, int rank, const std::string& channel, py::handle object) {
+  auto value = to_value(object);
+  const Release release;
+  session.job().mailbox().send(base::Rank(rank), channel, std::move(value));
+}
+
+py::object receive(Session& session, int rank, const std::string& channel) {
+  value::Value value;
+  {
+    const Release release;
+    value = session.job().mailbox().receive(base::Rank(rank), channel, session.patience());
+  }
+  return to_object(value);
+}
+
+py::list all_gather(Session& session, const std::string& kind, py::handle object) {
+  auto value = to_value(object);
+  std::vector<value::Value> values;
+  {
+    const Release release;
+    values = session.job().mailbox().all_gather(session.members(group_of(kind)), value, session.patience());
+  }
+  py::list objects;
+  for (const auto& one : values) objects.append(to_object(one));
+  return objects;
+}
+
+void barrier(Session& session, const std::string& kind) {
+  session.job().mailbox().barrier(session.members(group_of(kind)), session.patience());
+}
+
+// The model.
+
+std::pair<std::vector<int>, std::string> plan_model(Session& session, const std::vector<TreeRow>& rows) {
+  plan::ModuleTree tree;
+  for (const auto& [parent, name, bytes, ids, callable, placed] : rows) {
+    plan::Node node{parent, name, bytes, ids, callable, std::nullopt};
+    if (placed) node.placed_at = base::Partition(*placed);
+    tree.push_back(std::move(node));
+  }
+  const auto& config = session.config();
+  const auto planner = config.auto_partition
+                           ? plan::contiguous_planner()
+                           : plan::manual_planner(base::Partition(config.default_partition.value_or(0)));
+  const auto owners = planner->assign(tree, config.partitions);
+  std::vector<int> numbers;
+  for (auto owner : owners) numbers.push_back(static_cast<int>(owner.value));
+  return {numbers, plan::assignments_line(tree, owners, config.partitions) + "\n" + plan::describe(tree, owners, config.partitions)};
+}
+
+std::vector<module::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {
+  std::vector<module::Entry> entries;
+  for (const auto& [name, tensor, partition] : rows) {
+    entries.push_back({name, tensor.value_or(at::Tensor()), base::Partition(partition) == session.partition()});
+  }
+  return entries;
+}
+
+std::int64_t synchronize(Session& session, const std::vector<EntryRow>& rows) {
+  auto entries = to_entries(session, rows);
+  const Release release;
+  return module::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
+                             session.patience());
+}
+
+py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
+  const auto entries = to_entries(session, rows);
+  std::vector<at::Tensor> tensors;
+  {
+    const Release release;
+    tensors = module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
+  }
+  py::dict state;
+  for (std::size_t i = 0; i < entries.size(); ++i) state[py::str(entries[i].name)] = py::cast(tensors[i]);
+  return state;
+}
+
+void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition) {
+  const auto owner = session.owner(base::Partition(partition));
+  module::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner, " and was used on rank ",
+                                    session.world().rank,
+                                    ": use it only inside the forward of its own module, or place its user in the "
+                                    "same partition with set_partition"));
+}
+
+void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners) {
+  std::vector<base::Rank> ranks;
+  for (int partition : owners) ranks.push_back(session.owner(base::Partition(partition)));
+  session.job().set_model(python_modules(std::move(names)), std::move(ranks));
+}
+
+// The step.
+
+// A step body in Python and its results, shared with the threads that run it. Touched with the GIL held only.
+struct PythonBody {
+  py::object function;
+  std::vector<py::object> results;
+
+  static std::shared_ptr<PythonBody> make(const py::object& function, int microbatches) {
+    const auto destroy = [](PythonBody* body) {
+      py::gil_scoped_acquire gil;
+      delete body;
+    };
+    return {new PythonBody{function, std::vector<py::object>(microbatches)}, destroy};
+  }
+};
+
+py::list run_step(Session& session, int microbatches, const py::object& function) {
+  const auto body = PythonBody::make(function, microbatches);
+  const bool leads = session.job().leads();
+  const bool followed = session.members(Group::kPp).size() > 1;
+  std::vector<value::Value> outputs;
+  const auto run = [body, followed](base::Microbatch microbatch) -> value::Value {
+    py::gil_scoped_acquire gil;
+    py::object result = body->function(microbatch.value);
+    auto value = followed ? to_value(result) : value::Value();
+    body->results.at(microbatch.value) = std::move(result);
+    return value;
+  };
+  {
+    const Release release;
+    outputs = session.job().run_step(microbatches, run, session.patience().check_interrupt);
+  }
+  py::list objects;
+  for (int i = 0; i < microbatches; ++i) {
+    if (leads) {
+      objects.append(body->results.at(i));
+      continue;
+    }
+    value::for_each_tensor(outputs.at(i), [](at::Tensor& tensor) {
+      if (tensor.defined()) tensor.set_requires_grad(false);
+    });
+    objects.append(to_object(outputs.at(i)));
+  }
+  return objects;
+}
+
+py::object call(Session& session, int index, const py::tuple& args, const py::dict& kwargs) {
+  value::Value arguments = value::Tuple{{to_value(args), to_value(kwargs)}};
+  {
+    const Release release;
+    arguments = session.job().call(base::ModuleId(index), std::move(arguments));
+  }
+  return to_object(arguments);
+}
+
+void backward(Session& session, const pipeline::Tensors& tensors, const std::vector<std::optional<at::Tensor>>& given,
+              double scale) {
+  pipeline::Tensors gradients;
+  for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
+  const Release release;
+  session.job().backward(tensors, gradients, scale);
+}
+
+}  // namespace
+
+void bind_session(py::module_& module) {
+  py::class_<Session>(module, "Session")
+      .def(py::init(&open), py::arg("config"))
+      .def_property_readonly("config", &Session::config)
+      .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
+      .def_property_readonly("size", [](Session& s) { return s.world().size; })
+      .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })
+      .def_property_readonly("local_size", [](Session& s) { return s.world().local_size; })
+      .def_property_readonly("launched", [](Session& s) { return s.world().launched; })
+      .def("group_rank", [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); })
+      .def("group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); })
+      .def("group_members", &group_members)
+      .def("translate", [](Session& s, const std::string& kind, int index) {
+        return s.topology().translate(group_of(kind), index, s.world().rank).value;
+      })
+      .def("send", &send)
+      .def("receive", &receive)
+      .def("all_gather", &all_gather)
+      .def("barrier", &barrier, py::call_guard<Release>())
+      .def("plan", &plan_model)
+      .def("synchronize", &synchronize)
+      .def("gather", &gather)
+      .def("release", &release_tensor)
+      .def("set_model", &set_model)
+      .def("run_step", &run_step)
+      .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
+      .def("call", &call)
+      .def("backward", &backward)
+      .def("close", [](Session& s, bool orderly) { s.job().close(orderly); }, py::call_guard<Release>());
+}
+
+}  // namespace lamina::python
