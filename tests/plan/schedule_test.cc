@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/schedule.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "lamina/base/error.h"
+#include "tests/plan/simulation.h"
+
+namespace lamina::plan {
+namespace {
+
+// Any chain, with messages that overtake each other in an order given by the seed.
+Chain any_chain() {
+  Chain chain;
+  chain.stages = *rc::gen::inRange(1, 7).as("stages");
+  chain.microbatches = *rc::gen::inRange(1, 13).as("microbatches");
+  chain.forward = *rc::gen::inRange(0, 4).as("forward");
+  chain.backward = *rc::gen::inRange(0, 4).as("backward");
+  auto random = std::make_shared<std::mt19937>(*rc::gen::inRange(0, 1000000).as("seed"));
+  chain.delay = [random] { return static_cast<std::int64_t>((*random)() % 8); };
+  return chain;
+}
+
+int any_active() { return *rc::gen::inRange(1, 10).as("active microbatches"); }
+
+void expect_complete(const Chain& chain, const std::vector<Turn>& turns) {
+  std::map<std::tuple<int, base::Microbatch, Phase>, int> times;
+  for (const Turn& turn : turns) ++times[{turn.rank, turn.ticket.microbatch, turn.ticket.phase}];
+  for (const auto& [what, count] : times) RC_ASSERT(count == 1);
+  RC_ASSERT(turns.size() == static_cast<std::size_t>(chain.microbatches * (2 * chain.stages + 2)));
+}
+
+RC_GTEST_PROP(ScheduleProperty, EachMicrobatchGoesForwardAndBackwardOnceWhateverTheOrderOfMessages, ()) {
+  const Chain chain = any_chain();
+  const int active = any_active();
+  expect_complete(chain, simulate(*simple_schedule(active), chain));
+  expect_complete(chain, simulate(*interleaved_schedule(active), chain));
+}
+
+RC_GTEST_PROP(ScheduleProperty, SimpleDoesNoBackwardBeforeAllForwards, ()) {
+  const Chain chain = any_chain();
+  const auto turns = simulate(*simple_schedule(any_active()), chain);
+  const auto is_forward = [](const Turn& turn) {
+    return turn.ticket.phase == Phase::kStart || turn.ticket.phase == Phase::kForward;
+  };
+  RC_ASSERT(std::is_partitioned(turns.begin(), turns.end(), is_forward));
+}
+
+RC_GTEST_PROP(ScheduleProperty, SimpleLimitsTheForwardsInFlight, ()) {
+  const Chain chain = any_chain();
+  const int active = any_active();
+  for (const Turn& turn : simulate(*simple_schedule(active), chain)) {
+    RC_ASSERT(turn.after.started - turn.after.forward_done <= active);
+  }
+}
+
+RC_GTEST_PROP(ScheduleProperty, InterleavedLimitsTheMicrobatchesInFlight, ()) {
+  const Chain chain = any_chain();
+  const int active = any_active();
+  for (const Turn& turn : simulate(*interleaved_schedule(active), chain)) {
+    RC_ASSERT(turn.after.started - turn.after.finished <= active);
+  }
+}
+
+RC_GTEST_PROP(ScheduleProperty, InterleavedPrefersBackwards, ()) {
+  const auto schedule = interleaved_schedule(any_active());
+  std::vector<Ticket> waiting;
+  for (int i = 0; i < *rc::gen::inRange(1, 8); ++i) {
+    const auto phase = *rc::gen::element(Phase::kForward, Phase::kBackward);
+    waiting.push_back({phase, base::Microbatch(*rc::gen::inRange(0, 4)), static_cast<std::uint64_t>(i)});
+  }
+  const Ticket& chosen = waiting.at(schedule->pick(waiting, Progress{}).value());
+  for (const Ticket& other : waiting) {
+    if (other.phase == Phase::kBackward) RC_ASSERT(chosen.phase == Phase::kBackward);
+    if (other.phase == chosen.phase) RC_ASSERT(chosen.microbatch <= other.microbatch);
+  }
+}
+
+// The most that a step takes, of the ideal (m + p - 1)(forward + backward), over up to 8 stages and 64 microbatches.
+double worst_of_ideal(std::int64_t backward, const std::function<std::unique_ptr<Schedule>(int stages)>& schedule) {
+  double worst = 0;
+  for (int stages = 1; stages <= 8; ++stages) {
+    for (int microbatches : {1, 2, 3, 4, 8, 16, 32, 64}) {
+      Chain chain;
+      chain.stages = stages;
+      chain.microbatches = microbatches;
+      chain.backward = backward;
+      const auto took = static_cast<double>(simulate(*schedule(stages), chain).back().end);
+      const auto ideal = static_cast<double>((microbatches + stages - 1) * (chain.forward + chain.backward));
+      worst = std::max(worst, took / ideal);
+    }
+  }
+  return worst;
+}
+
+// Simulated time is exact: these are the schedules' own losses, before any cost of running them. Interleaved with few
+// microbatches in flight loses because one that has come forward returns to rank 0, whose turns are not interrupted,
+// before it goes backward: the chain is about two turns longer than its stages.
+TEST(Schedule, SimpleIsIdealOnAnEvenChain) {
+  const auto unlimited = [](int) { return simple_schedule(1000); };
+  EXPECT_DOUBLE_EQ(worst_of_ideal(1, unlimited), 1.0);
+  EXPECT_DOUBLE_EQ(worst_of_ideal(2, unlimited), 1.0);
+}
+
+TEST(Schedule, InterleavedIsWithinAQuarterOfIdealWithTwoMicrobatchesInFlightPerStage) {
+  const auto twice = [](int stages) { return interleaved_schedule(2 * stages + 2); };
+  EXPECT_LE(worst_of_ideal(1, twice), 1.25);
+  EXPECT_LE(worst_of_ideal(2, twice), 1.25);
+}
+
+TEST(Schedule, InterleavedIsWithinHalfOfIdealWithTwoMicrobatchesInFlightMoreThanStages) {
+  const auto two_more = [](int stages) { return interleaved_schedule(stages + 2); };
+  EXPECT_LE(worst_of_ideal(1, two_more), 1.25);
+  EXPECT_LE(worst_of_ideal(2, two_more), 1.5);
+}
+
+TEST(Schedule, InterleavedFreesEarlyWhatSimpleKeepsToTheEnd) {
+  Chain chain;
+  chain.stages = 4;
+  chain.microbatches = 32;
+  const auto most_in_flight = [&](const Schedule& schedule) {
+    int most = 0;
+    for (const Turn& turn : simulate(schedule, chain)) most = std::max(most, turn.after.started - turn.after.finished);
+    return most;
+  };
+  EXPECT_EQ(most_in_flight(*simple_schedule(6)), 32);
+  EXPECT_LE(most_in_flight(*interleaved_schedule(6)), 6);
+}
+
+TEST(Schedule, IsFoundByName) {
+  EXPECT_NE(make_schedule("simple", 1), nullptr);
+  EXPECT_NE(make_schedule("interleaved", 1), nullptr);
+  EXPECT_THROW(make_schedule("1f1b", 1), base::ConfigError);
+}
+
+}  // namespace
+}  // namespace lamina::plan
