@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lamina under the names of `smdistributed.modelparallel.torch`."""
+
+import lamina
+from lamina import *  # noqa: F403
+from smdistributed.modelparallel.torch import core as core
+from smdistributed.modelparallel.torch import model as model
+
+
+def __getattr__(name: str) -> object:
+    return getattr(lamina, name)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spreads a PyTorch model, and its training, over as many devices as it is given.
+
+    lamina.init(partitions=2, microbatches=8)
+    model = lamina.distribute(model)
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+
+    @lamina.step
+    def train_step(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+
+    for x, y in batches:
+        loss = train_step(x, y).reduce_mean()
+        optimizer.step()
+        optimizer.zero_grad()
+
+Started by `lamina run -n 2 train.py`. Everything else of the script stays as it is.
+"""
+
+import importlib.metadata
+
+from lamina import _hooks as _hooks
+from lamina import state
+from lamina._current import init, is_initialized, shutdown
+from lamina.errors import (
+    CancelledError,
+    ConfigError,
+    Error,
+    FormatError,
+    PeerError,
+    RemoteError,
+    TimeoutError,
+    UsageError,
+)
+from lamina.model import DistributedModel, distribute
+from lamina.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+from lamina.optimizer import DistributedOptimizer
+from lamina.output import StepOutput
+from lamina.placement import partition, set_partition
+from lamina.ranks import (
+    DP_GROUP,
+    DP_RANK,
+    MP_GROUP,
+    MP_RANK,
+    PP_GROUP,
+    PP_RANK,
+    RDP_GROUP,
+    RDP_RANK,
+    TP_GROUP,
+    TP_RANK,
+    WORLD,
+    WORLD_RANK,
+    CommGroup,
+    RankType,
+    dp_rank,
+    dp_size,
+    get_dp_group,
+    get_mp_group,
+    get_pp_group,
+    get_rdp_group,
+    get_tp_group,
+    local_rank,
+    local_size,
+    mp_rank,
+    mp_size,
+    num_microbatches,
+    pp_rank,
+    pp_size,
+    rank,
+    rdp_rank,
+    rdp_size,
+    size,
+    tp_rank,
+    tp_size,
+)
+from lamina.step import step
+
+try:
+    __version__ = importlib.metadata.version("lamina")
+except importlib.metadata.PackageNotFoundError:  # run from a source tree
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DP_GROUP",
+    "DP_RANK",
+    "MP_GROUP",
+    "MP_RANK",
+    "PP_GROUP",
+    "PP_RANK",
+    "RDP_GROUP",
+    "RDP_RANK",
+    "TP_GROUP",
+    "TP_RANK",
+    "WORLD",
+    "WORLD_RANK",
+    "CancelledError",
+    "CommGroup",
+    "ConfigError",
+    "DistributedModel",
+    "DistributedOptimizer",
+    "Error",
+    "FormatError",
+    "PeerError",
+    "RankType",
+    "RemoteError",
+    "StepOutput",
+    "TimeoutError",
+    "UsageError",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "distribute",
+    "dp_barrier",
+    "dp_rank",
+    "dp_size",
+    "get_dp_group",
+    "get_mp_group",
+    "get_pp_group",
+    "get_rdp_group",
+    "get_tp_group",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mp_barrier",
+    "mp_rank",
+    "mp_size",
+    "num_microbatches",
+    "partition",
+    "pp_rank",
+    "pp_size",
+    "rank",
+    "rdp_rank",
+    "rdp_size",
+    "recv_from",
+    "send",
+    "set_partition",
+    "shutdown",
+    "size",
+    "state",
+    "step",
+    "tp_rank",
+    "tp_size",
+]
+
+_NOT_YET = {
+    "CheckpointManager",
+    "amp",
+    "delay_param_initialization",
+    "get_dp_process_group",
+    "get_mp_process_group",
+    "get_pp_process_group",
+    "get_rdp_process_group",
+    "get_tp_process_group",
+    "get_world_process_group",
+    "is_tracing",
+    "load",
+    "model_creation",
+    "optimizers",
+    "patches",
+    "resume_from_checkpoint",
+    "save",
+    "save_checkpoint",
+    "set_activation_checkpointing",
+    "set_tensor_parallelism",
+    "tensor_parallelism",
+    "tp_register",
+    "tp_register_with_module",
+}
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"lamina.{name} is not available yet" if name in _NOT_YET else f"lamina has no {name!r}")

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The current job: from `init` to `shutdown`. The only global state of the package."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lamina import _lamina, intercept
+from lamina.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from lamina.model import DistributedModel
+
+
+@dataclass
+class Job:
+    """What one `init` started."""
+
+    session: _lamina.Session
+    model: DistributedModel | None = None
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the model is cut over several ranks."""
+        return self.session.group_size("pp") > 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank runs the bodies of step functions."""
+        return self.session.group_rank("pp") == 0
+
+
+_job: Job | None = None
+_process = 0  # that called init: a fork of it must not end its session
+
+# Set while a step body runs in its caller's thread, which the engine does not know of.
+running_body: contextvars.ContextVar[bool] = contextvars.ContextVar("lamina_running_body", default=False)
+
+
+def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
+    """Starts lamina in this process; every process of the job calls it.
+
+    A second call without configuration, or with the same, does nothing. Started without a launcher, the process is a
+    job of its own: degrees above 1 become 1, and one warning says so.
+
+    Args:
+        config: the keys of docs/configuration.md, either bare or as `{"enabled": ..., "parameters": {...}}`. The
+            environment variable SM_HP_MP_PARAMETERS, when it says anything, counts instead.
+        **keys: the same as keyword arguments: `init(partitions=2, microbatches=8, schedule="interleaved")`.
+
+    Errors:
+        ConfigError: wrong keys, all of them named at once; both forms at once; a configuration that differs from that
+            of an earlier call.
+        PeerError, TimeoutError: the ranks did not find each other.
+    """
+    global _job, _process
+    text = _to_json(config, keys)
+    if _job is not None:
+        if text != "{}":
+            _require_same(_job.session.config, text)
+        return
+    parsed, notes = _lamina.parse_config(text)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    _job = Job(_lamina.Session(parsed))
+    if not _process:
+        atexit.register(_at_exit)
+    _process = os.getpid()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` not since."""
+    return _job is not None
+
+
+def shutdown() -> None:
+    """Ends what `init` started; every rank calls it. Afterwards `init` may be called again. Does nothing when there is
+    nothing to end.
+
+    Errors:
+        UsageError: called inside a step function.
+    """
+    if _job is not None:
+        outside_step("shutdown()")
+        _close(orderly=True)
+
+
+def job() -> Job:
+    """The current job. Raises UsageError before `init`."""
+    if _job is None:
+        raise UsageError("lamina is not initialised in this process: call lamina.init() first")
+    return _job
+
+
+def session() -> _lamina.Session:
+    """The current session. Raises UsageError before `init`."""
+    return job().session
+
+
+def in_step() -> bool:
+    """Whether this thread runs a step body, or a module for another rank."""
+    return running_body.get() or (_job is not None and _job.session.in_step())
+
+
+def outside_step(what: str) -> Job:
+    """The current job; raises UsageError inside a step function, where `what` is not allowed."""
+    if in_step():
+        raise UsageError(
+            f"{what} was called inside a step function, which runs once per microbatch and on one rank of the pipeline "
+            "only: call it before or after the step"
+        )
+    return job()
+
+
+def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
+    if config is not None and keys:
+        raise ConfigError(f"init() takes a dictionary or keyword arguments, not both; keywords: {', '.join(keys)}")
+    given = keys if config is None else config
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"init() takes a dictionary, not {type(given).__name__}")
+    try:
+        return json.dumps(dict(given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the configuration cannot be written as JSON: {error}") from None
+
+
+def _require_same(current: _lamina.Config, text: str) -> None:
+    asked, _ = _lamina.parse_config(text)
+    if difference := current.differences(asked):
+        raise ConfigError(
+            f"init() was called before with another configuration; call shutdown() first to change it. "
+            f"Then and now: {difference}"
+        )
+
+
+def _close(orderly: bool) -> None:
+    global _job
+    ended, _job = _job, None
+    intercept.remove()
+    ended.session.close(orderly)
+
+
+def _at_exit() -> None:
+    """Waits for the peers only if this rank ends as planned; of an uncaught error they shall learn at once."""
+    if _job is not None and os.getpid() == _process:
+        _close(orderly=getattr(sys, "last_value", None) is None)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, by culprit. The first line of a message says who, what, with whom and what to do."""
+
+import builtins
+
+
+class Error(RuntimeError):
+    """Any error that lamina itself raises."""
+
+
+class ConfigError(Error, ValueError):
+    """The configuration is wrong; nothing was started."""
+
+
+class UsageError(Error):
+    """The caller used the library in a way it does not allow."""
+
+
+class PeerError(Error, ConnectionError):
+    """Another rank is gone: its process ended or its connection broke."""
+
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """A live rank did not answer before the deadline."""
+
+
+class FormatError(Error):
+    """Bytes that are not what the format says."""
+
+
+class CancelledError(Error):
+    """The step ended because of an error elsewhere; that error is the one to look at."""
+
+
+class RemoteError(Error):
+    """An exception that another rank raised.
+
+    Where the original's type allows it, the error is also of that type: `except KeyError` catches a KeyError of any
+    rank, and `except RemoteError` all that came from others.
+
+    Attributes:
+        rank: the world rank that raised it, -1 when unknown.
+        remote_traceback: the traceback on that rank, as text.
+    """
+
+    rank: int = -1
+    remote_traceback: str = ""
+
+
+ENGINE_ERRORS: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError, CancelledError)
+}

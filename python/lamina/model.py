@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model spread over the ranks of its pipeline."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _current, intercept
+from lamina.errors import UsageError
+from lamina.optimizer import trim
+from lamina.partitioning import PartitionedModel, partition
+
+_NOT_YET = {
+    "join",
+    "register_comm_hook",
+    "register_post_partition_hook",
+    "register_post_step_hook",
+    "local_state_dict",
+    "distributed_modules",
+    "is_distributed_parameter",
+    "is_distributed_buffer",
+    "is_scaled_batch_parameter",
+    "is_scaled_batch_buffer",
+    "default_reducer_named_parameters",
+    "scaled_batch_reducer_named_parameters",
+}
+
+Names = Iterator[tuple[str, Any]]
+
+
+class DistributedModel(nn.Module):
+    """A model whose modules are spread over the ranks of its pipeline. There is one per job.
+
+    With more than one partition the model is cut at the first call of a step function, and is called inside step
+    functions only; with one it is ready at once and may be called anywhere. Names of parameters, buffers and modules
+    are those of the module that is wrapped.
+
+    Args:
+        module: the model. All ranks build the same; the values are those of world rank 0.
+        average_grads_across_microbatches: whether `backward` in a step divides gradients by the number of microbatches.
+        trace_device, overlapping_allreduce, backward_passes_per_step, bucket_cap_mb, broadcast_buffers,
+            gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they could change.
+        trace_execution_times, trace_memory_usage: not available yet.
+
+    Errors:
+        UsageError: no `init`, a second model, a model inside torch's own data-parallel wrapper, an option that is not
+            available yet.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+    ):
+        super().__init__()
+        job = _current.outside_step("DistributedModel()")
+        _check_module(module)
+        if job.model is not None:
+            raise UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job")
+        if trace_device not in ("cpu", "gpu"):
+            raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
+        for name, given in (
+            ("trace_execution_times", trace_execution_times),
+            ("trace_memory_usage", trace_memory_usage),
+        ):
+            if given:
+                raise UsageError(f"{name}=True is not available yet")
+        self.module = module
+        self._average = average_grads_across_microbatches
+        self._pipelined = job.pipelined
+        self._partitioned: PartitionedModel | None = None
+        job.model = self
+        if not self._pipelined:
+            self._partition()
+
+    # Calls.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model. With more than one partition inside step functions only, else UsageError."""
+        self._check_called("the model was called")
+        return self.module(*args, **kwargs)
+
+    def backward(
+        self,
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        """The backward pass of `tensors` over all ranks, as torch.autograd.backward does it on one.
+
+        In a step the gradients are divided by the number of microbatches, unless the model was made with
+        average_grads_across_microbatches=False.
+
+        Args:
+            tensors: outputs, or what was computed from them; scalars unless their gradient is given.
+            grad_tensors: a gradient, or None, for each.
+
+        Errors:
+            UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
+        """
+        self._check_called("model.backward was called")
+        outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if grad_tensors is None:
+            gradients = [None] * len(outputs)
+        else:
+            gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+        if len(gradients) != len(outputs):
+            raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
+        scale = 1 / _current.session().config.microbatches if self._average and _current.in_step() else 1.0
+        if self._pipelined:
+            _current.session().backward(outputs, gradients, scale)
+        else:
+            torch.autograd.backward(outputs, [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)])
+
+    # What it is made of.
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether it is known who owns what: from the first step on, with one partition from the start."""
+        return self._partitioned is not None
+
+    def get_module(self) -> nn.Module:
+        """The module that is wrapped."""
+        return self.module
+
+    def named_modules(self, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's."""
+        return self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's: all parameters, those without a value on this rank included."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's: all buffers, those without a value on this rank included."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_parameters())
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank owns. Before partition: UsageError."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, buffer) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_buffers())
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers that this rank owns. Before partition: UsageError."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(name, module) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_modules())
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules that this rank owns. Before partition: UsageError."""
+        return (module for _, module in self.local_named_modules())
+
+    def state_dict(self, *, prefix: str = "", keep_vars: bool = False, gather_to_rank0: bool = False) -> dict[str, Any]:
+        """The whole model's state, which the wrapped module's class loads as it is.
+
+        Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
+
+        Args:
+            prefix: put before every name.
+            keep_vars: only before partition, or with one partition: as torch's.
+            gather_to_rank0: only mp_rank 0 gets it; the others get {}.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if not self._pipelined or not self.partitioned:
+            return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        session = self._job("state_dict()").session
+        here = self.module.state_dict(keep_vars=True)
+        whole = OrderedDict(here)
+        owner_of = self._partitioned.owner_of
+        entries = [
+            (name, value if self._partitioned.owns(name) else None, owner_of(name))
+            for name, value in here.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        whole.update(session.gather(entries))
+        # What modules add by get_extra_state() is anything.
+        others = [name for name, value in here.items() if not isinstance(value, torch.Tensor)]
+        if others:
+            everyone = session.all_gather("pp", {name: here[name] for name in others if self._partitioned.owns(name)})
+            for extra in everyone:
+                whole.update(extra)
+        if gather_to_rank0 and session.group_rank("mp") != 0:
+            return {}
+        whole = OrderedDict((prefix + name, value) for name, value in whole.items())
+        whole._metadata = here._metadata
+        return whole
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Loads a whole model's state: every rank keeps what it owns. Called on every rank.
+
+        Args:
+            state_dict: as from `state_dict()`, or from the wrapped module's class.
+            strict: whether names have to be the same.
+            assign: only before partition, or with one partition: as torch's.
+
+        Returns:
+            torch's NamedTuple of missing_keys and unexpected_keys.
+
+        Errors:
+            RuntimeError: as torch's: names or shapes do not fit.
+        """
+        if not self._pipelined or not self.partitioned:
+            return self.module.load_state_dict(state_dict, strict, assign)
+        self._job("load_state_dict()")
+        if assign:
+            raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
+        expected = self.module.state_dict(keep_vars=True).keys()
+        missing = [name for name in expected if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in expected]
+        if strict and (missing or unexpected):
+            raise RuntimeError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}")
+        own = {name: value for name, value in state_dict.items() if name in expected and self._partitioned.owns(name)}
+        self.module.load_state_dict(own, strict=False)
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_YET:
+            raise AttributeError(f"DistributedModel.{name} is not available yet")
+        return super().__getattr__(name)
+
+    # Inside.
+
+    def _partition(self) -> None:
+        """Cuts the model, the first time; collective over the world."""
+        if self._partitioned is not None:
+            return
+        job = _current.job()
+        model = partition(self.module, job.session)
+        for optimizer in job.optimizers:
+            trim(optimizer, model)
+        self._partitioned = model
+        if self._pipelined:
+            job.session.set_model(model.tree.names, model.owners)
+            intercept.install(model.remote(), self._call_remote)
+
+    def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not _current.in_step():
+            name = self._partitioned.tree.names[number] or "the model"
+            raise UsageError(
+                f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
+                "with @lamina.step"
+            )
+        return _current.session().call(number, args, kwargs)
+
+    def _job(self, what: str) -> _current.Job:
+        job = _current.outside_step(what)
+        if job.model is not self:
+            raise UsageError(f"{what} of a DistributedModel whose job was shut down")
+        return job
+
+    def _check_called(self, what: str) -> None:
+        if not self._pipelined:
+            return
+        if _current.job().model is not self:
+            raise UsageError(f"{what}, but its job was shut down")
+        if not _current.in_step():
+            raise UsageError(
+                f"{what} outside a step; with more than one partition call it inside a function decorated with "
+                "@lamina.step"
+            )
+
+    def _local(self, named: Names) -> Names:
+        if self._partitioned is None:
+            raise UsageError("the model is partitioned at the first call of a step function; nothing is local before")
+        return ((name, value) for name, value in named if self._partitioned.owns(name))
+
+
+def distribute(module: nn.Module, **options: Any) -> DistributedModel:
+    """`DistributedModel(module, **options)`."""
+    return DistributedModel(module, **options)
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"DistributedModel takes an nn.Module, not {type(module).__name__}")
+    if isinstance(module, DistributedModel):
+        raise UsageError("this is a DistributedModel already")
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise UsageError(f"take the model out of its {type(module).__name__} first: lamina sees to data parallelism")
+
+
+def _scaled(output: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
+    if gradient is not None:
+        return gradient * scale
+    return torch.full_like(output, scale) if output.numel() == 1 else None  # torch says what is missing

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
+
+import hashlib
+import itertools
+import sys
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import ConfigError, UsageError
+from lamina.tree import ModuleTree
+
+
+class PartitionedModel:
+    """A model whose modules have owners.
+
+    Attributes:
+        tree: its modules.
+        owners: per node of the tree, the partition that owns it.
+        partition: this rank's.
+    """
+
+    def __init__(self, tree: ModuleTree, owners: list[int], partition: int):
+        self.tree = tree
+        self.owners = owners
+        self.partition = partition
+        self._paths = tree.paths()
+
+    def owner_of(self, name: str) -> int:
+        """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
+        while name not in self._paths:
+            name = name.rpartition(".")[0]
+        return self.owners[self._paths[name]]
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank owns what has that name; see `owner_of`."""
+        return self.owner_of(name) == self.partition
+
+    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+        """(name, tensor, owner) of every parameter and buffer, each once."""
+        return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
+
+    def remote(self) -> dict[int, int]:
+        """The number of each module that other ranks own, by id(module)."""
+        return {
+            id(module): number
+            for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
+            if owner != self.partition
+        }
+
+
+def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
+    """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
+    owns, and nothing of the rest.
+
+    Errors:
+        ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
+    """
+    tree = ModuleTree(module)
+    model = PartitionedModel(tree, _agree(tree, session), session.group_rank("pp"))
+    if session.size > 1:
+        session.synchronize(model.tensors())
+    for name, tensor, owner in model.tensors():
+        if owner != model.partition:
+            tensor.grad = None
+            session.release(tensor, name, owner)
+    return model
+
+
+def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:
+    """The owners that world rank 0 planned, once it is sure that all ranks have the same model."""
+    if session.size == 1:
+        return [0] * len(tree.modules)
+    lines = tree.describe()
+    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+    if session.rank == 0:
+        mine |= _plan(tree, session) | {"lines": lines}
+    everyone = session.all_gather("world", mine)
+    first = everyone[0]
+    if first["error"]:
+        raise ConfigError(first["error"])
+    if any(other["digest"] != first["digest"] for other in everyone):
+        differences = session.all_gather("world", _difference(first["lines"], lines))
+        raise UsageError(
+            next(
+                f"rank {rank} built another model than rank 0: {text}" for rank, text in enumerate(differences) if text
+            )
+        )
+    if session.rank == 0 and session.group_size("pp") > 1:
+        print(first["table"].rstrip(), file=sys.stderr, flush=True)
+    return first["owners"]
+
+
+def _plan(tree: ModuleTree, session: _lamina.Session) -> dict[str, object]:
+    if session.group_size("pp") == 1:
+        return {"error": "", "owners": [0] * len(tree.modules), "table": ""}
+    try:
+        owners, table = session.plan(tree.rows())
+    except Exception as error:
+        return {"error": str(error), "owners": [], "table": ""}
+    if not table.startswith("Partition assignments:"):
+        table = f"Partition assignments:\n{table}"
+    return {"error": "", "owners": owners, "table": table}
+
+
+def _difference(first: list[str], mine: list[str]) -> str:
+    for expected, found in itertools.zip_longest(first, mine, fillvalue="nothing"):
+        if expected != found:
+            return f"{found} instead of {expected}"
+    return ""

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the current job was started with."""
+
+from typing import Any
+
+from lamina import _current
+
+_ALIASES = {"pipeline": "schedule", "pipeline_parallel_degree": "partitions"}
+
+
+class _CurrentConfig:
+    """The keys of docs/configuration.md as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_current.session().config, _ALIASES.get(name, name))
+
+
+cfg = _CurrentConfig()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step functions: the part of a training loop that runs once per microbatch."""
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from lamina import _current, nest
+from lamina.errors import UsageError
+from lamina.output import merge
+from lamina.split import split
+
+
+def step(
+    function: Callable | None = None,
+    /,
+    *,
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+) -> Callable:
+    """Makes a function a step function: `@lamina.step`, or `@lamina.step(...)`; methods too.
+
+    Calling it splits the tensors among its arguments into microbatches (`split.split` says how) and runs the function
+    once for each, on the rank of partition 0. The other ranks of the pipeline call it as well, and run what they own of
+    the model; their arguments are not looked at. All of them get the result: a StepOutput in the place of each tensor
+    that the function returns, a list of one value per microbatch in the place of anything else (see `output.merge`).
+
+    Args:
+        function: the function. It may call the model and `model.backward`.
+        non_split_inputs: names of arguments that every microbatch gets whole.
+        input_split_axes: the axis along which the tensors of an argument are split, by the argument's name; else 0.
+        detach_outputs: whether the tensors returned are detached from their graph.
+
+    Errors:
+        UsageError: at decoration, names that are no arguments of the function; at a call, a batch that cannot be split
+            evenly, a step inside a step, or no `init`. What the function, or a module on any rank, raises is raised on
+            every rank of the pipeline.
+    """
+
+    def decorate(function: Callable) -> StepFunction:
+        return StepFunction(function, non_split_inputs, input_split_axes or {}, detach_outputs)
+
+    return decorate if function is None else decorate(function)
+
+
+class StepFunction:
+    """A function decorated with `step`."""
+
+    def __init__(
+        self, function: Callable, non_split_inputs: Iterable[str], axes: Mapping[str, int], detach_outputs: bool
+    ):
+        if not callable(function):
+            raise UsageError(f"step() decorates a function, not {type(function).__name__}; its options are keywords")
+        if isinstance(non_split_inputs, str):
+            raise UsageError(f"non_split_inputs is a list of names: [{non_split_inputs!r}]")
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._whole = frozenset(non_split_inputs)
+        self._axes = dict(axes)
+        self._detach_outputs = detach_outputs
+        self._check_names()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run((), args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable:
+        if instance is None:
+            return self
+        bound = lambda *args, **kwargs: self._run((instance,), args, kwargs)  # noqa: E731
+        return functools.update_wrapper(bound, self._function)
+
+    def _check_names(self) -> None:
+        parameters = self._signature.parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+        known = [parameter.name for parameter in parameters]
+        unknown = sorted((self._whole | self._axes.keys()) - set(known))
+        if unknown:
+            raise UsageError(
+                f"{self._function.__qualname__} has no argument {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )
+
+    def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
+        job = _current.outside_step(f"the step function {self._function.__qualname__}")
+        if job.model is not None:
+            job.model._partition()
+        count = job.session.config.microbatches
+        if not job.pipelined:
+            return merge([body() for body in self._bodies(count, owner, args, kwargs)])
+        # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
+        bodies, failure = None, None
+        if job.leads:
+            try:
+                bodies = self._bodies(count, owner, args, kwargs)
+            except Exception as error:
+                failure = error
+
+        def body(microbatch: int) -> Any:
+            if failure is not None:
+                raise failure
+            return bodies[microbatch]()
+
+        return merge(job.session.run_step(count, body))
+
+    def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
+        """One call of the function per microbatch, each in a copy of the caller's context."""
+        bodies = []
+        for arguments in self._split(count, owner, args, kwargs):
+            call = functools.partial(contextvars.copy_context().run, self._body, arguments.args, arguments.kwargs)
+            bodies.append(call)
+        return bodies
+
+    def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        _current.running_body.set(True)
+        output = self._function(*args, **kwargs)
+        return nest.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
+
+    def _split(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[inspect.BoundArguments]:
+        bound = self._signature.bind(*owner, *args, **kwargs)
+        first = next(iter(bound.arguments), None) if owner else None
+        pieces = {}
+        for name, value in bound.arguments.items():
+            if name == first:
+                pieces[name] = [value] * count
+            elif self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                each = [self._split_one(key, item, count) for key, item in value.items()]
+                pieces[name] = [dict(zip(value, parts, strict=True)) for parts in zip(*each, strict=True)]
+            else:
+                pieces[name] = self._split_one(name, value, count)
+        return [
+            inspect.BoundArguments(self._signature, {name: piece[microbatch] for name, piece in pieces.items()})
+            for microbatch in range(count)
+        ]
+
+    def _split_one(self, name: str, value: Any, count: int) -> list[Any]:
+        return [value] * count if name in self._whole else split(value, count, self._axes.get(name, 0), name)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as a tree of modules, numbered alike on every rank."""
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.utils import parametrize
+
+from lamina import placement
+from lamina.errors import UsageError
+
+# They read the parameters of their children without calling them, so all of one lives together.
+_INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# Never called: what they hold belongs to the module that reads it.
+_PARAMETER_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
+
+
+class ModuleTree:
+    """The modules under a root that can be owned, each once, parents before children.
+
+    Attributes:
+        modules, names, parents: per node; the root is node 0, has the name "" and the parent -1.
+        held: per node, the modules whose own parameters and buffers are the node's: it, and what it cannot part from.
+    """
+
+    def __init__(self, root: nn.Module):
+        self.root = root
+        self.modules: list[nn.Module] = []
+        self.names: list[str] = []
+        self.parents: list[int] = []
+        self.held: list[list[nn.Module]] = []
+        self._node_of: dict[int, int] = {}  # by id(module)
+        self._add(root, "", -1, 0)
+        _refuse_uninitialized(root)
+
+    def rows(self) -> list[tuple[int, str, int, list[int], bool, int | None]]:
+        """Per node what a plan is made from: (parent, name, bytes of its own parameters, ids of its own parameters,
+        whether it is ever called, the partition it was placed on by hand or None)."""
+        number: dict[int, int] = {}  # by id(parameter)
+        rows = []
+        for module, name, parent, held in zip(self.modules, self.names, self.parents, self.held, strict=True):
+            own = {id(p): p for part in held for p in part._parameters.values() if p is not None}
+            size_bytes = sum(p.numel() * p.element_size() for p in own.values())
+            ids = [number.setdefault(key, len(number)) for key in own]
+            rows.append((parent, name, size_bytes, ids, _is_called(module), placement.of(module)))
+        return rows
+
+    def paths(self) -> dict[str, int]:
+        """The node of every module, under each name it has; modules inseparable from a node have its number."""
+        return {path: self._node_of[id(module)] for path, module in self.root.named_modules(remove_duplicate=False)}
+
+    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+        """(name, tensor, node) of every parameter, then of every buffer, each once."""
+        paths = self.paths()
+        named = [*self.root.named_parameters(), *self.root.named_buffers()]
+        return [(name, tensor, paths[name.rpartition(".")[0]]) for name, tensor in named]
+
+    def describe(self) -> list[str]:
+        """One line per module, parameter and buffer: equal lists, equal structure."""
+        lines = [f"module {name!r}: {type(module).__qualname__}" for name, module in self.root.named_modules()]
+        lines += [f"tensor {name!r}: {_kind(tensor)}" for name, tensor, _ in self.tensors()]
+        return lines
+
+    def _add(self, module: nn.Module, name: str, parent: int, home: int) -> None:
+        """Adds `module` and what is under it; `home` is the nearest node above that is called."""
+        node = len(self.modules)
+        self._node_of[id(module)] = node
+        self.modules.append(module)
+        self.names.append(name)
+        self.parents.append(parent)
+        self.held.append([module])
+        if isinstance(module, _INDIVISIBLE) or parametrize.is_parametrized(module):
+            self._hold(module, node)
+            return
+        home = node if _is_called(module) else home
+        for child_name, child in module.named_children():
+            if id(child) in self._node_of:
+                continue
+            if isinstance(child, _PARAMETER_CONTAINERS):
+                self._node_of[id(child)] = home
+                self.held[home].append(child)
+                self._hold(child, home)
+            else:
+                self._add(child, f"{name}.{child_name}" if name else child_name, node, home)
+
+    def _hold(self, module: nn.Module, node: int) -> None:
+        for part in module.modules():
+            if id(part) not in self._node_of:
+                self._node_of[id(part)] = node
+                self.held[node].append(part)
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether it has a forward; lists and dictionaries of modules have none."""
+    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)}, {tensor.dtype}"
+
+
+def _refuse_uninitialized(root: nn.Module) -> None:
+    for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+        if isinstance(tensor, UninitializedTensorMixin):
+            raise UsageError(
+                f"{name} has no shape yet (a lazy module): run the model once on an example before it is distributed"
+            )
