@@ -123,8 +123,9 @@ void bind_hooks(py::module_& module) {
 void set_python_error(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
-  } catch (py::error_already_set& python) {
-    python.restore();
+  } catch (const py::error_already_set& python) {
+    // Not python.restore(): the same error may be described to other ranks and then raised here.
+    PyErr_SetObject(python.type().ptr(), python.value().ptr());
   } catch (const value::RemoteFailure& remote) {
     raise_remote(remote.failure());
   } catch (const base::ConfigError& e) {

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cases are checked. Every world size is launched once and runs them all."""
+
+import os
+import random
+
+from equivalence.cases import Case
+from equivalence.models import MODELS
+
+SCHEDULES = ("simple", "interleaved")
+MICROBATCHES = (1, 4)
+WORLDS = (2, 3)
+
+
+def cases(world: int) -> list[Case]:
+    fixed = [
+        Case(model, schedule, microbatches)
+        for model in MODELS
+        for schedule in SCHEDULES
+        for microbatches in MICROBATCHES
+    ]
+    single = [Case(model, "interleaved", 4, dtype="float32") for model in MODELS]
+    draw = random.Random(world)
+    by_hand = [
+        Case(draw.choice(list(MODELS)), draw.choice(SCHEDULES), draw.choice((1, 2, 4, 8)), placement_seed=seed)
+        for seed in range(400 if os.environ.get("LAMINA_SOAK") else 20)
+    ]
+    return fixed + single + by_hand
