@@ -34,6 +34,10 @@ bool answers(const std::string& host, int port) {
   return std::any_of(addresses.begin(), addresses.end(), connects);
 }
 
+// c10d asks the name server for the name of 127.0.0.1, which takes seconds where that does not answer; the name of
+// "localhost" it finds in /etc/hosts.
+std::string quick_name(const std::string& host) { return host == "127.0.0.1" ? "localhost" : host; }
+
 }  // namespace
 
 struct JobStore::Connection {
@@ -56,7 +60,7 @@ void JobStore::connect() {
     if (options_.check_interrupt) options_.check_interrupt();
     try {
       if (options_.is_host || answers(options_.host, options_.port)) {
-        connection_ = std::make_unique<Connection>(c10::make_intrusive<c10d::TCPStore>(options_.host, options));
+        connection_ = std::make_unique<Connection>(c10::make_intrusive<c10d::TCPStore>(quick_name(options_.host), options));
         return;
       }
     } catch (const c10::Error& error) {

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <iostream>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -39,10 +40,17 @@ const std::set<std::string>& shared_memory_before() {
   return names;
 }
 
+// Below the range from which the system gives ports to connections, so that no such one takes it before rank 0 does.
 int free_port() {
-  const Fd socket = Address::parse("127.0.0.1 0").listen();
-  const std::string text = Address::bound_to(socket).text();
-  return std::stoi(text.substr(text.find(' ')));
+  static std::mt19937 random(std::random_device{}());
+  while (true) {
+    const int port = std::uniform_int_distribution(20000, 32000)(random);
+    try {
+      Address::parse(base::str("127.0.0.1 ", port)).listen();
+      return port;
+    } catch (const base::Error&) {
+    }
+  }
 }
 
 }  // namespace
@@ -178,7 +186,9 @@ int RankProcesses::wait(int rank) {
 void RankProcesses::expect_success() {
   while (!running_.empty()) {
     const int rank = running_.begin()->first;
-    EXPECT_EQ(wait(rank), 0) << "rank " << rank;
+    const int status = wait(rank);
+    EXPECT_EQ(status, 0) << "rank " << rank << (WIFSIGNALED(status) ? ": signal " : ": exit ")
+                         << (WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
   }
 }
 

@@ -1,1 +1,125 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "tests/transport/rank_processes.h"
+
+namespace lamina::transport {
+namespace {
+
+using base::Rank;
+using testing::Inbox;
+using testing::object;
+using testing::RankProcesses;
+using value::List;
+using Clock = std::chrono::steady_clock;
+
+at::Tensor bytes(std::int64_t size, int filled_with) { return at::full({size}, filled_with, at::kByte); }
+
+// Sends until that throws, and expects PeerError.
+void send_until_lost(Transport& transport, Rank to, std::int64_t size) {
+  EXPECT_THROW(
+      {
+        for (const auto end = Clock::now() + std::chrono::minutes(1); Clock::now() < end;) {
+          transport.send(to, object("c", bytes(size, 1)));
+        }
+      },
+      base::PeerError);
+}
+
+TEST(UcxLoss, AKilledRankIsToldToAllWithinTwoSeconds) {
+  RankProcesses job(3);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    job.reach(0);
+    if (transport.rank() == Rank(1)) {
+      job.await(0, 3);
+      ::raise(SIGKILL);
+    }
+    EXPECT_EQ(inbox.lost(Rank(1)), "its process ended");
+    job.reach(1);
+    EXPECT_THROW(transport.send(Rank(1), object("c", 1l)), base::PeerError);
+    const Rank other(2 - transport.rank().value);
+    transport.send(other, object("still here", 1l));
+    EXPECT_EQ(inbox.next().channel, "still here");
+  });
+  job.await(0, 3);
+  const auto killed = Clock::now();
+  job.await(1, 2);
+  EXPECT_LT(Clock::now() - killed, std::chrono::seconds(2));
+  EXPECT_EQ(job.wait(1), SIGKILL);
+  job.expect_success();
+}
+
+TEST(UcxLoss, MessagesSentBeforeTheDeathArriveFirst) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    if (transport.rank() == Rank(1)) {
+      for (std::int64_t i = 0; i < 5; ++i) transport.send(Rank(0), object("c", i));
+      ::raise(SIGKILL);
+    }
+    EXPECT_EQ(inbox.lost(Rank(1)), "its process ended");
+    ASSERT_EQ(inbox.waiting(), 5);
+    for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(inbox.next().body.as<std::int64_t>(), i);
+  });
+  EXPECT_EQ(job.wait(1), SIGKILL);
+  job.expect_success();
+}
+
+TEST(UcxLoss, ARankThatLeavesOnPurposeIsToldApartFromADeadOne) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    if (transport.rank() == Rank(1)) {
+      for (std::int64_t i = 0; i < 100; ++i) transport.send(Rank(0), object("c", List{{i, bytes(100000, 1)}}));
+      return;
+    }
+    EXPECT_EQ(inbox.lost(Rank(1)), "it called shutdown");
+    EXPECT_EQ(inbox.waiting(), 100);
+    EXPECT_THROW(transport.send(Rank(1), object("c", 1l)), base::PeerError);
+  });
+  job.expect_success();
+}
+
+// The kill falls at a random moment into traffic in all directions, where UCX copies from the dead process's memory.
+class UcxLossInTraffic : public ::testing::TestWithParam<int> {};
+
+TEST_P(UcxLossInTraffic, SurvivorsGetPeerError) {
+  RankProcesses job(3);
+  const std::int64_t size = GetParam() % 3 == 0 ? 2000 : GetParam() % 3 == 1 ? 300000 : 8 << 20;
+  job.run([&](Transport& transport, Inbox& inbox) {
+    std::thread drain([&] {
+      try {
+        while (true) inbox.next();
+      } catch (const std::exception&) {
+      }
+    });
+    drain.detach();
+    std::thread to_first([&] {
+      if (transport.rank() != Rank(0)) send_until_lost(transport, Rank(transport.rank() == Rank(1) ? 2 : 1), size);
+    });
+    job.reach(0);
+    if (transport.rank() == Rank(0)) send_until_lost(transport, Rank(1), size);
+    if (transport.rank() == Rank(2)) EXPECT_EQ(inbox.lost(Rank(1)), "its process ended");
+    to_first.join();
+    transport.close(false);
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  });
+  job.await(0, 3);
+  std::this_thread::sleep_for(std::chrono::microseconds(20000 + 7919 * GetParam() % 30000));
+  job.kill(1, SIGKILL);
+  EXPECT_EQ(job.wait(1), SIGKILL);
+  job.expect_success();
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, UcxLossInTraffic, ::testing::Range(0, 12));
+
+}  // namespace
+}  // namespace lamina::transport

@@ -9,7 +9,7 @@ namespace {
 class WorkerPlug : public Plug {
  public:
   WorkerPlug(int size, bool one_machine) : worker_(std::make_unique<Worker>(size, one_machine)) {}
-  std::string address() const override { return worker_->address(); }
+  std::string address() const override { return PeerMemory::card() + worker_->address(); }
   std::unique_ptr<Transport> connect(Wiring wiring) override {
     return std::make_unique<UcxTransport>(std::move(worker_), std::move(wiring));
   }

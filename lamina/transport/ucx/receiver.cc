@@ -24,11 +24,16 @@ Receiver::Receiver(Worker& worker, std::vector<Token> incoming) : worker_(worker
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
                        UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
-  handler.id = kActiveMessage;
+  handler.id = kPiece;
   handler.cb = &Receiver::arrived;
   handler.arg = this;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
   check(ucp_worker_set_am_recv_handler(worker_.get(), &handler), "receive");
+}
+
+bool Receiver::genuine(const PieceHeader& header) const {
+  return header.magic == PieceHeader().magic && header.from < peers_.size() &&
+         same(header.token, peers_[header.from].token);
 }
 
 // Called within progress(): only decides whether the piece is one of ours and keeps it for take_arrivals().
@@ -39,8 +44,7 @@ ucs_status_t Receiver::arrived(void* self, const void* header, size_t header_siz
   const bool held = param->recv_attr & (UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV);
   if (header_size == sizeof piece && held) {
     std::memcpy(&piece, header, sizeof piece);
-    if (piece.magic == PieceHeader().magic && piece.from < receiver.peers_.size() &&
-        same(piece.token, receiver.peers_[piece.from].token)) {
+    if (receiver.genuine(piece)) {
       receiver.arrivals_.push_back({piece, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0});
       return UCS_INPROGRESS;
     }
@@ -138,7 +142,7 @@ void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
   const auto head = std::string_view(assembly.head).substr(0, header.head_size);
   try {
     if (!authentic(head, header.token)) throw base::FormatError("the head lacks the token");
-    make_room(assembly, buffer_specs(head));
+    make_room(header, assembly, buffer_specs(head));
   } catch (const std::exception& error) {
     return skip(header, assembly, error.what());
   }
@@ -146,26 +150,47 @@ void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
   for (const Arrival& arrival : std::exchange(assembly.waiting, {})) take(arrival);
 }
 
-// Allocates the buffers, fills those that came with the packet, and counts those that come on their own.
-void Receiver::make_room(Assembly& assembly, const std::vector<BufferSpec>& specs) {
+// Allocates the buffers, fills those that came with the packet, and counts those that come on their own or are offered.
+void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs) {
   PacketPlan plan;
   std::size_t at = assembly.head_size;
+  const auto take_bytes = [&](void* to, std::size_t size) {
+    if (assembly.head.size() - at < size) throw base::FormatError("the packet ends within its buffers");
+    if (size > 0) std::memcpy(to, assembly.head.data() + at, size);
+    at += size;
+  };
+  std::vector<std::size_t> large;
   for (const BufferSpec& spec : specs) {
     if (!spec.device.is_cpu()) throw base::FormatError(base::str("buffers on ", spec.device, " are not supported yet"));
     if (spec.size_bytes < 0) throw base::FormatError("a buffer of negative size");
     at::Tensor& buffer = assembly.buffers.emplace_back(at::empty({spec.size_bytes}, at::kByte));
     const bool inside = plan.takes(spec.device, spec.size_bytes);
-    assembly.expected.push_back(!inside);
-    if (!inside) {
-      ++assembly.missing;
-      continue;
-    }
-    const auto size = static_cast<std::size_t>(spec.size_bytes);
-    if (assembly.head.size() - at < size) throw base::FormatError("the packet ends within its buffers");
-    if (size > 0) std::memcpy(buffer.mutable_data_ptr(), assembly.head.data() + at, size);
-    at += size;
+    if (inside) take_bytes(buffer.mutable_data_ptr(), static_cast<std::size_t>(spec.size_bytes));
+    if (!inside) large.push_back(assembly.buffers.size() - 1);
+    assembly.expected.push_back(!inside && !header.offers);
+  }
+  Offer offer{base::Rank(header.from), header.sequence, {}};
+  for (const std::size_t index : header.offers ? large : std::vector<std::size_t>()) {
+    at::Tensor& buffer = assembly.buffers[index];
+    offer.parts.push_back({buffer.mutable_data_ptr(), 0, static_cast<std::size_t>(buffer.numel())});
+    take_bytes(&offer.parts.back().address, sizeof(std::uint64_t));
   }
   if (at != assembly.head.size()) throw base::FormatError("the packet goes on after its buffers");
+  if (header.offers) {
+    ++assembly.missing;
+    ++assembly.receiving;
+    offers_.push_back(std::move(offer));
+  } else {
+    assembly.missing += static_cast<int>(large.size());
+  }
+}
+
+void Receiver::copied(const Offer& offer, bool all) {
+  PieceHeader header;
+  header.from = static_cast<std::uint32_t>(offer.from.value);
+  header.sequence = offer.sequence;
+  header.piece = 1;
+  received_piece(header, all ? UCS_OK : UCS_ERR_CONNECTION_RESET);
 }
 
 void Receiver::skip(const PieceHeader& header, Assembly& assembly, const std::string& why) {

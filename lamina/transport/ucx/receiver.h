@@ -23,6 +23,18 @@ class Receiver {
     std::vector<at::Tensor> buffers;  // private memory
   };
 
+  // The large buffers of one message that lie in the sender's memory.
+  struct Offer {
+    base::Rank from;
+    std::uint64_t sequence;
+    struct Part {
+      void* to;
+      std::uint64_t address;
+      std::size_t size;
+    };
+    std::vector<Part> parts;
+  };
+
   Receiver(Worker& worker, std::vector<Token> incoming);
 
   // Moves on with what the worker's last progress() brought.
@@ -30,6 +42,14 @@ class Receiver {
 
   // Complete messages, in order for each sender. The caller takes them out.
   std::deque<Received>& ready() { return ready_; }
+
+  // What is to be copied, in order. The caller takes an offer out, copies its parts, without the lock if it likes, and
+  // reports.
+  std::deque<Offer>& offers() { return offers_; }
+  void copied(const Offer& offer, bool all);
+
+  // Whether `header` may come from its sender.
+  bool genuine(const PieceHeader& header) const;
 
   // How many messages of `from` were ready, or skipped, so far.
   std::uint64_t received(base::Rank from) const { return peers_[from.value].next; }
@@ -51,7 +71,7 @@ class Receiver {
     std::vector<at::Tensor> buffers;
     std::vector<bool> expected;    // per buffer: it has yet to be announced
     int missing = 1;               // pieces that have yet to be received, the packet included
-    int receiving = 0;             // of these, the ones UCX is writing now
+    int receiving = 0;             // of these, the ones being written now
     std::vector<Arrival> waiting;  // buffers announced before the packet was here
   };
   struct Peer {
@@ -69,7 +89,7 @@ class Receiver {
   void receive(const Arrival& arrival, Assembly& assembly, void* to);
   void received_piece(const PieceHeader& header, ucs_status_t status);
   void open_packet(const PieceHeader& header, Assembly& assembly);
-  void make_room(Assembly& assembly, const std::vector<BufferSpec>& specs);
+  void make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs);
   void take_buffer(const Arrival& arrival, Assembly& assembly);
   void skip(const PieceHeader& header, Assembly& assembly, const std::string& why);
   void release_in_order(base::Rank from);
@@ -78,6 +98,7 @@ class Receiver {
   std::vector<Peer> peers_;
   std::vector<Arrival> arrivals_;
   std::deque<Received> ready_;
+  std::deque<Offer> offers_;
   std::int64_t dropped_ = 0;
   std::int64_t next_warning_s_ = 0;
 };

@@ -23,7 +23,7 @@ std::string UcxTransport::lanes(base::Rank peer) {
 void UcxTransport::send_raw(base::Rank to, const std::string& header, const std::string& data) {
   const ucp_request_param_t param{};
   Lock lock = enter();
-  void* request = ucp_am_send_nbx(peers_[to.value].endpoint, kActiveMessage, header.data(), header.size(), data.data(),
+  void* request = ucp_am_send_nbx(peers_[to.value].endpoint, kPiece, header.data(), header.size(), data.data(),
                                   data.size(), &param);
   worker_->signal();
   while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {

@@ -1,38 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
-
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
 namespace lamina::transport::ucx {
-
-// A message on its way out. One that is given up is never freed: UCX may still read it.
-struct UcxTransport::Sending {
-  Frame frame;                       // the head is the packet
-  std::uint64_t head_size = 0;       // how much of the packet is the head
-  std::vector<std::uint32_t> alone;  // indices of the buffers that travel on their own
-  std::vector<PieceHeader> headers;  // UCX reads them until the piece is sent
-  int pending = 0;
-  ucs_status_t status = UCS_OK;
-  UcxTransport* transport = nullptr;
-
-  Sending(Frame from, UcxTransport* to) : frame(std::move(from)), head_size(frame.head.size()), transport(to) {
-    PacketPlan plan;
-    for (std::uint32_t i = 0; i < frame.buffers.size(); ++i) {
-      const at::Tensor& buffer = frame.buffers[i];
-      if (!buffer.device().is_cpu()) {
-        throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"));
-      }
-      if (plan.takes(buffer.device(), buffer.numel())) {
-        frame.head.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));
-      } else {
-        alone.push_back(i);
-      }
-    }
-    headers.resize(alone.size() + 1);
-  }
-};
 
 // The progress thread takes the lock again and again; this makes it let us in.
 UcxTransport::Lock UcxTransport::enter() {
@@ -58,7 +30,7 @@ void UcxTransport::send(base::Rank to, const Message& message) {
                                      kMaxHeadSize >> 20, " MiB travel: send large data as tensors"));
   }
   if (to == rank_) return send_to_self(std::move(frame));
-  auto sending = std::make_unique<Sending>(std::move(frame), this);
+  auto sending = std::make_unique<Sending>(std::move(frame), changed_);
   Lock lock = enter();
   refuse_if_lost(to);
   try {
@@ -88,9 +60,16 @@ void UcxTransport::post(Sending& sending, base::Rank to) {
   header.sequence = peer.sent++;
   header.head_size = sending.head_size;
   header.token = peer.outgoing;
+  header.offers = peer.reads_us && !sending.alone.empty();
   sending.headers[0] = header;
   const Frame& frame = sending.frame;
-  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), frame.head.size());
+  const std::size_t packet_size = header.offers ? frame.head.size() : sending.plain_size;
+  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), packet_size);
+  if (header.offers) {
+    ++sending.pending;  // until the receipt comes
+    peer.offered[header.sequence] = &sending;
+    return;
+  }
   for (std::size_t i = 0; i < sending.alone.size(); ++i) {
     header.piece = sending.alone[i] + 1;
     sending.headers[i + 1] = header;
@@ -110,7 +89,7 @@ void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHe
   param.datatype = ucp_dt_make_contig(1);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, kActiveMessage, &header, sizeof header, data, size, &param);
+      ucp_am_send_nbx(endpoint, kPiece, &header, sizeof header, data, size, &param);
   if (UCS_PTR_IS_ERR(request)) {
     sending.status = UCS_PTR_STATUS(request);
   } else if (request != nullptr) {
@@ -120,10 +99,8 @@ void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHe
 
 // Called within progress(), or while a piece is posted.
 void UcxTransport::sent(void* request, ucs_status_t status, void* user_data) {
-  auto& sending = *static_cast<Sending*>(user_data);
-  if (status != UCS_OK) sending.status = status;
+  static_cast<Sending*>(user_data)->piece_done(status);
   ucp_request_free(request);
-  if (--sending.pending == 0) sending.transport->changed_.notify_all();
 }
 
 void UcxTransport::wait(Lock& lock, Sending& sending, base::Rank to) {

@@ -6,6 +6,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
@@ -40,8 +42,13 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring)
       wake_(::epoll_create1(EPOLL_CLOEXEC)) {
   for (int peer = 0; peer < size(); ++peer) {
     peers_[peer].outgoing = wiring.outgoing[peer];
-    if (peer != rank_.value) peers_[peer].endpoint = worker_->connect(wiring.addresses[peer], peer);
+    if (peer == rank_.value) continue;
+    const std::string& address = wiring.addresses[peer];
+    peers_[peer].memory = PeerMemory(address.substr(0, PeerMemory::kCardSize));
+    peers_[peer].endpoint = worker_->connect(address.substr(PeerMemory::kCardSize), peer);
+    if (peers_[peer].memory.readable()) liveness_->note(base::Rank(peer), Liveness::Kind::kReadable);
   }
+  accept_receipts();
   for (const int fd : {worker_->event_fd(), liveness_->fd(), stop_event_.get()}) watch(wake_, fd);
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "lamina-ucx");
@@ -63,7 +70,8 @@ void UcxTransport::start(Events events) {
 void UcxTransport::run() {
   int fruitless = 0;
   for (std::int64_t turns = 0; !stop_; ++turns) {
-    const bool active = turn();
+    bool active = turn();
+    active |= copy_offers();
     deliver();
     if (entering_ > 0) std::this_thread::yield();
     fruitless = active ? 0 : fruitless + 1;
@@ -80,10 +88,32 @@ bool UcxTransport::turn() {
   std::lock_guard guard(mutex_);
   const bool active = worker_->progress();
   receiver_->take_arrivals();
-  for (auto& message : receiver_->ready()) deliveries_.emplace_back(std::move(message));
-  receiver_->ready().clear();
+  collect();
   if (unsettled_) settle(!active);
   return active;
+}
+
+void UcxTransport::collect() {
+  for (auto& message : receiver_->ready()) deliveries_.emplace_back(std::move(message));
+  receiver_->ready().clear();
+}
+
+bool UcxTransport::copy_offers() {
+  bool any = false;
+  for (Lock lock(mutex_); !receiver_->offers().empty() && !stop_; any = true) {
+    const Receiver::Offer offer = std::move(receiver_->offers().front());
+    receiver_->offers().pop_front();
+    const PeerMemory memory = peers_[offer.from.value].memory;
+    lock.unlock();
+    const bool all = std::all_of(offer.parts.begin(), offer.parts.end(), [&](const auto& part) {
+      return memory.read(part.to, part.address, part.size);
+    });
+    lock.lock();
+    send_receipt(offer.from, offer.sequence, all);
+    receiver_->copied(offer, all);
+    collect();
+  }
+  return any;
 }
 
 void UcxTransport::sleep() {
@@ -139,6 +169,9 @@ void UcxTransport::hear() {
         break;
       case Liveness::Kind::kBye:
         peer.bye = note.value;
+        break;
+      case Liveness::Kind::kReadable:
+        peer.reads_us = true;
         break;
       case Liveness::Kind::kArrived:
         peer.arrived = true;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -12,9 +13,11 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/transport/ucx/peer_memory.h"
 #include "lamina/transport/ucx/plugin.h"
 #include "lamina/transport/ucx/probe.h"
 #include "lamina/transport/ucx/receiver.h"
+#include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/worker.h"
 
 namespace lamina::transport::ucx {
@@ -40,10 +43,12 @@ class UcxTransport : public Transport, public Probe {
  private:
   using Clock = base::Deadline::Clock;
   using Lock = std::unique_lock<std::mutex>;
-  struct Sending;
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     Token outgoing{};
+    PeerMemory memory;
+    bool reads_us = false;  // it takes offers
+    std::map<std::uint64_t, Sending*> offered;  // by sequence: what waits for its receipt
     std::uint64_t sent = 0;
     std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
     bool gone = false;                 // its socket closed
@@ -65,11 +70,17 @@ class UcxTransport : public Transport, public Probe {
   void post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data, std::size_t size);
   void wait(Lock& lock, Sending& sending, base::Rank to);
   void refuse_if_lost(base::Rank to) const;
+  void accept_receipts();
+  static ucs_status_t receipt(void* self, const void* header, size_t header_size, void* data, size_t size,
+                              const ucp_am_recv_param_t* param);
+  void send_receipt(base::Rank to, std::uint64_t sequence, bool all);
   static void sent(void* request, ucs_status_t status, void* sending);
 
   // progress (ucx_transport.cc)
   void run();
   bool turn();  // false when nothing happened
+  bool copy_offers();
+  void collect();
   void sleep();
   void deliver();
   std::optional<Delivery> next_delivery();

@@ -8,8 +8,10 @@
 #include "lamina/transport/message.h"
 
 // [Note: pieces] A frame travels as one active message that holds its head and its small buffers, the packet, and one
-// more for each other buffer, which UCX then moves without copying it. Every piece begins with a PieceHeader. Pieces
-// may arrive in any order; messages are delivered in the order of their sequence numbers, per sender.
+// more for each large buffer. Where the receiver can read the sender's memory, the packet ends with the addresses of
+// the large buffers instead, and the receiver answers with a receipt (see [Note: offers]). Every piece begins with a
+// PieceHeader. Pieces may arrive in any order; messages are delivered in the order of their sequence numbers, per
+// sender.
 namespace lamina::transport::ucx {
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little endian");
@@ -20,12 +22,14 @@ struct PieceHeader {
   std::uint64_t sequence = 0;   // counts the messages of this pair
   std::uint64_t head_size = 0;  // packet: how much of it is the head
   std::uint32_t piece = 0;      // 0: the packet; k: buffer k-1 of the frame
-  std::uint32_t zero = 0;
+  std::uint16_t offers = 0;     // packet: 1 when it ends with addresses
+  std::uint16_t failed = 0;     // receipt: 1 when the memory could not be read
   Token token{};
 };
 static_assert(sizeof(PieceHeader) == 48);
 
-constexpr unsigned kActiveMessage = 1;                        // our id of UCX active messages
+constexpr unsigned kPiece = 1;                                // our ids of UCX active messages
+constexpr unsigned kReceipt = 2;                              // `sequence` and `failed`; no data
 constexpr std::uint64_t kMaxHeadSize = std::uint64_t(1) << 28;  // 256 MiB: what is not a tensor travels in the head
 constexpr std::int64_t kSmallBuffer = 8 << 10;                // copying this much costs less than a message of its own
 constexpr std::int64_t kSmallBuffers = 32 << 10;              // all small buffers of one packet

@@ -17,14 +17,14 @@ constexpr std::uint64_t kSharedMemoryPerRank = std::uint64_t(64) << 20;
 
 // What UCX should not use: a comma-separated list of its transports.
 std::string left_out(int size, bool one_machine) {
-  std::string names = one_machine ? "tcp" : "";
+  std::string names = one_machine ? "cma,tcp" : "cma";  // for cma see [Note: offers]
   struct statvfs room{};
   if (::statvfs("/dev/shm", &room) != 0) return names;
   const std::uint64_t free_bytes = std::uint64_t(room.f_bavail) * room.f_frsize;
   if (free_bytes >= kSharedMemoryPerRank * static_cast<std::uint64_t>(size)) return names;
   base::log_warning(base::str("only ", free_bytes >> 20, " MiB free in /dev/shm for ", size,
                               " ranks: UCX uses System V shared memory instead"));
-  return names.empty() ? "posix" : names + ",posix";
+  return names + ",posix";
 }
 
 using Config = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
@@ -34,8 +34,7 @@ Config configure(int size, bool one_machine) {
   check(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
   Config config(read, &ucp_config_release);
   if (std::getenv("UCX_TLS") != nullptr) return config;
-  const std::string names = left_out(size, one_machine);
-  if (!names.empty()) check(ucp_config_modify(read, "TLS", ("^" + names).c_str()), "choose transports");
+  check(ucp_config_modify(read, "TLS", ("^" + left_out(size, one_machine)).c_str()), "choose transports");
   return config;
 }
 

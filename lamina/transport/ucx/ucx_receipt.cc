@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "lamina/transport/ucx/sending.h"
+#include "lamina/transport/ucx/ucx_transport.h"
+
+// Receipts for offers: see [Note: offers] in peer_memory.h.
+namespace lamina::transport::ucx {
+
+void UcxTransport::accept_receipts() {
+  ucp_am_handler_param_t handler{};
+  handler.field_mask =
+      UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kReceipt;
+  handler.cb = &UcxTransport::receipt;
+  handler.arg = this;
+  check(ucp_worker_set_am_recv_handler(worker_->get(), &handler), "receive");
+}
+
+// Called within progress(): ends the send that waits for it.
+ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header_size, void*, size_t,
+                                   const ucp_am_recv_param_t*) {
+  auto& transport = *static_cast<UcxTransport*>(self);
+  PieceHeader receipt;
+  if (header_size != sizeof receipt) return UCS_OK;
+  std::memcpy(&receipt, header, sizeof receipt);
+  if (!transport.receiver_->genuine(receipt)) return UCS_OK;
+  const auto found = transport.peers_[receipt.from].offered.extract(receipt.sequence);
+  if (!found.empty()) found.mapped()->piece_done(receipt.failed ? UCS_ERR_IO_ERROR : UCS_OK);
+  return UCS_OK;
+}
+
+void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all) {
+  const Peer& peer = peers_[to.value];
+  if (peer.gone) return;
+  auto header = std::make_unique<PieceHeader>();  // UCX reads it until it is sent
+  header->from = static_cast<std::uint32_t>(rank_.value);
+  header->sequence = sequence;
+  header->failed = !all;
+  header->token = peer.outgoing;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.user_data = header.get();
+  param.cb.send = [](void* request, ucs_status_t, void* sent_header) {
+    delete static_cast<PieceHeader*>(sent_header);
+    ucp_request_free(request);
+  };
+  const auto request =
+      ucp_am_send_nbx(peer.endpoint, kReceipt, header.get(), sizeof *header, nullptr, 0, &param);
+  if (UCS_PTR_IS_PTR(request)) static_cast<void>(header.release());
+}
+
+}  // namespace lamina::transport::ucx
