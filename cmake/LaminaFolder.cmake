@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_python_module.
 
-set(LAMINA_WARNINGS -Wall -Wextra -Wno-unused-parameter)
+# Fields left out of a designated initializer have their defaults: that is what they are for.
+set(LAMINA_WARNINGS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
 
 # [Note: precompiled headers] What nearly every file that knows torch includes (2.7 s from ATen/core/Tensor.h alone) is
 # compiled once for all folders and once, with GoogleTest, for all tests. A file still includes what it uses.
 function(lamina_precompile name)
+  cmake_parse_arguments(arg "" "" "HEADERS;LIBS" ${ARGN})
   set(source ${PROJECT_BINARY_DIR}/CMakeFiles/${name}.cc)
   if(NOT EXISTS ${source})
     file(WRITE ${source} "// Carries the precompiled header.\n")
   endif()
   add_library(${name} OBJECT EXCLUDE_FROM_ALL ${source})
   target_compile_options(${name} PRIVATE ${LAMINA_WARNINGS})
-  target_link_libraries(${name} PRIVATE Libtorch::Libtorch Threads::Threads)
+  target_link_libraries(${name} PRIVATE Libtorch::Libtorch Threads::Threads ${arg_LIBS})
   target_precompile_headers(${name} PRIVATE
     <ATen/core/Tensor.h> <chrono> <condition_variable> <deque> <functional> <map> <memory> <mutex> <optional>
-    <sstream> <string> <string_view> <thread> <unordered_map> <utility> <variant> <vector> ${ARGN})
+    <sstream> <string> <string_view> <thread> <unordered_map> <utility> <variant> <vector> ${arg_HEADERS})
 endfunction()
 if(LAMINA_TORCH)
   lamina_precompile(lamina_pch)
   if(LAMINA_TESTS)
-    lamina_precompile(lamina_test_pch <gtest/gtest.h>)
+    lamina_precompile(lamina_test_pch HEADERS <gtest/gtest.h> LIBS GTest::gmock)
   endif()
 endif()
 
