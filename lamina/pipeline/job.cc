@@ -16,6 +16,9 @@ using transport::Kind;
 // raised without it.
 constexpr auto kDrain = std::chrono::seconds(30);
 
+// The same when the job is closed, which is after that.
+constexpr auto kLastWords = std::chrono::seconds(1);
+
 Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
   return std::chrono::duration_cast<Deadline::Clock::duration>(span);
 }
@@ -159,11 +162,17 @@ void Job::backward(const Tensors& tensors, const Tensors& gradients, double scal
   run_backward(tensors, gradients, scale);
 }
 
-void Job::close(bool orderly) {
-  if (!pool_) return;
+bool Job::close(bool orderly) {
+  if (!pool_) return true;
   transport_->close(orderly);
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
+  try {
+    state_.wait_idle({kLastWords, nullptr});
+  } catch (const base::TimeoutError&) {
+    return false;
+  }
   pool_.reset();
+  return true;
 }
 
 void Job::receive(transport::Message&& message) {

@@ -56,8 +56,9 @@ class Job {
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const Tensors& tensors, const Tensors& gradients, double scale);
 
-  // Ends the job; see Transport::close. Not inside a step. Idempotent.
-  void close(bool orderly);
+  // Ends the job; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's code
+  // of a step that failed: then the job must never be destroyed.
+  bool close(bool orderly);
 
  private:
   void receive(transport::Message&& message);

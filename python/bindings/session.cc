@@ -34,9 +34,9 @@ std::vector<int> group_members(Session& session, const std::string& kind) {
   return members;
 }
 
-std::unique_ptr<Session> open(const base::Config& config) {
+std::shared_ptr<Session> open(const base::Config& config) {
   const Release release;
-  return std::make_unique<Session>(config, base::read_world(base::process_environment()), face_hooks());
+  return std::make_shared<Session>(config, base::read_world(base::process_environment()), face_hooks());
 }
 
 // Objects.
@@ -195,10 +195,18 @@ void backward(Session& session, const pipeline::Tensors& tensors, const std::vec
   session.job().backward(tensors, gradients, scale);
 }
 
+bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
+  const Release release;
+  const bool ended = session->job().close(orderly);
+  // A session that a thread still works in lives as long as the process.
+  if (!ended) [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
+  return ended;
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
-  py::class_<Session>(module, "Session")
+  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
@@ -225,7 +233,7 @@ void bind_session(py::module_& module) {
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)
-      .def("close", [](Session& s, bool orderly) { s.job().close(orderly); }, py::call_guard<Release>());
+      .def("close", &close_session);
 }
 
 }  // namespace lamina::python

@@ -27,6 +27,7 @@ class Job:
     """What one `init` started."""
 
     session: _lamina.Session
+    microbatches: int
     model: DistributedModel | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     parsed, notes = _lamina.parse_config(text)
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    _job = Job(_lamina.Session(parsed))
+    _job = Job(_lamina.Session(parsed), parsed.microbatches)
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()
@@ -144,14 +145,22 @@ def _require_same(current: _lamina.Config, text: str) -> None:
         )
 
 
-def _close(orderly: bool) -> None:
+def _close(orderly: bool) -> bool:
+    """False when a thread is still in the body of a step that failed."""
     global _job
     ended, _job = _job, None
     intercept.remove()
-    ended.session.close(orderly)
+    return ended.session.close(orderly)
 
 
 def _at_exit() -> None:
     """Waits for the peers only if this rank ends as planned; of an uncaught error they shall learn at once."""
-    if _job is not None and os.getpid() == _process:
-        _close(orderly=getattr(sys, "last_value", None) is None)
+    if _job is None or os.getpid() != _process:
+        return
+    error = getattr(sys, "last_value", None)
+    if not _close(orderly=error is None):
+        # Python cannot end around a thread that never comes back from the user's code: the process can.
+        print("lamina: the body of a failed step did not end; ending the process around it", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -103,5 +103,6 @@ class Session:
     def backward(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
     ) -> None: ...
-    def close(self, orderly: bool) -> None:
-        """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent."""
+    def close(self, orderly: bool) -> bool:
+        """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
+        thread is still in the user's code of a step that failed."""
