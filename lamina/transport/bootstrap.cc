@@ -14,8 +14,9 @@
 namespace lamina::transport {
 namespace {
 
-constexpr auto kFarewell = std::chrono::seconds(10);  // how long rank 0 holds the store for the others to leave it,
-constexpr auto kNothing = std::chrono::seconds(0);    // and how much longer than rank 0 they wait for its verdict
+// How long rank 0 holds the store for the others to leave it, and how much longer than their own timeout they wait for
+// its verdict: it may have started later.
+constexpr auto kFarewell = std::chrono::seconds(10);
 
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
@@ -33,7 +34,8 @@ class Meeting {
  public:
   explicit Meeting(const JoinOptions& options)
       : options_(options),
-        deadline_(base::Deadline::after(options.timeout + (first() ? kNothing : kFarewell))),
+        deadline_(base::Deadline::after(options.timeout)),
+        verdict_by_(base::Deadline::after(options.timeout + kFarewell)),
         here_(Address::local_towards(options.master_addr, options.master_port)),
         generation_(next_generation()) {}
 
@@ -101,7 +103,7 @@ class Meeting {
 
   std::string await_verdict(JobStore& store) {
     const std::string key = generation_ + "verdict";
-    if (!store.wait({key}, deadline_).empty()) return base::str("rank 0 did not join within ", seconds());
+    if (!store.wait({key}, verdict_by_).empty()) return base::str("rank 0 did not join within ", seconds());
     return store.get(key);
   }
 
@@ -159,6 +161,7 @@ class Meeting {
 
   const JoinOptions& options_;
   const base::Deadline deadline_;
+  const base::Deadline verdict_by_;
   const Address here_;
   const std::string generation_;
   std::vector<std::string> absent_;  // rank 0: who did not join

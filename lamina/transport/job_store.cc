@@ -2,6 +2,7 @@
 #include "lamina/transport/job_store.h"
 
 #include <poll.h>
+#include <resolv.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -34,9 +35,21 @@ bool answers(const std::string& host, int port) {
   return std::any_of(addresses.begin(), addresses.end(), connects);
 }
 
-// c10d asks the name server for the name of 127.0.0.1, which takes seconds where that does not answer; the name of
-// "localhost" it finds in /etc/hosts.
-std::string quick_name(const std::string& host) { return host == "127.0.0.1" ? "localhost" : host; }
+// While it connects, c10d asks the name server for the names of the addresses, only to log them, and would wait five
+// seconds and more for one that does not answer. This thread now waits one second at most.
+class ImpatientNames {
+ public:
+  ImpatientNames() : initialized_(::res_init()), retrans_(_res.retrans), retry_(_res.retry) {
+    _res.retrans = _res.retry = 1;
+  }
+  ~ImpatientNames() {
+    _res.retrans = retrans_;
+    _res.retry = retry_;
+  }
+
+ private:
+  const int initialized_, retrans_, retry_;
+};
 
 }  // namespace
 
@@ -60,7 +73,8 @@ void JobStore::connect() {
     if (options_.check_interrupt) options_.check_interrupt();
     try {
       if (options_.is_host || answers(options_.host, options_.port)) {
-        connection_ = std::make_unique<Connection>(c10::make_intrusive<c10d::TCPStore>(quick_name(options_.host), options));
+        const ImpatientNames names;
+        connection_ = std::make_unique<Connection>(c10::make_intrusive<c10d::TCPStore>(options_.host, options));
         return;
       }
     } catch (const c10::Error& error) {

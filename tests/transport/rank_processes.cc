@@ -11,9 +11,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <iostream>
 #include <random>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "lamina/base/error.h"
@@ -33,6 +35,21 @@ std::set<std::string> shared_memory_files() {
   while (const dirent* entry = ::readdir(folder)) names.insert(entry->d_name);
   ::closedir(folder);
   return names;
+}
+
+// System V segments that no process has attached: nothing will ever free them.
+int abandoned_segments() {
+  std::ifstream table("/proc/sysvipc/shm");
+  std::string line;
+  std::getline(table, line);
+  int count = 0;
+  while (std::getline(table, line)) {
+    std::istringstream fields(line);
+    std::string key, id, permissions, size, creator, last, attached;
+    fields >> key >> id >> permissions >> size >> creator >> last >> attached;
+    count += attached == "0";
+  }
+  return count;
 }
 
 const std::set<std::string>& shared_memory_before() {
@@ -120,6 +137,7 @@ RankProcesses::~RankProcesses() {
   ::close(secret_);
   ::munmap(points_, sizeof(Points));
   EXPECT_EQ(shared_memory_files(), shared_memory_before()) << "shared memory left behind";
+  EXPECT_EQ(abandoned_segments(), 0) << "shared memory left behind: see ipcs -m";
 }
 
 UcxOptions RankProcesses::options(int rank) const {

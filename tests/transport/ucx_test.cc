@@ -1,23 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
+#include <array>
+#include <csignal>
+#include <map>
 #include <thread>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/ucx/probe.h"
+#include "lamina/transport/ucx/wire.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
 namespace {
 
 using base::Rank;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::Inbox;
 using testing::object;
 using testing::RankProcesses;
@@ -25,7 +31,9 @@ using value::List;
 
 const std::vector<std::int64_t> kSizes = {0, 1, 63, 4096, 8192, 8193, 60000, 1 << 20, 64 << 20};
 
-at::Tensor pattern(std::int64_t bytes, std::int64_t seed) { return at::arange(seed, seed + bytes).to(at::kByte); }
+at::Tensor pattern(std::int64_t bytes, std::int64_t seed) {
+  return at::arange(seed, seed + bytes, at::kInt).to(at::kByte);
+}
 
 std::int64_t integer(const value::Value& tree, std::size_t at) {
   return tree.as<List>().items.at(at).as<std::int64_t>();
@@ -47,8 +55,173 @@ TEST(Ucx, TwoRanksExchangeTensorsOfAllSizes) {
       EXPECT_EQ(message.channel, "c");
       EXPECT_EQ(integer(message.body, 0), size);
       EXPECT_TRUE(at::equal(tensor(message.body, 1), pattern(size, other.value))) << size;
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor(message.body, 1).const_data_ptr()) % 64, 0);
     }
     sender.join();
+  });
+  job.expect_success();
+}
+
+// Several threads of three ranks send to all, themselves included; each (sender, thread) stays in order.
+TEST(Ucx, ConcurrentThreadsKeepOrderAndValues) {
+  constexpr int kThreads = 3;
+  constexpr std::int64_t kMessages = 60;
+  RankProcesses job(3);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    const std::int64_t me = transport.rank().value;
+    std::vector<std::thread> senders;
+    for (std::int64_t thread = 0; thread < kThreads; ++thread) {
+      senders.emplace_back([&, thread] {
+        for (std::int64_t i = 0; i < kMessages; ++i) {
+          for (int to = 0; to < 3; ++to) {
+            const auto size = kSizes[static_cast<std::size_t>(i * 7 + thread + to) % (kSizes.size() - 1)];
+            transport.send(Rank(to), object("c", List{{me, thread, i, pattern(size, me + thread + i)}}));
+          }
+        }
+      });
+    }
+    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> next;
+    for (std::int64_t n = 0; n < 3 * kThreads * kMessages; ++n) {
+      const value::Value body = inbox.next().body;
+      const auto from = integer(body, 0), thread = integer(body, 1), i = integer(body, 2);
+      EXPECT_EQ(i, (next[{from, thread}]++));
+      const at::Tensor& got = tensor(body, 3);
+      EXPECT_TRUE(at::equal(got, pattern(got.numel(), from + thread + i)));
+    }
+    for (auto& sender : senders) sender.join();
+    job.reach(0);
+    job.await(0, 3);
+    EXPECT_EQ(inbox.waiting(), 0);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, ABufferMayBeWrittenOnceSendReturns) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    for (const auto size : kSizes) {
+      for (int to = 0; to < 2; ++to) {
+        const at::Tensor sent = at::full({size}, 1, at::kByte);
+        transport.send(Rank(to), object("c", sent));
+        sent.fill_(2);
+      }
+      for (int from = 0; from < 2; ++from) {
+        const at::Tensor got = inbox.next().body.as<at::Tensor>();
+        EXPECT_TRUE(at::equal(got, at::full_like(got, 1))) << got.numel();
+      }
+    }
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, TensorsThatShareStorageDoSoAfterwards) {
+  RankProcesses job(2);
+  job.run([](Transport& transport, Inbox& inbox) {
+    if (transport.rank() == Rank(0)) {
+      const at::Tensor whole = at::full({100000}, 1.0f);
+      transport.send(Rank(1), object("c", List{{whole, whole.slice(0, 10, 20)}}));
+      return;
+    }
+    const value::Value body = inbox.next().body;
+    tensor(body, 0).fill_(7);
+    EXPECT_EQ(tensor(body, 1).sum().item<float>(), 70);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, MessagesWaitForStart) {
+  RankProcesses job(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    job.start(rank, [&, rank] {
+      const auto transport = open_ucx(job.options(rank));
+      transport->send(Rank(1 - rank), object("early", pattern(1 << 20, 0)));
+      job.reach(0);
+      job.await(0, 2);
+      Inbox inbox;
+      transport->start(inbox.events());
+      EXPECT_EQ(inbox.next().channel, "early");
+      transport->close(true);
+    });
+  }
+  job.expect_success();
+}
+
+TEST(Ucx, OneProcessMayJoinAgainAndAgain) {
+  RankProcesses job(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    job.start(rank, [&, rank] {
+      for (std::int64_t round = 0; round < 4; ++round) {
+        const auto transport = open_ucx(job.options(rank));
+        Inbox inbox;
+        transport->start(inbox.events());
+        transport->send(Rank(1 - rank), object("c", List{{round, pattern(100000, round)}}));
+        EXPECT_EQ(integer(inbox.next().body, 0), round);
+        transport->close(round % 2 == 0);
+        transport->close(true);
+        EXPECT_THROW(transport->send(Rank(1 - rank), object("c", 1l)), base::UsageError);
+      }
+    });
+  }
+  job.expect_success();
+}
+
+TEST(Ucx, AWorldOfOneNeedsNobody) {
+  RankProcesses job(1);
+  job.start(0, [] {
+    const auto transport = open_ucx({});
+    Inbox inbox;
+    transport->start(inbox.events());
+    transport->send(Rank(0), object("c", pattern(100000, 3)));
+    EXPECT_TRUE(at::equal(inbox.next().body.as<at::Tensor>(), pattern(100000, 3)));
+    transport->close(true);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, UsesSharedMemoryAndNoNetwork) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    transport.send(Rank(1 - transport.rank().value), object("c", 1l));
+    inbox.next();
+    const std::string lanes = dynamic_cast<ucx::Probe&>(transport).lanes(Rank(1 - transport.rank().value));
+    EXPECT_THAT(lanes, AnyOf(HasSubstr("posix/memory"), HasSubstr("sysv/memory")));
+    EXPECT_THAT(lanes, Not(HasSubstr("tcp")));
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, LeavesSignalHandlersAlone) {
+  RankProcesses job(1);
+  job.start(0, [] {
+    const auto handlers = [] {
+      std::vector<void (*)(int)> all;
+      for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGINT, SIGTERM, SIGCHLD}) {
+        struct sigaction action{};
+        ::sigaction(signal, nullptr, &action);
+        all.push_back(action.sa_handler);
+      }
+      return all;
+    };
+    const auto before = handlers();
+    open_ucx({})->close(true);
+    EXPECT_EQ(handlers(), before);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, ForgedAndMalformedPiecesAreDroppedAndTheNextMessageArrives) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    if (transport.rank() == Rank(0)) {
+      const std::string no_token(sizeof(ucx::PieceHeader), '\0');
+      for (const std::size_t size : {0, 1, 100, 100000}) probe.send_raw(Rank(1), no_token, std::string(size, 'x'));
+      probe.send_raw(Rank(1), "short", "data");
+      transport.send(Rank(1), object("after", 1l));
+      return;
+    }
+    EXPECT_EQ(inbox.next().channel, "after");
+    EXPECT_EQ(probe.dropped(), 5);
   });
   job.expect_success();
 }

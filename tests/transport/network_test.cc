@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The in-process network keeps what transport.h promises of every transport.
+#include "lamina/transport/inproc/network.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "lamina/base/error.h"
+#include "lamina/base/wait.h"
+#include "lamina/transport/solo.h"
+
+namespace lamina::transport {
+namespace {
+
+// What one rank was told, in order.
+class Inbox {
+ public:
+  Transport::Events events() {
+    return {[this](Message message) { add(std::to_string(message.caller.value) + ":" + message.channel, message.body); },
+            [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
+  }
+  // The first `count` events.
+  std::vector<std::string> wait(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    const base::Patience patience{std::chrono::seconds(30), nullptr};
+    base::wait_until(lock, changed_, patience, [&] { return texts_.size() >= count; }, [] { return "events"; });
+    return {texts_.begin(), texts_.begin() + static_cast<std::ptrdiff_t>(count)};
+  }
+  value::Value body(std::size_t index) {
+    std::lock_guard guard(mutex_);
+    return bodies_.at(index);
+  }
+  std::size_t size() {
+    std::lock_guard guard(mutex_);
+    return texts_.size();
+  }
+
+ private:
+  void add(std::string text, value::Value body) {
+    {
+      std::lock_guard guard(mutex_);
+      texts_.push_back(std::move(text));
+      bodies_.push_back(std::move(body));
+    }
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> texts_;
+  std::vector<value::Value> bodies_;
+};
+
+void send(Transport& from, int to, const std::string& text, value::Value body = {}) {
+  Message message;
+  message.caller = from.rank();
+  message.channel = text;
+  message.body = std::move(body);
+  from.send(base::Rank(to), message);
+}
+
+TEST(Network, KeepsTheOrderOfEachPairAndNoOther) {
+  bool mixed = false;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    inproc::Network network(3, seed);
+    Inbox inbox;
+    auto a = network.connect(base::Rank(0)), b = network.connect(base::Rank(1)), to = network.connect(base::Rank(2));
+    for (int i = 0; i < 10; ++i) {
+      send(*a, 2, std::to_string(i));
+      send(*b, 2, std::to_string(i));
+    }
+    to->start(inbox.events());  // what came before is delivered now
+    std::string of_a, of_b;
+    for (const auto& text : inbox.wait(20)) (text[0] == '0' ? of_a : of_b) += text[2];
+    EXPECT_EQ(of_a, "0123456789");
+    EXPECT_EQ(of_b, "0123456789");
+    mixed |= inbox.wait(1)[0] != "0:0";
+    to->close(true);
+  }
+  EXPECT_TRUE(mixed);
+}
+
+TEST(Network, ARankMaySendToItself) {
+  inproc::Network network(1, 0);
+  Inbox inbox;
+  auto self = network.connect(base::Rank(0));
+  self->start(inbox.events());
+  send(*self, 0, "hello");
+  EXPECT_EQ(inbox.wait(1)[0], "0:hello");
+  self->close(true);
+}
+
+TEST(Network, WhatIsDeliveredIsAPrivateCopy) {
+  inproc::Network network(2, 0);
+  Inbox inbox;
+  auto from = network.connect(base::Rank(0)), to = network.connect(base::Rank(1));
+  auto tensor = at::zeros({3});
+  send(*from, 1, "", tensor);
+  tensor.fill_(1);
+  to->start(inbox.events());
+  inbox.wait(1);
+  EXPECT_TRUE(at::equal(inbox.body(0).as<at::Tensor>(), at::zeros({3})));
+  to->close(true);
+}
+
+TEST(Network, ALostRankIsToldOfOnceAndAfterWhatItSent) {
+  inproc::Network network(3, 0);
+  Inbox inbox;
+  auto lost = network.connect(base::Rank(0)), survivor = network.connect(base::Rank(1));
+  send(*lost, 1, "last words");
+  network.kill(base::Rank(0));
+  network.kill(base::Rank(0));
+  send(*lost, 1, "from the grave");
+  survivor->start(inbox.events());
+  EXPECT_EQ(inbox.wait(2), (std::vector<std::string>{"0:last words", "lost 0"}));
+  EXPECT_THROW(send(*survivor, 0, ""), base::PeerError);
+  send(*survivor, 1, "own");
+  EXPECT_EQ(inbox.wait(3)[2], "1:own");
+  survivor->close(true);
+  EXPECT_EQ(inbox.size(), 3);
+}
+
+TEST(Network, AfterCloseNothingIsDelivered) {
+  inproc::Network network(2, 0);
+  Inbox inbox;
+  auto from = network.connect(base::Rank(0)), to = network.connect(base::Rank(1));
+  to->start(inbox.events());
+  send(*from, 1, "1");
+  inbox.wait(1);
+  to->close(true);
+  send(*from, 1, "2");
+  network.kill(base::Rank(0));
+  to->close(false);  // again
+  EXPECT_EQ(inbox.size(), 1);
+}
+
+TEST(Network, ARankOutsideItIsAnError) {
+  inproc::Network network(2, 0);
+  auto from = network.connect(base::Rank(0));
+  EXPECT_THROW(send(*from, 2, ""), base::UsageError);
+  EXPECT_THROW(send(*from, -1, ""), base::UsageError);
+}
+
+TEST(Solo, DeliversToItselfAPrivateCopyInTheSendersThread) {
+  Solo solo;
+  Inbox inbox;
+  solo.start(inbox.events());
+  auto tensor = at::zeros({3});
+  send(solo, 0, "x", tensor);
+  tensor.fill_(1);
+  ASSERT_EQ(inbox.size(), 1);
+  EXPECT_TRUE(at::equal(inbox.body(0).as<at::Tensor>(), at::zeros({3})));
+  EXPECT_THROW(send(solo, 1, ""), base::UsageError);
+}
+
+}  // namespace
+}  // namespace lamina::transport

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "tests/transport/rank_processes.h"
+
+namespace lamina::transport {
+namespace {
+
+using base::Rank;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::Inbox;
+using testing::object;
+using testing::RankProcesses;
+
+// What open_ucx throws as an Expected.
+template <class Expected>
+std::string refusal(const UcxOptions& options) {
+  try {
+    open_ucx(options);
+  } catch (const Expected& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return base::str("another error: ", error.what());
+  }
+  return "no error";
+}
+
+TEST(UcxJoin, ARankThatNeverJoinsIsNamedToAllOthers) {
+  RankProcesses job(3);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      auto options = job.options(rank);
+      options.join_timeout = std::chrono::seconds(1);
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_THAT(refusal<base::TimeoutError>(options), HasSubstr("rank 2 did not join within 1 s"));
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    });
+  }
+  job.expect_success();
+}
+
+TEST(UcxJoin, NobodyAtTheMasterAddress) {
+  RankProcesses job(2);
+  job.start(1, [&] {
+    auto options = job.options(1);
+    options.join_timeout = std::chrono::seconds(0);
+    EXPECT_THAT(refusal<base::TimeoutError>(options), HasSubstr("did rank 0 start?"));
+  });
+  job.expect_success();
+}
+
+TEST(UcxJoin, AnInterruptEndsTheWait) {
+  RankProcesses job(2);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      auto options = job.options(rank);
+      options.size = 3;
+      const auto begin = std::chrono::steady_clock::now();
+      options.check_interrupt = [&] {
+        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500)) throw std::domain_error("Ctrl-C");
+      };
+      EXPECT_THAT(refusal<std::domain_error>(options), HasSubstr("Ctrl-C"));
+    });
+  }
+  job.expect_success();
+}
+
+TEST(UcxJoin, DifferentConfigurationsAreRefusedOnAllRanks) {
+  RankProcesses job(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    job.start(rank, [&, rank] {
+      auto options = job.options(rank);
+      options.configuration = rank == 2 ? "microbatches: 8" : "microbatches: 4";
+      EXPECT_THAT(refusal<base::ConfigError>(options),
+                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("configuration"), HasSubstr("microbatches: 8")));
+    });
+  }
+  job.expect_success();
+}
+
+TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
+  RankProcesses job(2);
+  job.start(0, [&] { EXPECT_THAT(refusal<base::Error>(job.options(0)), HasSubstr("")); });
+  job.await(0, 0);
+  for (const int process : {1, 2}) {
+    job.start(process, [&] {
+      auto options = job.options(1);
+      options.join_timeout = std::chrono::seconds(2);
+      refusal<base::Error>(options);
+      job.reach(1);
+    });
+  }
+  job.await(1, 1);  // at least one of the two is told; none hangs
+  job.wait(1);
+  job.wait(2);
+  job.kill(0, 9);
+  job.wait(0);
+}
+
+TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
+  RankProcesses job(2);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      if (rank == 1) {
+        const int other = ::memfd_create("other", 0);
+        EXPECT_EQ(::write(other, std::string(32, 'x').data(), 32), 32);
+        ::setenv("LAMINA_SECRET_FD", std::to_string(other).c_str(), 1);
+      }
+      auto options = job.options(rank);
+      options.join_timeout = std::chrono::seconds(2);
+      EXPECT_THAT(refusal<base::TimeoutError>(options),
+                  HasSubstr(base::str("no connection with rank ", 1 - rank)));
+    });
+  }
+  job.expect_success();
+}
+
+TEST(UcxJoin, WithoutALauncherTheSecretComesFromRankZero) {
+  RankProcesses job(2);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      ::unsetenv("LAMINA_SECRET_FD");
+      const auto transport = open_ucx(job.options(rank));
+      Inbox inbox;
+      transport->start(inbox.events());
+      transport->send(Rank(1 - rank), object("c", 1l));
+      inbox.next();
+      transport->close(true);
+    });
+  }
+  job.expect_success();
+}
+
+}  // namespace
+}  // namespace lamina::transport
