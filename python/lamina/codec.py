@@ -15,7 +15,7 @@ from torch import nn
 from lamina import _current
 from lamina.errors import FormatError, UsageError
 
-_TENSOR_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
+_TENSOR_TYPES = (torch.Tensor, nn.Parameter)
 
 
 def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:

@@ -117,7 +117,7 @@ class DistributedModel(nn.Module):
             gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
-        scale = 1 / _current.session().config.microbatches if self._average and _current.in_step() else 1.0
+        scale = 1 / _current.job().microbatches if self._average and _current.in_step() else 1.0
         if self._pipelined:
             _current.session().backward(outputs, gradients, scale)
         else:

@@ -56,13 +56,14 @@ def set_partition(module: nn.Module, index: int) -> None:
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_partition() places a module, not {type(module).__name__}")
+    index = _checked(index)
     if _current.is_initialized() and _current.job().pipelined:
         model = _current.job().model
         if model is not None and model.partitioned and any(part is module for part in model.modules()):
             raise UsageError("set_partition() after the model was partitioned; call it before the first step")
     for part in module.modules():
         part.__dict__.pop(_CREATED, None)
-    module.__dict__[_SET] = _checked(index)
+    module.__dict__[_SET] = index
 
 
 def of(module: nn.Module) -> int | None:

@@ -59,7 +59,7 @@ def local_size() -> int:
 
 def num_microbatches() -> int:
     """The number of microbatches that a step's batch is split into."""
-    return _current.session().config.microbatches
+    return _current.job().microbatches
 
 
 def mp_rank() -> int:

@@ -43,11 +43,11 @@ def split(value: Any, count: int, axis: int, name: str) -> list[Any]:
 def _split_tensor(tensor: torch.Tensor, count: int, axis: int, name: str) -> list[torch.Tensor]:
     shape = tuple(tensor.shape)
     if not -tensor.dim() <= axis < tensor.dim():
-        raise UsageError(f"argument {name!r} of shape {shape} has no axis {axis} to split it along")
+        raise UsageError(f"argument {name} of shape {shape} has no axis {axis} to split it along")
     size = shape[axis]
     if size % count:
         raise UsageError(
-            f"argument {name!r} of shape {shape} cannot be split into {count} microbatches: its size {size} along axis "
+            f"argument {name} of shape {shape} cannot be split into {count} microbatches: its size {size} along axis "
             f"{axis} is not a multiple of {count}. Change the batch size or `microbatches`, or list the argument in "
             "non_split_inputs"
         )

@@ -91,7 +91,7 @@ class StepFunction:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         if job.model is not None:
             job.model._partition()
-        count = job.session.config.microbatches
+        count = job.microbatches
         if not job.pipelined:
             return merge([body() for body in self._bodies(count, owner, args, kwargs)])
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.

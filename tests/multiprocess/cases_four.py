@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks: two pipelines of two."""
+
+import os
+
+import torch
+from torch import nn
+
+import lamina
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+def start(**keys):
+    lamina.init(**({"partitions": 2, "microbatches": 2, "timeout_s": 30} | keys))
+
+
+def ranks():
+    return [getattr(lamina, f"{axis}_rank")() for axis in ("pp", "dp", "rdp", "tp", "mp")]
+
+
+def case_ranks_and_groups_when_a_pipelines_ranks_are_adjacent():
+    start(placement_strategy="cluster")
+    assert lamina.get_pp_group() == lamina.get_mp_group() == [[0, 1], [2, 3]][RANK // 2]
+    assert lamina.get_dp_group() == lamina.get_rdp_group() == [[0, 2], [1, 3]][RANK % 2]
+    assert lamina.get_tp_group() == [RANK]
+    assert ranks() == [RANK % 2, RANK // 2, RANK // 2, 0, RANK % 2]
+    assert (lamina.rank(), lamina.local_rank(), lamina.size(), lamina.local_size()) == (RANK, RANK, 4, 4)
+
+
+def case_ranks_and_groups_when_they_are_spread():
+    start(placement_strategy="spread")
+    assert lamina.get_pp_group() == [[0, 2], [1, 3]][RANK % 2]
+    assert lamina.get_dp_group() == [[0, 1], [2, 3]][RANK // 2]
+    assert ranks() == [RANK // 2, RANK % 2, RANK % 2, 0, RANK // 2]
+
+
+def case_objects_within_groups():
+    start()
+    assert lamina.allgather(RANK, lamina.DP_GROUP) == lamina.get_dp_group()
+    assert lamina.allgather(RANK, lamina.WORLD) == [0, 1, 2, 3]
+    if lamina.dp_rank() == 0:
+        lamina.broadcast(("from", RANK), lamina.DP_GROUP)
+    else:
+        assert lamina.recv_from(0, lamina.RankType.DP_RANK) == ("from", lamina.get_dp_group()[0])
+    if RANK == 3:
+        lamina.broadcast("to all", lamina.WORLD)
+    else:
+        assert lamina.recv_from(3, lamina.RankType.WORLD_RANK) == "to all"
+
+
+def case_each_pipeline_steps_on_its_own_batch_with_the_values_of_rank_0():
+    start()
+    torch.manual_seed(RANK)
+    model = lamina.distribute(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)))
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1))
+    batch = torch.full((4, 3), float(lamina.dp_rank()))
+    output = lamina.step(lambda x: model(x))(batch).concat()
+    assert torch.allclose(output, plain(batch), atol=1e-6)
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())

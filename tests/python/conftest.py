@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+import lamina
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Each test begins without a job, without a launcher and without a configuration from outside."""
+    for name in ("RANK", "WORLD_SIZE", "SM_HP_MP_PARAMETERS"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    lamina.shutdown()
+
+
+@pytest.fixture
+def start():
+    """A job of one process with four microbatches."""
+    lamina.init(microbatches=4)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions that come from other ranks."""
+
+import json
+import pickle
+import sys
+
+import pytest
+
+import lamina
+from lamina import failures
+
+
+class OddError(ValueError):
+    """Its __init__ takes what its args do not hold."""
+
+    def __init__(self, number, *, color):
+        super().__init__(f"{number} is {color}")
+        self.color = color
+
+
+class DerivedError(FileNotFoundError):
+    def __init__(self, name):
+        super().__init__(2, "not there", name)
+
+
+def met(exception, rank=3):
+    """The failure that `exception`, raised on `rank`, is."""
+    try:
+        raise exception
+    except BaseException as caught:
+        return failures.describe(caught, rank)
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        ValueError("x"),
+        KeyError("k"),
+        FileNotFoundError(2, "no such file", "name"),
+        UnicodeDecodeError("utf8", b"a", 0, 1, "reason"),
+        StopIteration(3),
+        ImportError("i", name="module"),
+        json.JSONDecodeError("m", "doc", 1),
+        OddError(3, color="red"),
+        DerivedError("name"),
+        lamina.UsageError("u"),
+        lamina.ConfigError("c"),
+        lamina.PeerError("p"),
+        lamina.TimeoutError("t"),
+    ],
+    ids=lambda exception: type(exception).__name__,
+)
+def test_the_type_is_kept(exception):
+    failure = met(exception)
+    error = failures.rebuild(*failure)
+    assert isinstance(error, lamina.RemoteError) and isinstance(error, type(exception))
+    assert type(error).__name__ == type(exception).__name__
+    assert error.args == exception.args
+    assert str(error).startswith(str(exception))
+    assert error.rank == 3
+    assert "in met" in error.remote_traceback
+    for name, value in vars(exception).items():
+        assert getattr(error, name) == value
+
+
+def test_the_parts_of_builtin_exceptions_are_kept():
+    error = failures.rebuild(*met(FileNotFoundError(2, "no such file", "name")))
+    assert (error.errno, error.filename) == (2, "name")
+
+
+def test_the_other_ranks_traceback_is_shown_once():
+    error = failures.rebuild(*met(ValueError("x")))
+    again = failures.rebuild(*failures.describe(error, 1))
+    shown = "\n".join(again.__notes__) if sys.version_info >= (3, 11) else str(again)
+    assert shown.count("raised on rank 3") == 1 and shown.count("in met") == 1
+
+
+def test_a_failure_passed_on_stays_the_one_it_was():
+    failure = met(OddError(3, color="red"))
+    assert failures.describe(failures.rebuild(*failure), 1) == failure
+
+
+def test_what_cannot_be_pickled_is_named():
+    class LocalError(Exception):
+        pass
+
+    error = failures.rebuild(*met(LocalError("reason")))
+    assert type(error) is lamina.RemoteError
+    assert "LocalError: reason" in str(error) and error.rank == 3
+
+
+def test_attributes_that_cannot_be_pickled_are_left_behind():
+    exception = ValueError("x")
+    exception.handle = lambda: None
+    error = failures.rebuild(*met(exception))
+    assert isinstance(error, ValueError) and error.args == ("x",) and not hasattr(error, "handle")
+
+
+def test_arguments_that_cannot_be_pickled_become_the_message():
+    error = failures.rebuild(*met(ValueError(lambda: None)))
+    assert isinstance(error, ValueError) and "<lambda>" in str(error)
+
+
+@pytest.mark.parametrize("exception", [SystemExit(3), KeyboardInterrupt()])
+def test_the_end_of_another_process_does_not_end_this_one(exception):
+    error = failures.rebuild(*met(exception))
+    assert type(error) is lamina.RemoteError and type(exception).__name__ in str(error)
+
+
+def test_nonsense_in_place_of_a_pickle_is_survived():
+    error = failures.rebuild("ValueError", "x", "", 1, b"nonsense")
+    assert type(error) is lamina.RemoteError and str(error).startswith("ValueError: x")
+
+
+def test_a_rebuilt_error_can_be_pickled():
+    error = pickle.loads(pickle.dumps(failures.rebuild(*met(OddError(3, color="red")))))
+    assert (
+        isinstance(error, OddError)
+        and isinstance(error, lamina.RemoteError)
+        and error.color == "red"
+        and error.rank == 3
+    )

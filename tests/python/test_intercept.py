@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of modules that other ranks own."""
+
+import pytest
+import torch
+from torch import nn
+
+from lamina import intercept
+
+ORIGINAL = nn.Module.__call__
+
+
+@pytest.fixture(autouse=True)
+def removed():
+    yield
+    intercept.remove()
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_only_modules_that_are_listed_are_routed():
+    here, there = nn.Linear(2, 2), nn.Linear(2, 2)
+    calls = []
+    intercept.install({id(there): 7}, lambda number, args, kwargs: calls.append((number, args, kwargs)))
+    x = torch.ones(2)
+    assert torch.equal(here(x), nn.functional.linear(x, here.weight, here.bias))
+    there(x, flag=1)
+    assert calls == [(7, (x,), {"flag": 1})]
+
+
+def test_routed_modules_are_reached_below_local_ones():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    intercept.install({id(model[1]): 1}, lambda number, args, kwargs: "routed")
+    assert model(torch.ones(2)) == "routed"
+
+
+def test_installing_again_replaces_the_list():
+    first, second = nn.Identity(), nn.Identity()
+    intercept.install({id(first): 0}, lambda *call: "routed")
+    intercept.install({id(second): 0}, lambda *call: "routed")
+    assert first(1) == 1 and second(1) == "routed"
+
+
+def test_the_owner_runs_hooks_but_not_what_the_class_adds_around_calls():
+    class Counting(nn.Identity):
+        calls = 0
+
+        def __call__(self, *args):
+            Counting.calls += 1
+            return super().__call__(*args)
+
+    module = Counting()
+    module.register_forward_hook(lambda module, args, output: output + 1)
+    intercept.install({}, lambda *call: None)
+    assert intercept.call_here(module, (1,), {}) == 2
+    assert Counting.calls == 0

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedModel with one partition: it is the plain model."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import lamina
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def plain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def test_it_works_outside_steps(start, plain):
+    expected = copy.deepcopy(plain)
+    model = lamina.distribute(plain)
+    model.backward(model(X).mean())
+    expected(X).mean().backward()
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("average, factor", [(True, 0.25), (False, 1)])
+def test_gradients_are_averaged_over_microbatches(start, average, factor):
+    linear = nn.Linear(4, 1, bias=False)
+    model = lamina.DistributedModel(linear, average_grads_across_microbatches=average)
+
+    @lamina.step
+    def step(x):
+        loss = model(x).sum()
+        loss /= 1  # in place
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):  # what is in .grad already is not scaled
+        step(X)
+    assert torch.allclose(linear.weight.grad, 2 * factor * X.sum(0))
+
+
+def test_backward_with_gradients(start):
+    linear = nn.Linear(4, 2, bias=False)
+    model = lamina.DistributedModel(linear)
+    y = model(X)
+    gradient = torch.randn_like(y)
+    model.backward([y, y.sum()], [gradient, None])
+    assert torch.allclose(linear.weight.grad, (gradient + 1).T @ X)
+    with pytest.raises(lamina.UsageError, match="1 tensors, but 2 gradients"):
+        model.backward(y, [None, None])
+    with pytest.raises(RuntimeError, match="scalar outputs"):
+        model.backward(model(X))
+
+
+def test_names_are_those_of_the_wrapped_module(start, plain):
+    model = lamina.DistributedModel(plain)
+    assert model.get_module() is model.module is plain
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert [n for n, _ in model.named_buffers()] == [n for n, _ in plain.named_buffers()]
+    assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert list(model.state_dict(prefix="p.")) == ["p." + name for name in plain.state_dict()]
+
+
+def test_with_one_partition_all_is_local_at_once(start, plain):
+    model = lamina.DistributedModel(plain)
+    assert model.partitioned
+    assert list(model.local_named_parameters()) == list(plain.named_parameters())
+    assert list(model.local_parameters()) == list(plain.parameters())
+    assert list(model.local_named_buffers()) == list(plain.named_buffers())
+    assert list(model.local_buffers()) == list(plain.buffers())
+    assert list(model.local_modules()) == list(plain.modules())
+
+
+def test_state_goes_there_and_back(start, plain):
+    model = lamina.DistributedModel(plain)
+    state = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert all(torch.equal(value, torch.ones_like(value)) for value in plain.state_dict().values())
+
+
+def test_training_and_evaluation(start, plain):
+    model = lamina.DistributedModel(plain).eval()
+    assert not plain[1].training and not model.training
+    model.train()
+    assert plain[1].training
+
+
+def test_there_is_one_model(start, plain):
+    model = lamina.DistributedModel(plain)
+    with pytest.raises(lamina.UsageError, match="DistributedModel already"):
+        lamina.DistributedModel(nn.Linear(1, 1))
+    with pytest.raises(lamina.UsageError, match="DistributedModel already"):
+        lamina.DistributedModel(model)
+    lamina.shutdown()
+    lamina.init()
+    lamina.DistributedModel(nn.Linear(1, 1))
+
+
+def test_after_shutdown_the_module_is_still_there(start, plain):
+    model = lamina.DistributedModel(plain)
+    lamina.shutdown()
+    model.eval()
+    assert torch.equal(model(X), plain(X))
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [(lambda: "model", "not str"), (lambda: nn.DataParallel(nn.Linear(1, 1)), "DataParallel first")],
+)
+def test_what_cannot_be_wrapped(start, wrong, text):
+    with pytest.raises(lamina.UsageError, match=text):
+        lamina.DistributedModel(wrong())
+
+
+@pytest.mark.parametrize(
+    "option, text",
+    [
+        ({"trace_execution_times": True}, "trace_execution_times=True is not available yet"),
+        ({"trace_memory_usage": True}, "trace_memory_usage=True is not available yet"),
+        ({"trace_device": "tpu"}, "'tpu'"),
+    ],
+)
+def test_options_that_cannot_be_had(start, option, text):
+    with pytest.raises(lamina.UsageError, match=text):
+        lamina.DistributedModel(nn.Linear(1, 1), **option)
+
+
+def test_options_that_change_nothing_yet_are_taken(start):
+    lamina.DistributedModel(
+        nn.Linear(1, 1), "cpu", False, False, 2, True, 50, False, False, True, find_unused_parameters=True
+    )
+
+
+def test_methods_that_do_not_exist_yet_say_so(start):
+    model = lamina.DistributedModel(nn.Linear(1, 1))
+    with pytest.raises(AttributeError, match="register_comm_hook is not available yet"):
+        model.register_comm_hook(None, None)
+
+
+def test_without_init(plain):
+    with pytest.raises(lamina.UsageError, match="init"):
+        lamina.DistributedModel(plain)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names by which scripts reach lamina."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+import lamina
+import smdistributed.modelparallel as modelparallel
+import smdistributed.modelparallel.torch as smp
+
+NAMES = [
+    "init",
+    "is_initialized",
+    "shutdown",
+    "step",
+    "StepOutput",
+    "DistributedModel",
+    "DistributedOptimizer",
+    "partition",
+    "set_partition",
+    "num_microbatches",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "mp_rank",
+    "mp_size",
+    "dp_rank",
+    "dp_size",
+    "pp_rank",
+    "pp_size",
+    "tp_rank",
+    "tp_size",
+    "rdp_rank",
+    "rdp_size",
+    "get_mp_group",
+    "get_dp_group",
+    "get_pp_group",
+    "get_tp_group",
+    "get_rdp_group",
+    "CommGroup",
+    "WORLD",
+    "MP_GROUP",
+    "DP_GROUP",
+    "PP_GROUP",
+    "TP_GROUP",
+    "RDP_GROUP",
+    "RankType",
+    "barrier",
+    "dp_barrier",
+    "mp_barrier",
+    "allgather",
+    "broadcast",
+    "recv_from",
+    "send",
+    "state",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_packages_offer_the_same_object(name):
+    assert getattr(smp, name) is getattr(lamina, name)
+
+
+def test_submodules_that_scripts_import():
+    from smdistributed.modelparallel.torch.model import DistributedModel
+
+    assert smp.model.DistributedModel is DistributedModel is lamina.DistributedModel
+    assert smp.core.barrier is lamina.barrier
+
+
+def test_scripts_find_the_package_and_compare_its_version():
+    assert importlib.util.find_spec("smdistributed") is not None
+    assert [int(number) for number in modelparallel.__version__.split(".")] >= [1, 10]
+
+
+@pytest.mark.parametrize("package", [lamina, smp])
+def test_what_does_not_exist_yet_says_so(package):
+    with pytest.raises(AttributeError, match="save_checkpoint is not available yet"):
+        _ = package.save_checkpoint
+    with pytest.raises(AttributeError, match="has no 'no_such_name'"):
+        _ = package.no_such_name
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(lamina, name) for name in lamina.__all__)
+
+
+def test_groups_and_rank_types_are_what_the_originals_are_called():
+    assert [group.name for group in lamina.CommGroup] == [
+        "WORLD",
+        "MP_GROUP",
+        "DP_GROUP",
+        "PP_GROUP",
+        "TP_GROUP",
+        "RDP_GROUP",
+    ]
+    assert [kind.name for kind in lamina.RankType] == [
+        "WORLD_RANK",
+        "MP_RANK",
+        "DP_RANK",
+        "PP_RANK",
+        "TP_RANK",
+        "RDP_RANK",
+    ]
+
+
+def test_errors_are_of_the_builtin_kinds_too():
+    assert issubclass(lamina.TimeoutError, TimeoutError)
+    assert issubclass(lamina.PeerError, ConnectionError)
+    assert issubclass(lamina.ConfigError, ValueError)
+    for name in ("ConfigError", "UsageError", "PeerError", "TimeoutError", "RemoteError"):
+        assert issubclass(getattr(lamina, name), lamina.Error)
+
+
+def test_importing_twice_over_and_decorating_needs_no_init():
+    program = "import smdistributed.modelparallel.torch as smp\n@smp.step()\ndef f(x): return x\nimport lamina"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

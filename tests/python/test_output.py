@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What step functions return."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from lamina.output import StepOutput, merge
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    loss: torch.Tensor
+    note: str
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict):
+    """A dataclass whose fields are its items, and which looks into what it is given by iterating."""
+
+    loss: object = None
+    logits: object = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "loss" and value is not None and not isinstance(value, torch.Tensor):
+                with pytest.raises(TypeError):
+                    iter(value)
+            if value is not None:
+                self[field.name] = value
+
+
+def scalars(*numbers, dtype=None):
+    return [torch.tensor(number, dtype=dtype) for number in numbers]
+
+
+def test_reductions():
+    output = StepOutput([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])])
+    assert output.reduce_mean().tolist() == [2, 4]
+    assert output.reduce_sum().tolist() == [4, 8]
+    assert output.concat().tolist() == [1, 2, 3, 6]
+    assert output.stack().tolist() == [[1, 2], [3, 6]]
+
+
+def test_0_dimensional_outputs_are_stacked():
+    assert StepOutput(scalars(1.0, 2.0)).concat().tolist() == [1, 2]
+
+
+def test_integers_and_bool():
+    assert StepOutput(scalars(1, 2)).reduce_mean() == 1.5
+    assert StepOutput(scalars(1, 2)).reduce_sum() == 3
+    assert StepOutput(scalars(True, True, False, False)).reduce_mean() == 0.5
+    assert StepOutput(scalars(True, True)).reduce_sum() == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floating_dtypes_stay(dtype):
+    assert StepOutput(scalars(1, 2, dtype=dtype)).reduce_mean().dtype == dtype
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_reductions_are_new_plain_tensors_that_may_be_written(count):
+    outputs = scalars(*[2.0] * count)
+    for reduce in (StepOutput.reduce_mean, StepOutput.reduce_sum, StepOutput.concat, StepOutput.stack):
+        reduced = reduce(StepOutput(outputs))
+        assert type(reduced) is torch.Tensor
+        reduced.zero_()
+    assert [output.item() for output in outputs] == [2.0] * count
+
+
+def test_it_cannot_be_iterated():
+    with pytest.raises(TypeError):
+        iter(StepOutput(scalars(1.0)))
+    assert not isinstance(StepOutput(scalars(1.0)), Iterable)
+
+
+def test_leaves():
+    x, y = scalars(1.0, 2.0)
+    assert merge([x, y]).outputs == [x, y]
+    assert merge([1, 2]) == [1, 2]
+    assert merge([None, None]) is None
+    assert merge([None, 1]) == [None, 1]
+    assert merge(["a", "b"]) == ["a", "b"]
+
+
+def test_trees_keep_their_class():
+    x, y = scalars(1.0, 2.0)
+    loss, (number, nothing), named, by_name = merge(
+        [(x, [1, None], Pair(x, 3), {"x": x}), (y, [2, None], Pair(y, 4), {"x": y})]
+    )
+    assert loss.outputs == [x, y] and number == [1, 2] and nothing is None
+    assert isinstance(named, Pair) and named.x.outputs == [x, y] and named.y == [3, 4]
+    assert by_name["x"].outputs == [x, y]
+
+
+def test_dataclasses_keep_their_class():
+    x, y = scalars(1.0, 2.0)
+    merged = merge([Frozen(x, "a"), Frozen(y, "b")])
+    assert type(merged) is Frozen and merged.loss.outputs == [x, y] and merged.note == ["a", "b"]
+
+
+def test_a_dataclass_of_items_keeps_its_class():
+    x, y = scalars(1.0, 2.0)
+    merged = merge([Output(loss=x), Output(loss=y)])
+    assert type(merged) is Output and merged.loss.outputs == merged["loss"].outputs == [x, y] and merged.logits is None
+
+
+def test_outputs_that_differ_in_structure_are_listed():
+    x, y = scalars(1.0, 2.0)
+    assert merge([(x,), (x, y)]) == [(x,), (x, y)]
+    assert merge([x, None]) == [x, None]
+    assert merge([{"a": x}, {"b": y}]) == [{"a": x}, {"b": y}]
