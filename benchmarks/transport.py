@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between two processes of one machine: lamina's transport beside c10d's Gloo, in turns.
+
+Usage: python benchmarks/transport.py PATH_TO_transport_bench
+"""
+
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+SIZES = [8, 4096, 65536, 1 << 20, 64 << 20]
+TURNS = 3
+
+
+def gloo_rank(rank, port, results):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for size in SIZES:
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        rounds = min(500, max(2, (16 << 20) // size))
+        seconds = []
+        for _ in range(9):
+            begin = time.perf_counter()
+            for _ in range(rounds):
+                if rank == 0:
+                    dist.send(tensor, 1)
+                dist.recv(tensor, 1 - rank)
+                if rank == 1:
+                    dist.send(tensor, 0)
+            seconds.append((time.perf_counter() - begin) / rounds)
+        if rank == 0:
+            results.put((size, statistics.median(seconds)))
+    dist.destroy_process_group()
+
+
+def free_port():
+    return random.randint(20000, 32000)
+
+
+def measure_gloo():
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    port = free_port()
+    ranks = [context.Process(target=gloo_rank, args=(rank, port, results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    measured = dict(results.get(timeout=300) for _ in SIZES)
+    for rank in ranks:
+        rank.join()
+    return measured
+
+
+def measure_lamina(program):
+    command = [program, str(free_port()), *map(str, SIZES)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    return {int(size): float(seconds) for size, seconds in map(str.split, output.splitlines())}
+
+
+def main():
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    turns = [(measure_lamina(sys.argv[1]), measure_gloo()) for _ in range(TURNS)]
+    print(f"{'bytes':>10} {'lamina: round trip':>20} {'one way':>12} {'gloo: round trip':>20} {'one way':>12} {'ratio':>7}")
+    for size in SIZES:
+        ours = statistics.median(turn[0][size] for turn in turns)
+        theirs = statistics.median(turn[1][size] for turn in turns)
+        ratio = statistics.median(turn[1][size] / turn[0][size] for turn in turns)
+        print(
+            f"{size:>10} {1e6 * ours:>17.1f} us {2e-9 * size / ours:>7.2f} GB/s"
+            f" {1e6 * theirs:>17.1f} us {2e-9 * size / theirs:>7.2f} GB/s {ratio:>7.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

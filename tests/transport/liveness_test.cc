@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/liveness.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/transport/handshake.h"
+
+namespace lamina::transport {
+namespace {
+
+using base::Deadline;
+using base::Rank;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+Identity identity(int rank, int size, std::uint8_t secret = 7) {
+  Identity self{Rank(rank), size, {}, "g/"};
+  self.secret.fill(secret);
+  return self;
+}
+
+// The ranks of one mesh as threads of this process.
+class Meshes {
+ public:
+  explicit Meshes(int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      listeners_.push_back(Address::parse("127.0.0.1 0").listen());
+      addresses_.push_back(Address::bound_to(listeners_.back()).text());
+    }
+    sockets_.resize(size);
+  }
+
+  const std::string& address(int rank) const { return addresses_[rank]; }
+
+  // Connects `rank` on a thread.
+  void connect(int rank, std::uint8_t secret = 7, seconds timeout = seconds(30)) {
+    threads_.emplace_back([=, this] {
+      try {
+        sockets_[rank] = connect_mesh(identity(rank, static_cast<int>(addresses_.size()), secret),
+                                      std::move(listeners_[rank]), addresses_, Deadline::after(timeout), {});
+      } catch (const base::TimeoutError& error) {
+        errors_[rank] = error.what();
+      }
+    });
+  }
+
+  void join() {
+    for (auto& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  std::unique_ptr<Liveness> liveness(int rank) { return std::make_unique<Liveness>(std::move(sockets_[rank])); }
+  std::string error(int rank) { return errors_[rank]; }
+
+ private:
+  std::vector<Fd> listeners_;
+  std::vector<std::string> addresses_;
+  std::vector<std::vector<Fd>> sockets_;
+  std::map<int, std::string> errors_;
+  std::vector<std::thread> threads_;
+};
+
+// The next notes; none within `patience` gives none.
+std::vector<Liveness::Note> next(Liveness& liveness, seconds patience = seconds(2)) {
+  pollfd ready{liveness.fd(), POLLIN, 0};
+  ::poll(&ready, 1, static_cast<int>(std::chrono::milliseconds(patience).count()));
+  return liveness.poll();
+}
+
+TEST(Liveness, NotesArriveAndAClosedConnectionIsTheLast) {
+  Meshes meshes(2);
+  meshes.connect(0);
+  meshes.connect(1);
+  meshes.join();
+  const auto first = meshes.liveness(0);
+  auto second = meshes.liveness(1);
+  second->note(Rank(0), Liveness::Kind::kBye, 42);
+  second.reset();
+  std::vector<Liveness::Note> notes;
+  while (notes.size() < 2) {
+    for (const auto& note : next(*first)) notes.push_back(note);
+  }
+  EXPECT_EQ(notes[0].kind, Liveness::Kind::kBye);
+  EXPECT_EQ(notes[0].value, 42);
+  EXPECT_EQ(notes[1].kind, Liveness::Kind::kGone);
+  EXPECT_EQ(notes[1].peer, Rank(1));
+  EXPECT_EQ(notes[1].why, "its process ended");
+}
+
+TEST(Liveness, AForkedChildDoesNotKeepItsDeadParentAlive) {
+  Meshes meshes(2);
+  meshes.connect(0);
+  meshes.connect(1);
+  meshes.join();
+  const auto first = meshes.liveness(0);
+  auto second = meshes.liveness(1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  second.reset();
+  const auto notes = next(*first);
+  ASSERT_EQ(notes.size(), 1);
+  EXPECT_EQ(notes[0].kind, Liveness::Kind::kGone);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST(Handshake, StrangersNeitherGetInNorDisturb) {
+  Meshes meshes(3);
+  std::vector<Fd> strangers;
+  std::mt19937 random(1);
+  for (int rank = 0; rank < 3; ++rank) {
+    for (int i = 0; i < 20; ++i) {
+      Fd stranger = Address::parse(meshes.address(rank)).begin_connect();
+      pollfd ready{stranger.get(), POLLOUT, 0};
+      ::poll(&ready, 1, 1000);
+      std::string noise(i * 13, '\0');  // the first stay silent
+      for (char& byte : noise) byte = static_cast<char>(random());
+      if (i % 3 == 0) noise = "LAMINA01" + noise;
+      if (i > 0) ::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
+      strangers.push_back(std::move(stranger));
+    }
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (int rank = 0; rank < 3; ++rank) meshes.connect(rank);
+  meshes.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(4));
+  const auto second = meshes.liveness(1);
+  meshes.liveness(0)->note(Rank(1), Liveness::Kind::kArrived);
+  EXPECT_FALSE(next(*second).empty());
+}
+
+TEST(Handshake, WithoutTheSecretThereIsNoConnection) {
+  Meshes meshes(2);
+  meshes.connect(0, 7, seconds(1));
+  meshes.connect(1, 8, seconds(1));
+  meshes.join();
+  EXPECT_THAT(meshes.error(0), HasSubstr("no connection with rank 1"));
+  EXPECT_THAT(meshes.error(1), HasSubstr("it lacks this job's secret"));
+}
+
+TEST(Handshake, ARankThatStaysAwayIsNamed) {
+  Meshes meshes(3);
+  meshes.connect(0, 7, seconds(1));
+  meshes.connect(1, 7, seconds(1));
+  meshes.join();
+  EXPECT_EQ(meshes.error(0), "no connection with rank 2 in time");
+  EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time");
+}
+
+TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
+  const auto in_a_child = [](const std::function<int()>& descriptor) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const int fd = descriptor();
+      ::setenv("LAMINA_SECRET_FD", std::to_string(fd).c_str(), 1);
+      const auto read = inherited_secret();
+      const bool good = read && *read == identity(0, 1, 's').secret && ::getenv("LAMINA_SECRET_FD") == nullptr &&
+                        inherited_secret() == read && ::lseek(fd, 0, SEEK_CUR) == -1 && errno == EBADF;
+      ::_exit(good ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return status;
+  };
+  const std::string secret(32, 's');
+  EXPECT_EQ(in_a_child([&] {
+              int ends[2];
+              EXPECT_EQ(::pipe(ends), 0);
+              EXPECT_EQ(::write(ends[1], secret.data(), 16), 16);
+              EXPECT_EQ(::write(ends[1], secret.data(), 16), 16);
+              return ends[0];
+            }),
+            0);
+  EXPECT_EQ(in_a_child([&] {
+              FILE* file = ::tmpfile();
+              EXPECT_EQ(::write(fileno(file), secret.data(), 32), 32);
+              return fileno(file);
+            }),
+            0);
+}
+
+TEST(Secret, TokensDifferByDirectionAndGeneration) {
+  const Secret secret = identity(0, 1).secret;
+  EXPECT_NE(pair_token(secret, "1", Rank(0), Rank(1)), pair_token(secret, "1", Rank(1), Rank(0)));
+  EXPECT_NE(pair_token(secret, "1", Rank(0), Rank(1)), pair_token(secret, "2", Rank(0), Rank(1)));
+  EXPECT_EQ(pair_token(secret, "1", Rank(0), Rank(1)), pair_token(secret, "1", Rank(0), Rank(1)));
+}
+
+}  // namespace
+}  // namespace lamina::transport
