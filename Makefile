@@ -68,6 +68,8 @@ format: $(TOOLS)
 
 # clang-tidy sees the folders without torch: those it reads in seconds.
 lint: $(TOOLS)
+	@bare=$$(git ls-files '*.h' '*.cc' '*.py' '*.pyi' '*.sh' '*.cmake' '*CMakeLists.txt' | xargs grep -L SPDX-License-Identifier || true); \
+	if [[ -n "$$bare" ]]; then echo "without an SPDX line: $$bare"; exit 1; fi
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
