@@ -40,12 +40,15 @@ base::CallId get_call(value::Reader& in) {
 }
 
 std::vector<BufferSpec> get_specs(value::Reader& in) {
-  std::vector<BufferSpec> specs(in.get_count());
-  for (auto& spec : specs) {
+  std::vector<BufferSpec> specs;
+  for (auto left = in.get_count(); left > 0; --left) {
+    BufferSpec& spec = specs.emplace_back();
     const auto type = in.get<std::int8_t>();
     const auto index = in.get<std::int8_t>();
     spec.size_bytes = in.get<std::int64_t>();
-    if (type < 0 || type >= at::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1 || spec.size_bytes < 0) {
+    const bool cpu = type == static_cast<std::int8_t>(at::kCPU);
+    const bool device = type >= 0 && type < at::COMPILE_TIME_MAX_DEVICE_TYPES && index >= -1 && !(cpu && index > 0);
+    if (!device || spec.size_bytes < 0) {
       throw base::FormatError("a buffer's row is malformed");
     }
     spec.device = at::Device(static_cast<at::DeviceType>(type), index);

@@ -90,11 +90,16 @@ class Decoder {
   Value read_held(std::in_place_type_t<std::string>) { return std::string(in_.get_block()); }
   Value read_held(std::in_place_type_t<at::Tensor>) { return read_tensor(); }
   Value read_held(std::in_place_type_t<Reference>) { return in_.get<Reference>(); }
-  Value read_held(std::in_place_type_t<at::ScalarType>) { return static_cast<at::ScalarType>(in_.get<std::int8_t>()); }
+  Value read_held(std::in_place_type_t<at::ScalarType>) {
+    const auto dtype = in_.get<std::int8_t>();
+    if (dtype < 0 || dtype >= static_cast<int>(at::ScalarType::NumOptions)) throw base::FormatError("an unknown dtype");
+    return static_cast<at::ScalarType>(dtype);
+  }
   Value read_held(std::in_place_type_t<at::Device>) {
     const auto type = in_.get<std::int8_t>();
     const auto index = in_.get<std::int8_t>();
-    if (type < 0 || type >= at::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1) {
+    const bool cpu = type == static_cast<std::int8_t>(at::kCPU);
+    if (type < 0 || type >= at::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1 || (cpu && index > 0)) {
       throw base::FormatError("an unknown device");
     }
     return at::Device(static_cast<at::DeviceType>(type), index);

@@ -23,19 +23,26 @@ struct Range {
 constexpr std::int64_t kAlignment = 64;
 
 Range covered(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};  // wherever it says it lies, even beyond its storage
   const std::int64_t item = tensor.element_size();
   const std::int64_t begin = tensor.storage_offset() * item;
-  if (tensor.numel() == 0) return {begin, begin};
   std::int64_t last = 0;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
   return {begin, begin + (last + 1) * item};
 }
 
+// The dtypes of numbers: no quantized and no packed ones.
+bool travels(at::ScalarType dtype) {
+  return at::isFloatingType(dtype) || at::isComplexType(dtype) || at::isIntegralType(dtype, /*includeBool=*/true);
+}
+
 void require_sendable(const at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() || tensor.is_nested() ||
-      !tensor.has_storage()) {
+  const bool wrapper = tensor.key_set().has(c10::DispatchKey::Python);
+  if (tensor.layout() != at::kStrided || !travels(tensor.scalar_type()) || tensor.is_meta() || tensor.is_nested() ||
+      wrapper || !tensor.has_storage()) {
     throw base::UsageError(base::str("a tensor of layout ", tensor.layout(), " and type ", tensor.toString(),
+                                     wrapper ? ", a subclass with its own dispatch," : "",
                                      " cannot be sent to another rank; send a dense, strided tensor"));
   }
 }
@@ -44,6 +51,7 @@ void require_sendable(const at::Tensor& tensor) {
 // elements and nothing else of the tree shares that storage.
 at::Tensor compacted(const at::Tensor& tensor, bool shared) {
   at::Tensor plain = tensor.detach();
+  if (plain._is_zerotensor()) return plain.clone();  // it has no memory
   if (plain.is_conj() || plain.is_neg()) plain = plain.resolve_conj().resolve_neg();
   const bool wasteful = covered(plain).size() > static_cast<std::int64_t>(plain.numel() * plain.element_size());
   return wasteful && !shared ? plain.contiguous() : plain;
@@ -64,10 +72,11 @@ at::Tensor bytes_of(const at::Tensor& tensor, const Range& range) {
 
 void require_fits(const Row& row, at::IntArrayRef sizes, at::IntArrayRef strides, std::int64_t item,
                   const at::Tensor& buffer) {
-  std::int64_t last = 0;
+  std::int64_t last = 0, count = 1;
   bool overflow = row.offset < 0, empty = false;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     std::int64_t span = 0;
+    overflow |= __builtin_mul_overflow(count, std::max<std::int64_t>(sizes[dim], 1), &count);
     overflow |= sizes[dim] < 0 || strides[dim] < 0;
     empty |= sizes[dim] == 0;
     overflow |= __builtin_mul_overflow(std::max<std::int64_t>(sizes[dim] - 1, 0), strides[dim], &span);
@@ -94,8 +103,7 @@ at::Tensor read_tensor(Reader& in, const std::vector<at::Tensor>& buffers) {
     throw base::FormatError("a tensor's row is malformed");
   }
   const auto dtype = static_cast<at::ScalarType>(row.dtype);
-  const bool real = at::isFloatingType(dtype) || at::isComplexType(dtype) || at::isIntegralType(dtype, true);
-  if (!real || (row.requires_grad && !at::isFloatingType(dtype) && !at::isComplexType(dtype))) {
+  if (!travels(dtype) || (row.requires_grad && !at::isFloatingType(dtype) && !at::isComplexType(dtype))) {
     throw base::FormatError("a tensor's dtype is malformed");
   }
   const at::Tensor& buffer = buffers[row.buffer];
@@ -133,9 +141,9 @@ std::vector<at::Tensor> TensorTable::write(Writer& out) const {
     }
     plain.push_back(compacted(tensor, users[tensor.storage().unsafeGetStorageImpl()] > 1));
     const Range range = covered(plain.back());
-    const auto [place, fresh] = ranges.try_emplace(plain.back().storage().unsafeGetStorageImpl(), range);
-    Range& whole = place->second;
-    whole.begin = std::min(whole.begin, range.begin) / kAlignment * kAlignment;
+    Range& whole = ranges[plain.back().storage().unsafeGetStorageImpl()];
+    if (range.size() == 0) continue;
+    whole.begin = (whole.size() == 0 ? range.begin : std::min(whole.begin, range.begin)) / kAlignment * kAlignment;
     whole.end = std::max(whole.end, range.end);
   }
   std::vector<at::Tensor> buffers;
@@ -153,7 +161,8 @@ std::vector<at::Tensor> TensorTable::write(Writer& out) const {
     out.put(place->second);
     out.put(static_cast<std::int8_t>(plain[i].scalar_type()));
     out.put<std::uint8_t>(tensors_[i].requires_grad());
-    out.put<std::int64_t>(plain[i].storage_offset() - range.begin / static_cast<std::int64_t>(plain[i].element_size()));
+    const auto skipped = range.begin / static_cast<std::int64_t>(plain[i].element_size());
+    out.put<std::int64_t>(plain[i].numel() == 0 ? 0 : plain[i].storage_offset() - skipped);
     out.put<std::uint64_t>(plain[i].dim());
     for (auto size : plain[i].sizes()) out.put<std::int64_t>(size);
     for (auto stride : plain[i].strides()) out.put<std::int64_t>(stride);
