@@ -43,23 +43,26 @@ std::unique_ptr<Transport> Network::connect(base::Rank rank) { return std::make_
 void Network::post(base::Rank from, base::Rank to, Frame frame) {
   {
     std::lock_guard guard(mutex_);
+    if (to.value < 0 || to.value >= size_) throw base::UsageError(base::str("there is no rank ", to));
     if (dead_[to.value]) throw base::PeerError(base::str("rank ", to, " is lost: its process ended"));
     if (dead_[from.value]) return;
-    queues_[{from, to}].push_back(std::move(frame));
+    queues_[{from, to}].emplace_back(std::move(frame));
   }
   changed_.notify_all();
 }
 
 void Network::kill(base::Rank rank) {
-  std::map<base::Rank, Transport::Events> others;
   {
     std::lock_guard guard(mutex_);
+    if (dead_[rank.value]) return;
     dead_[rank.value] = true;
     attached_.erase(rank);
-    std::erase_if(queues_, [&](const auto& queue) { return queue.first.first == rank || queue.first.second == rank; });
-    others = attached_;
+    for (int other = 0; other < size_; ++other) {
+      queues_.erase({base::Rank(other), rank});
+      if (!dead_[other]) queues_[{rank, base::Rank(other)}].emplace_back(std::nullopt);
+    }
   }
-  for (auto& [other, events] : others) events.lost(rank, "its process ended");
+  changed_.notify_all();
 }
 
 void Network::attach(base::Rank rank, Transport::Events events) {
@@ -94,12 +97,16 @@ void Network::deliver_until_stopped() {
       changed_.wait(lock);  // until a message, a rank or the end comes; every waiter above has its own deadline
       continue;
     }
-    Frame frame = std::move(queues_[*pair].front());
+    std::optional<Frame> frame = std::move(queues_[*pair].front());
     queues_[*pair].pop_front();
-    const auto deliver = attached_.at(pair->second).message;
+    const Transport::Events events = attached_.at(pair->second);
     delivering_to_ = pair->second;
     lock.unlock();
-    deliver(unpack(frame.head, std::move(frame.buffers)));
+    if (frame) {
+      events.message(unpack(frame->head, std::move(frame->buffers)));
+    } else {
+      events.lost(pair->first, "its process ended");
+    }
     lock.lock();
     delivering_to_.reset();
     changed_.notify_all();

@@ -25,7 +25,7 @@ class Network {
 
   std::unique_ptr<Transport> connect(base::Rank rank);
 
-  // What the other ranks see when the process of `rank` dies now: no message of it is delivered any more.
+  // What the other ranks see when the process of `rank` dies now: what it has sent, and then its loss.
   void kill(base::Rank rank);
 
  private:
@@ -42,7 +42,7 @@ class Network {
   const Token token_{};
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<Pair, std::deque<Frame>> queues_;
+  std::map<Pair, std::deque<std::optional<Frame>>> queues_;  // nothing: the sender's loss
   std::map<base::Rank, Transport::Events> attached_;
   std::vector<bool> dead_;
   std::optional<base::Rank> delivering_to_;
