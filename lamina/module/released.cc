@@ -38,8 +38,10 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stac
   };
   for (auto value = stack->end() - static_cast<std::ptrdiff_t>(count); value != stack->end(); ++value) {
     if (value->isTensor()) refuse_one(value->toTensor());
-    if (value->isTensorList()) {
-      for (const at::Tensor& tensor : value->toTensorVector()) refuse_one(tensor);
+    if (value->isList()) {
+      for (const auto& item : value->toListRef()) {
+        if (item.isTensor()) refuse_one(item.toTensor());
+      }
     }
   }
   throw base::UsageError(base::str("a tensor whose value is on another rank was used in ", op.schema().name()));

@@ -24,8 +24,8 @@ std::int64_t checksum(const at::Tensor& tensor) {
 Value describe(std::span<const Entry> entries) {
   value::List rows;
   for (const auto& entry : entries) {
-    rows.items.push_back(value::Tuple{{entry.name, base::str(entry.tensor.sizes(), " ", entry.tensor.scalar_type()),
-                                       checksum(entry.tensor)}});
+    rows.items.push_back(value::Tuple{
+        {entry.name, base::str(entry.tensor.sizes(), " ", entry.tensor.scalar_type()), checksum(entry.tensor)}});
   }
   return rows;
 }
@@ -40,8 +40,9 @@ Value wanted(std::span<const Entry> entries, const Value& description) {
     const auto& name = row.at(0).as<std::string>();
     if (i >= entries.size()) return base::str("\"", name, "\", which only the first rank has");
     const auto& entry = entries[i];
-    const auto form = base::str(entry.tensor.sizes(), " ", entry.tensor.scalar_type());
-    if (entry.name != name || form != row.at(1).as<std::string>()) {
+    const bool here = entry.tensor.defined();
+    const auto form = here ? base::str(entry.tensor.sizes(), " ", entry.tensor.scalar_type()) : "(its value elsewhere)";
+    if (entry.name != name || (here && form != row.at(1).as<std::string>())) {
       return base::str("\"", entry.name, "\" ", form, ", where the first rank has \"", name, "\" ",
                        row.at(1).as<std::string>());
     }
