@@ -17,8 +17,9 @@ namespace {
 class Inbox {
  public:
   Transport::Events events() {
-    return {[this](Message message) { add(std::to_string(message.caller.value) + ":" + message.channel, message.body); },
-            [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
+    return {
+        [this](Message message) { add(std::to_string(message.caller.value) + ":" + message.channel, message.body); },
+        [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
   }
   // The first `count` events.
   std::vector<std::string> wait(std::size_t count) {

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// See [Note: released tensors].
+#include "lamina/module/released.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include "lamina/base/error.h"
+#include "lamina/value/encoding.h"
+
+namespace lamina::module {
+namespace {
+
+constexpr auto kWhy = "h.3.weight lives on rank 1; read it there";
+
+at::Tensor released(at::ScalarType dtype = at::kFloat) {
+  auto tensor = at::zeros({4, 3}, dtype).t();
+  if (at::isFloatingType(dtype)) tensor = tensor.detach().set_requires_grad(true);
+  release(tensor, kWhy);
+  return tensor;
+}
+
+// What `use` of a released tensor says; it must be a UsageError.
+std::string refusal(const std::function<void()>& use) {
+  try {
+    use();
+  } catch (const base::UsageError& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another error: ") + error.what();
+  }
+  return "no error";
+}
+
+TEST(Released, MetadataIsReadAsBefore) {
+  const auto tensor = released();
+  EXPECT_TRUE(is_released(tensor));
+  EXPECT_EQ(tensor.sizes(), (std::vector<std::int64_t>{3, 4}));
+  EXPECT_EQ(tensor.strides(), (std::vector<std::int64_t>{1, 3}));
+  EXPECT_EQ(tensor.numel(), 12);
+  EXPECT_EQ(tensor.dim(), 2);
+  EXPECT_EQ(tensor.scalar_type(), at::kFloat);
+  EXPECT_EQ(tensor.device(), at::Device(at::kCPU));
+  EXPECT_EQ(tensor.layout(), at::kStrided);
+  EXPECT_TRUE(tensor.requires_grad());
+  EXPECT_TRUE(tensor.is_leaf());
+  EXPECT_FALSE(tensor.is_contiguous());
+  EXPECT_FALSE(tensor.grad().defined());
+  EXPECT_FALSE(tensor.is_meta() || tensor.is_sparse() || tensor.is_quantized());
+  EXPECT_EQ(released(at::kLong).scalar_type(), at::kLong);
+}
+
+TEST(Released, RequiresGradMayBeChanged) {
+  auto tensor = released();
+  tensor.set_requires_grad(false);
+  EXPECT_FALSE(tensor.requires_grad());
+  tensor.requires_grad_(true);
+  EXPECT_TRUE(tensor.requires_grad());
+}
+
+TEST(Released, StaysTheSameObjectAndFreesItsMemory) {
+  auto tensor = at::zeros({3}).set_requires_grad(true);
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage(tensor.storage().getWeakStorageImpl());
+  const at::Tensor other_name = tensor;
+  tensor.mutable_grad() = at::ones({3});
+  release(tensor, kWhy);
+  EXPECT_TRUE(is_released(other_name));
+  EXPECT_TRUE(other_name.is_same(tensor));
+  EXPECT_TRUE(storage.expired());
+  EXPECT_FALSE(tensor.grad().defined());
+}
+
+TEST(Released, TwiceKeepsTheFirstReason) {
+  auto tensor = released();
+  release(tensor, "another");
+  EXPECT_NE(refusal([&] { tensor.add(1); }).find(kWhy), std::string::npos);
+}
+
+TEST(Released, AnyOperationOnTheValueSaysWhy) {
+  auto tensor = released();
+  const auto plain = at::zeros({3, 4});
+  auto output = at::zeros({3, 4});
+  const std::vector<std::pair<const char*, std::function<void()>>> uses = {
+      {"add", [&] { tensor.add(1); }},
+      {"second argument", [&] { plain.add(tensor); }},
+      {"in place", [&] { tensor.detach_(); }},
+      {"zero_",
+       [&] {
+         at::NoGradGuard no_grad;
+         tensor.zero_();
+       }},
+      {"copy_ to",
+       [&] {
+         at::NoGradGuard no_grad;
+         tensor.copy_(plain);
+       }},
+      {"copy_ from", [&] { output.copy_(tensor); }},
+      {"out",
+       [&] {
+         at::NoGradGuard no_grad;
+         at::add_out(tensor, plain, plain);
+       }},
+      {"list", [&] { at::cat({plain, tensor}); }},
+      {"stack", [&] { at::stack({plain, tensor}); }},
+      {"optional", [&] { at::linear(plain, plain, std::optional<at::Tensor>(tensor)); }},
+      {"index", [&] { plain.index({tensor}); }},
+      {"view", [&] { tensor.view({12}); }},
+      {"select", [&] { tensor[0]; }},
+      {"detach", [&] { tensor.detach(); }},
+      {"alias", [&] { tensor.alias(); }},
+      {"clone", [&] { tensor.clone(); }},
+      {"to", [&] { tensor.to(at::kDouble); }},
+      {"contiguous", [&] { tensor.contiguous(); }},
+      {"item", [&] { tensor.sum().item(); }},
+      {"equal", [&] { at::equal(plain, tensor); }},
+      {"no_grad",
+       [&] {
+         at::NoGradGuard no_grad;
+         tensor.mul(2);
+       }},
+      {"inference",
+       [&] {
+         c10::InferenceMode mode;
+         tensor.mul(2);
+       }},
+  };
+  for (const auto& [what, use] : uses) {
+    const auto text = refusal(use);
+    EXPECT_NE(text.find(kWhy), std::string::npos) << what << ": " << text;
+  }
+}
+
+TEST(Released, TheErrorNamesTheOperation) {
+  auto tensor = released();
+  EXPECT_NE(refusal([&] { tensor.mul(2); }).find("aten::mul"), std::string::npos);
+}
+
+TEST(Released, ItsMemoryIsAnErrorThatSaysWhy) {
+  const auto tensor = released();
+  for (const std::function<void()>& use :
+       {std::function<void()>([&] { tensor.storage(); }), std::function<void()>([&] { tensor.data_ptr(); }),
+        std::function<void()>([&] { tensor.const_data_ptr<float>(); })}) {
+    try {
+      use();
+      ADD_FAILURE() << "no error";
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find(kWhy), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Released, CannotBeSentToAnotherRank) {
+  EXPECT_NE(refusal([] { value::encode(released()); }).find("cannot be sent to another rank"), std::string::npos);
+}
+
+TEST(Released, OtherTensorsAreNoneOfItsBusiness) {
+  EXPECT_FALSE(is_released(at::Tensor()));
+  EXPECT_FALSE(is_released(at::zeros({1})));
+}
+
+}  // namespace
+}  // namespace lamina::module
