@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains until one rank dies: victim.py RANK PLACE, with PLACE one of forward, backward, body, between, reduction.
+
+The victim writes the time of its death; each survivor writes when its error came, and what it said.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lamina
+
+FATAL_STEP = 3
+
+
+class Dies(nn.Module):
+    """Ends its process in the given place of step `FATAL_STEP`."""
+
+    step = 0
+
+    def __init__(self, place):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.place = place
+
+    def forward(self, x):
+        die_at("forward", self.place)
+        y = self.linear(x)
+        y.register_hook(lambda gradient: die_at("backward", self.place))
+        return y
+
+
+def die_at(here, place):
+    mine = lamina.rank() == int(sys.argv[1])
+    if mine and here == place and Dies.step == FATAL_STEP:
+        note("death", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note(name, text):
+    line = {"at": time.time(), "text": text}
+    Path(os.environ["NOTES"], f"{name}.{os.environ['RANK']}").write_text(json.dumps(line))
+
+
+def main():
+    place = sys.argv[2]
+    lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=4, auto_partition=False, default_partition=0)
+    model = nn.Sequential(*(Dies(place) for _ in range(2 * lamina.pp_size())))
+    for i, layer in enumerate(model):
+        lamina.set_partition(layer, i % lamina.pp_size())
+    model = lamina.distribute(model)
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @lamina.step
+    def train(x):
+        die_at("body", place)
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for Dies.step in range(1000):
+        train(torch.randn(8, 4))
+        die_at("between", place)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except lamina.PeerError as error:
+        note("error", str(error))
+        raise
