@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Each target sees to all it needs, from Debian packages on; what is done is not done again.
 #   PYTHON=python3.12       the interpreter .venv is made from
-#   TORCH_INDEX_URL=...     where pip takes torch from (https://download.pytorch.org/whl/cpu: the small CPU build)
+#   TORCH_INDEX_URL=...     where pip takes torch from (PyTorch's index of CPU builds has the small one)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:

@@ -33,7 +33,7 @@ endif()
 foreach(file lib/libc10.so lib/libtorch_cpu.so lib/libtorch.so lib/libtorch_python.so
              include/ATen/core/Tensor.h include/pybind11/detail/internals.h)
   if(NOT EXISTS ${LIBTORCH_ROOT}/${file})
-    libtorch_stop("torch ${version} in ${LIBTORCH_ROOT} has no ${file}: lamina needs the package as PyPI or download.pytorch.org offer it.")
+    libtorch_stop("torch ${version} in ${LIBTORCH_ROOT} has no ${file}: lamina needs the package as PyTorch publishes it for pip.")
   endif()
 endforeach()
 

@@ -4,7 +4,7 @@
 # torch.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 torch_version=2.13.0
-cpu_index=https://download.pytorch.org/whl/cpu
+cpu_index="<the index of CPU builds that PyTorch's installation page names>"
 # What pip fetches for torch's CUDA build of this version, and what that takes on disk.
 cuda_download_gb=2.7
 cuda_disk_gb=5
