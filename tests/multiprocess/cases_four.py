@@ -60,3 +60,15 @@ def case_each_pipeline_steps_on_its_own_batch_with_the_values_of_rank_0():
     assert torch.allclose(output, plain(batch), atol=1e-6)
     state = model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+
+
+def case_with_one_partition_all_copies_begin_with_the_values_of_rank_0():
+    start(partitions=1)
+    torch.manual_seed(RANK)
+    model = lamina.distribute(nn.Linear(3, 1))
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 1)
+    assert model.partitioned and lamina.dp_size() == 4
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+    batch = torch.full((4, 3), float(RANK))
+    assert torch.allclose(lamina.step(lambda x: model(x))(batch).concat(), plain(batch))

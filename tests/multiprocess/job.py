@@ -26,8 +26,8 @@ def cases(module_name: str) -> dict[str, Callable[[], None]]:
 def verdicts(module_name: str, ranks: int) -> dict[str, list[str]]:
     """What each case of the module said on each rank: "" where it held, else a traceback.
 
-    Under "launch" stands what was wrong with the job as a whole: how it ended, and what it left behind. A port is held by
-    a process, so no process is no port.
+    Under "launch" stands what was wrong with the job as a whole: how it ended, and what it left behind. A port is held
+    by a process, so no process is no port.
     """
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(pathlib.Path(folder))

@@ -14,7 +14,7 @@ from multiprocess.job import cases
 
 import lamina
 
-HANG_S = 60  # of one case; longer than its `timeout_s`
+HANG_S = 100  # of one case; longer than its `timeout_s`
 
 
 def main() -> None:
