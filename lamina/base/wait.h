@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <string>
 
 #include "lamina/base/deadline.h"
 #include "lamina/base/error.h"
@@ -17,7 +18,8 @@ struct Patience {
   Deadline::Clock::duration timeout = std::chrono::seconds(1800);
   // Called at least every 50 ms, without the lock; may throw. Empty on threads that nobody interrupts.
   std::function<void()> check_interrupt;
-  bool quiet = false;  // says nothing when the wait is long
+  // Told once when the wait is long; empty where long waits are normal.
+  std::function<void(const std::string&)> tell = [](const std::string& line) { log_warning(line); };
 };
 
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
@@ -32,7 +34,7 @@ void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& cha
   const auto begin = Deadline::Clock::now();
   const auto deadline = Deadline::after(patience.timeout);
   const auto seconds = [&] { return std::chrono::duration<double>(Deadline::Clock::now() - begin).count(); };
-  bool told = patience.quiet;
+  bool told = !patience.tell;
   while (!ready()) {
     const Deadline::Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;
     changed.wait_until(lock, deadline.slice(slice));
@@ -47,7 +49,7 @@ void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& cha
     }
     if (!told && Deadline::Clock::now() - begin >= kSlow) {
       told = true;
-      log_warning(str(what(), ": no answer for ", seconds(), " s, still waiting"));
+      patience.tell(str(what(), ": no answer for ", seconds(), " s, still waiting"));
     }
   }
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/remote_calls.h"
 
-#include <c10/core/GradMode.h>
-
 #include "lamina/pipeline/ambient.h"
 #include "lamina/pipeline/requests.h"
 
@@ -12,7 +10,7 @@ value::Value PendingResult::wait(plan::Phase phase) {
   auto answer = Activity::current()->without_slot(phase, [this] {
     std::unique_lock lock(calls_.mutex_);
     const auto ready = [this] { return slot_->answer || calls_.cancelled_; };
-    base::wait_until(lock, slot_->arrived, calls_.patience_, ready, [this] { return what_; });
+    base::wait_until(lock, slot_->arrived, calls_.patience_, ready, [this] { return slot_->what; });
     calls_.pending_.erase(id_);
     if (!slot_->answer) throw base::CancelledError("the step was ended by an error elsewhere");
     return std::move(*slot_->answer);
@@ -20,6 +18,11 @@ value::Value PendingResult::wait(plan::Phase phase) {
   if (answer.kind == transport::Kind::kError) throw value::RemoteFailure(value::to_failure(answer.body));
   return std::move(answer.body);
 }
+
+RemoteCalls::RemoteCalls(transport::Transport& transport, base::Deadline::Clock::duration timeout)
+    : transport_(transport), patience_{timeout, nullptr, [this](const std::string& line) {
+                                         if (!told_.exchange(true)) base::log_warning(line);
+                                       }} {}
 
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
                                value::Value arguments) {
@@ -31,14 +34,12 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   request.body = arguments;
   auto pending = start(owner, std::move(request), base::str("forward of ", name, " on rank ", owner));
 
-  std::optional<CallerGraph> graph;
-  if (at::GradMode::is_enabled()) {
-    graph.emplace(arguments, name, [this, owner, forward = pending.id_, name](const Tensors& gradients, bool keep) {
-      return backward(owner, forward, name, gradients, keep);
-    });
-  }
+  // Without grad mode too: the module may return what had a graph before, its argument or a parameter.
+  CallerGraph graph(arguments, name, [this, owner, forward = pending.id_, name](const Tensors& gradients, bool keep) {
+    return backward(owner, forward, name, gradients, keep);
+  });
   value::Value outputs = pending.wait(plan::Phase::kForward);
-  if (graph) graph->attach(outputs);
+  graph.attach(outputs);
   return outputs;
 }
 
@@ -59,6 +60,8 @@ Tensors RemoteCalls::backward(base::Rank owner, base::CallId forward, const std:
 PendingResult RemoteCalls::start(base::Rank to, transport::Message request, std::string what) {
   const Activity& activity = *Activity::current();
   auto slot = std::make_shared<PendingResult::Slot>();
+  slot->asked = to;
+  slot->what = base::str(what, " (step ", activity.step(), ", microbatch ", activity.microbatch(), ")");
   request.caller = request.reply_to = transport_.rank();
   request.call = {transport_.rank(), activity.step(), activity.microbatch()};
   {
@@ -67,8 +70,7 @@ PendingResult RemoteCalls::start(base::Rank to, transport::Message request, std:
     pending_[request.call] = slot;
   }
   transport_.send(to, request);
-  what += base::str(" (step ", activity.step(), ", microbatch ", activity.microbatch(), ")");
-  return PendingResult(*this, request.call, std::move(slot), std::move(what));
+  return PendingResult(*this, request.call, std::move(slot));
 }
 
 void RemoteCalls::begin_step() {
@@ -76,6 +78,15 @@ void RemoteCalls::begin_step() {
   pending_.clear();
   counters_.clear();
   cancelled_ = false;
+  told_ = false;
+}
+
+std::string RemoteCalls::awaited_from(base::Rank rank) {
+  std::lock_guard guard(mutex_);
+  for (const auto& [id, slot] : pending_) {
+    if (slot->asked == rank && !slot->answer) return slot->what;
+  }
+  return "";
 }
 
 void RemoteCalls::cancel() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,30 +28,33 @@ class PendingResult {
  private:
   friend class RemoteCalls;
   struct Slot {
+    base::Rank asked;
+    std::string what;  // "forward of h.5 on rank 1 (step 3, microbatch 2)"
     std::condition_variable arrived;
     std::optional<transport::Message> answer;
   };
-  PendingResult(RemoteCalls& calls, base::CallId id, std::shared_ptr<Slot> slot, std::string what)
-      : calls_(calls), id_(id), slot_(std::move(slot)), what_(std::move(what)) {}
+  PendingResult(RemoteCalls& calls, base::CallId id, std::shared_ptr<Slot> slot)
+      : calls_(calls), id_(id), slot_(std::move(slot)) {}
 
   RemoteCalls& calls_;
   const base::CallId id_;
   const std::shared_ptr<Slot> slot_;
-  const std::string what_;  // "forward of h.5 on rank 1 (microbatch 2)"
 };
 
 // The caller's side: calls of modules that live on other ranks.
 class RemoteCalls {
  public:
-  RemoteCalls(transport::Transport& transport, base::Deadline::Clock::duration timeout)
-      : transport_(transport), patience_{timeout, nullptr} {}
+  RemoteCalls(transport::Transport& transport, base::Deadline::Clock::duration timeout);
 
   // Calls module `id` of `owner` from the current activity. The result's tensors carry gradients back to the owner.
   value::Value call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments);
 
   void begin_step();
-  void cancel();                                  // from any thread: every wait ends with base::CancelledError
-  void deliver(transport::Message&& answer);      // from the transport's thread
+  void cancel();                              // from any thread: every wait ends with base::CancelledError
+  void deliver(transport::Message&& answer);  // from the transport's thread
+
+  // What this rank waits for from `rank`; "" for nothing.
+  std::string awaited_from(base::Rank rank);
 
  private:
   friend class PendingResult;
@@ -65,6 +69,7 @@ class RemoteCalls {
   std::map<base::CallId, std::shared_ptr<PendingResult::Slot>> pending_;
   std::map<base::Microbatch, std::int64_t> counters_;
   bool cancelled_ = false;
+  std::atomic<bool> told_ = false;  // that a wait of this step is long: once, since all its microbatches wait alike
 };
 
 }  // namespace lamina::pipeline

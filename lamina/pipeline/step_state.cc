@@ -5,25 +5,31 @@ namespace lamina::pipeline {
 
 base::Step StepState::begin(const std::function<void()>& prepare) {
   auto ambient = Ambient::capture();
-  std::lock_guard guard(mutex_);
+  std::unique_lock lock(mutex_);
   if (for_good_) std::rethrow_exception(for_good_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
-  current_ = base::Step(current_.value + 1);
+  const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
   error_ = nullptr;
   ambient_ = std::move(ambient);
   last_event_ = base::Deadline::Clock::now();
   prepare();
-  for (auto& work : early_[current_]) start_thread(std::move(work));
-  early_.erase(current_);
-  return current_;
+  auto early = std::move(early_[step]);
+  early_.erase(step);
+  try {
+    for (auto& work : early) start_thread(std::move(work));
+  } catch (...) {
+    fail_locked(std::current_exception(), lock);
+  }
+  return step;
 }
 
 void StepState::end() {
+  std::shared_ptr<const Ambient> ended;  // destroyed outside the lock: it may hold objects of Python
   std::lock_guard guard(mutex_);
   open_ = false;
   error_ = nullptr;
-  ambient_.reset();
+  ended.swap(ambient_);
   ends_.erase(current_);
 }
 
@@ -37,9 +43,13 @@ void StepState::receive(transport::Message&& request, std::function<void(transpo
   // std::function must be copyable, a message is moved once: hence the shared holder.
   auto held = std::make_shared<transport::Message>(std::move(request));
   auto work = [held, serve = std::move(serve)] { serve(std::move(*held)); };
-  std::lock_guard guard(mutex_);
+  std::unique_lock lock(mutex_);
   if (open_ && step == current_ && !error_) {
-    start_thread(std::move(work));
+    try {
+      start_thread(std::move(work));
+    } catch (...) {  // on the transport's thread nothing may escape
+      fail_locked(std::current_exception(), lock);
+    }
   } else if (step > current_) {
     early_[step].push_back(std::move(work));
   }
@@ -81,7 +91,7 @@ void StepState::lose(base::Rank rank, const std::string& why) {
     step = current_;
   }
   fail_for_good(std::make_exception_ptr(base::PeerError(
-      base::str("rank ", rank, " is lost: ", why, " (step ", step, " was the last one here); start the job again"))));
+      base::str("rank ", rank, " is lost: ", why, "; step ", step, " was the last one here; start the job again"))));
 }
 
 std::exception_ptr StepState::error() {
@@ -102,7 +112,7 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
     return false;
   };
   constexpr auto kForever = std::chrono::hours(24 * 365);  // `ready` above ends the wait
-  base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*quiet=*/true}, ready, what);
+  base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*tell=*/nullptr}, ready, what);
   const auto found = ends_.find(current_);
   if (error_ || found == ends_.end()) return std::nullopt;
   return std::move(found->second);
@@ -117,7 +127,7 @@ void StepState::wait_idle(const base::Patience& patience) {
 void StepState::start_thread(std::function<void()> work) {
   ++threads_;
   last_event_ = base::Deadline::Clock::now();
-  pool_.run([this, step = current_, ambient = ambient_, work = std::move(work)]() mutable {
+  auto task = [this, step = current_, ambient = ambient_, work = std::move(work)]() mutable {
     try {
       ambient->run(work);
     } catch (...) {
@@ -131,7 +141,13 @@ void StepState::start_thread(std::function<void()> work) {
       last_event_ = base::Deadline::Clock::now();
     }
     changed_.notify_all();
-  });
+  };
+  try {
+    pool_.run(std::move(task));
+  } catch (...) {
+    --threads_;
+    throw;
+  }
 }
 
 }  // namespace lamina::pipeline
