@@ -47,7 +47,8 @@ def verdicts(module_name: str, ranks: int) -> dict[str, list[str]]:
             for line in file.read_text().splitlines() if file.exists() else ():
                 case, verdict = json.loads(line)
                 found.setdefault(case, []).append(f"rank {rank}: {verdict}" if verdict else "")
-        files = [*unheld(shared_memory_files() - before), *map(str, launcher.temporary.iterdir())]
+        kept = [str(path) for path in launcher.temporary.iterdir() if not path.name.startswith("torchinductor")]
+        files = [*unheld(shared_memory_files() - before), *kept]
         found["launch"] = [
             f"exit code {job.returncode}\n{errors}" if job.returncode else "",
             f"processes left behind: {left}" if left else "",
