@@ -18,7 +18,7 @@ Activity::~Activity() {
   this_thread = outer_;
   end_forward();
   if (leads_) slot_.finished();
-  if (holds_) release();
+  release();
 }
 
 Activity* Activity::current() { return this_thread; }
@@ -33,8 +33,8 @@ void Activity::acquire(plan::Phase phase) {
 }
 
 void Activity::release() {
-  holds_ = false;
-  slot_.release();
+  // Code that swallows the end of its step may come here again without the slot, which is then another's.
+  if (std::exchange(holds_, false)) slot_.release();
 }
 
 }  // namespace lamina::pipeline

@@ -23,18 +23,26 @@ class Activity {
 
   base::Step step() const { return step_; }
   base::Microbatch microbatch() const { return microbatch_; }
+  bool leads() const { return leads_; }  // it is a step body, whose progress the schedule follows
 
   // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`.
   template <class Wait>
   auto without_slot(plan::Phase phase, const Wait& wait) {
     release();
-    if constexpr (std::is_void_v<decltype(wait())>) {
-      wait();
-      acquire(phase);
-    } else {
-      auto result = wait();
-      acquire(phase);
-      return result;
+    try {
+      if constexpr (std::is_void_v<decltype(wait())>) {
+        wait();
+        acquire(phase);
+      } else {
+        auto result = wait();
+        acquire(phase);
+        return result;
+      }
+    } catch (const base::CancelledError&) {
+      throw;
+    } catch (...) {
+      if (!holds_) acquire(phase);  // the user's code may handle the error and go on
+      throw;
     }
   }
 
@@ -49,7 +57,7 @@ class Activity {
   const base::Step step_;
   const base::Microbatch microbatch_;
   Activity* const outer_;
-  const bool leads_;  // it is a step body, whose progress the schedule follows
+  const bool leads_;
   bool holds_ = false;
   bool forward_ended_ = false;
 };
