@@ -106,8 +106,9 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
   const auto ready = [&] {
     if (error_ || ends_.contains(current_) || done()) return true;
     if (threads_ == 0 && base::Deadline::Clock::now() - last_event_ > patience.timeout) {
-      throw base::TimeoutError(base::str(what(), ": nothing happened for the whole of timeout_s; do all ranks call the "
-                                                 "same step functions in the same order?"));
+      throw base::TimeoutError(base::str(what(),
+                                         ": nothing happened for the whole of timeout_s; do all ranks call the "
+                                         "same step functions in the same order?"));
     }
     return false;
   };

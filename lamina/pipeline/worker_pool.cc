@@ -17,10 +17,14 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::run(std::function<void()> task) {
   std::lock_guard guard(mutex_);
   if (idle_.empty()) {
-    workers_.push_back(std::make_unique<Worker>());
-    Worker& worker = *workers_.back();
+    Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
     worker.task = std::move(task);
-    worker.thread = std::thread([this, &worker] { serve(worker); });
+    try {
+      worker.thread = std::thread([this, &worker] { serve(worker); });
+    } catch (...) {
+      workers_.pop_back();
+      throw;
+    }
     return;
   }
   Worker* worker = idle_.back();

@@ -24,7 +24,7 @@ class WorkerPool {
   // Waits for the running tasks; they were told to end by whoever gave them.
   ~WorkerPool();
 
-  // Runs `task`, which must not throw, on a thread of its own.
+  // Runs `task`, which must not throw, on a thread of its own. Throws std::system_error when there is none to have.
   void run(std::function<void()> task);
 
  private:
