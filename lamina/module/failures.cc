@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "lamina/module/modules.h"
+#include "lamina/value/encoding.h"
 
 namespace lamina::module {
 namespace {
@@ -28,6 +29,21 @@ value::Failure Failures::describe(std::exception_ptr error, base::Rank rank) {
   } catch (...) {
     return {"unknown", "an exception that is no std::exception", "", rank, {}};
   }
+}
+
+value::Failure Failures::describe_to_send(std::exception_ptr error, base::Rank rank) {
+  value::Failure failure;
+  try {
+    failure = describe(error, rank);
+  } catch (...) {
+    failure = Failures::describe(error, rank);
+  }
+  try {
+    value::encode(failure.object);
+  } catch (...) {
+    failure.object = {};
+  }
+  return failure;
 }
 
 }  // namespace lamina::module

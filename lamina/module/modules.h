@@ -33,6 +33,9 @@ class Failures {
   virtual ~Failures() = default;
   // A failure that came from another rank stays the one it was.
   virtual value::Failure describe(std::exception_ptr error, base::Rank rank);
+
+  // What describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
+  value::Failure describe_to_send(std::exception_ptr error, base::Rank rank);
 };
 
 }  // namespace lamina::module

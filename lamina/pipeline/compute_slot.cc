@@ -6,7 +6,7 @@
 namespace lamina::pipeline {
 
 ComputeSlot::ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout)
-    : schedule_(std::move(schedule)), patience_{timeout, nullptr} {}
+    : schedule_(std::move(schedule)), patience_{timeout, nullptr, /*tell=*/nullptr} {}
 
 void ComputeSlot::begin_step(int microbatches) {
   std::lock_guard guard(mutex_);
@@ -18,6 +18,11 @@ void ComputeSlot::cancel() {
   std::lock_guard guard(mutex_);
   cancelled_ = true;
   for (Waiter* waiter : waiters_) waiter->wake.notify_one();
+}
+
+bool ComputeSlot::cancelled() {
+  std::lock_guard guard(mutex_);
+  return cancelled_;
 }
 
 void ComputeSlot::acquire(plan::Phase phase, base::Microbatch microbatch) {

@@ -24,6 +24,7 @@ class ComputeSlot {
 
   // From now on, and for those that wait now, acquire() throws base::CancelledError.
   void cancel();
+  bool cancelled();
 
   // Waits until the schedule picks this thread. Throws base::CancelledError.
   void acquire(plan::Phase phase, base::Microbatch microbatch);

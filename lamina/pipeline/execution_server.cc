@@ -25,8 +25,9 @@ void ExecutionServer::serve(transport::Message&& request) {
   } catch (const base::PeerError&) {
     throw;
   } catch (...) {
+    if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
     answer.kind = Kind::kError;
-    answer.body = value::to_value(failures_.describe(std::current_exception(), transport_.rank()));
+    answer.body = value::to_value(failures_.describe_to_send(std::current_exception(), transport_.rank()));
     transport_.send(request.reply_to, answer);
   }
 }
@@ -54,7 +55,8 @@ value::Value ExecutionServer::backward(const transport::Message& request) {
     std::lock_guard guard(mutex_);
     const auto found = graphs_.find(forward);
     if (found == graphs_.end()) {
-      throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+      throw base::UsageError(
+          "backward through a call a second time: its graph is gone; keep it with retain_graph=True");
     }
     graph = found->second;
     if (!what.keep_graph) graphs_.erase(found);

@@ -16,7 +16,7 @@ using transport::Kind;
 // raised without it.
 constexpr auto kDrain = std::chrono::seconds(30);
 
-// The same when the job is closed, which is after that.
+// The same when the job is closed, or the user is in a hurry, which is after that.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
 Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
@@ -31,9 +31,7 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
-value::Value end_value(const std::vector<value::Value>& outputs) {
-  return value::Tuple{{true, value::List{outputs}}};
-}
+value::Value end_value(const std::vector<value::Value>& outputs) { return value::Tuple{{true, value::List{outputs}}}; }
 value::Value end_value(const value::Failure& failure) { return value::Tuple{{false, value::to_value(failure)}}; }
 
 // The outputs in the end of a step, or its failure, thrown.
@@ -80,13 +78,18 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   std::vector<value::Value> outputs;
   try {
     outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
+    if (leads() && !state_.error()) announce_end(step, end_value(outputs));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
-  const auto error = state_.error();
-  announce_end(step, error, outputs);
-  leave_step(step, check_interrupt);
-  if (error) std::rethrow_exception(error);
+  if (const auto error = state_.error()) {
+    try {
+      announce_end(step, end_value(options_.failures->describe_to_send(error, rank())));
+    } catch (const std::exception& unsent) {
+      base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
+    }
+  }
+  if (const auto error = leave_step(step, check_interrupt)) std::rethrow_exception(error);
   return outputs;
 }
 
@@ -106,7 +109,11 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
       ++results->ready;
     });
   }
-  if (auto end = state_.wait_end(patience, [&] { return results->ready == microbatches; })) outputs_of(std::move(*end));
+  if (auto end = state_.wait_end(patience, [&] { return results->ready == microbatches; })) {
+    outputs_of(std::move(*end));
+    throw base::FormatError("another rank announced the outputs of the step that this rank leads");
+  }
+  if (results->ready != microbatches) return {};  // it failed, and threads may still write
   return std::move(results->outputs);
 }
 
@@ -115,32 +122,43 @@ std::vector<value::Value> Job::follow(base::Step step, const base::Patience& pat
   return end ? outputs_of(std::move(*end)) : std::vector<value::Value>();
 }
 
-void Job::announce_end(base::Step step, std::exception_ptr error, const std::vector<value::Value>& outputs) {
-  if (!error && !leads()) return;
+void Job::announce_end(base::Step step, value::Value body) {
   transport::Message end;
   end.kind = Kind::kEndOfStep;
   end.call.step = step;
   end.call.origin = end.caller = end.reply_to = rank();
-  end.body = error ? end_value(options_.failures->describe(error, rank())) : end_value(outputs);
+  end.body = std::move(body);
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
     try {
       transport_->send(other, end);
-    } catch (const base::Error&) {
+    } catch (const base::PeerError&) {
       // The rank is lost: its loss is, or will be, the error of a step of its own.
+    } catch (const base::TimeoutError&) {
+      // It takes nothing any more, and will meet its own deadline.
     }
   }
 }
 
-void Job::leave_step(base::Step step, const std::function<void()>& check_interrupt) {
+std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>& check_interrupt) {
+  const auto drain = [&](const base::Patience& patience) {
+    try {
+      state_.wait_idle(patience);
+    } catch (const base::TimeoutError&) {
+      state_.fail_for_good(std::make_exception_ptr(base::UsageError(
+          base::str("a thread of step ", step, " did not end: the job can run no further step; start it again"))));
+    }
+  };
   try {
-    state_.wait_idle({kDrain, check_interrupt});
-  } catch (...) {
-    state_.fail_for_good(std::make_exception_ptr(base::UsageError(
-        base::str("a thread of step ", step, " did not end: the job can run no further step; start it again"))));
+    drain({kDrain, check_interrupt});
+  } catch (...) {  // interrupted, if not again
+    state_.fail(step, std::current_exception());
+    drain({kLastWords, nullptr});
   }
   server_.end_step();
+  const auto error = state_.error();
   state_.end();
+  return error;
 }
 
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
@@ -156,7 +174,9 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
 
 void Job::backward(const Tensors& tensors, const Tensors& gradients, double scale) {
   Activity* activity = Activity::current();
-  if (activity == nullptr) throw base::UsageError("backward of the model outside a step function");
+  if (activity == nullptr || !activity->leads()) {
+    throw base::UsageError("backward of the model outside the body of a step function");
+  }
   activity->end_forward();
   activity->without_slot(plan::Phase::kBackwardStart, [] {});
   run_backward(tensors, gradients, scale);
@@ -179,9 +199,8 @@ void Job::receive(transport::Message&& message) {
   switch (message.kind) {
     case Kind::kForward:
     case Kind::kBackward:
-      return state_.receive(std::move(message), [this](transport::Message&& request) {
-        server_.serve(std::move(request));
-      });
+      return state_.receive(std::move(message),
+                            [this](transport::Message&& request) { server_.serve(std::move(request)); });
     case Kind::kResult:
     case Kind::kError:
       return calls_.deliver(std::move(message));
@@ -195,7 +214,8 @@ void Job::receive(transport::Message&& message) {
 void Job::lose(base::Rank lost, const std::string& why) {
   mailbox_.lose(lost, why);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
-  state_.lose(lost, why);
+  const auto awaited = calls_.awaited_from(lost);
+  state_.lose(lost, awaited.empty() ? why : base::str(why, ", while this rank waited for ", awaited));
 }
 
 }  // namespace lamina::pipeline

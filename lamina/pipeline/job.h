@@ -65,8 +65,10 @@ class Job {
   void lose(base::Rank rank, const std::string& why);
   std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
-  void announce_end(base::Step step, std::exception_ptr error, const std::vector<value::Value>& outputs);
-  void leave_step(base::Step step, const std::function<void()>& check_interrupt);
+  // Tells the ranks that wait for it; those that are lost are left out.
+  void announce_end(base::Step step, value::Value body);
+  // Waits for the step's threads; returns its error, an interrupt meanwhile included.
+  std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
 
   const JobOptions options_;
   const std::unique_ptr<transport::Transport> transport_;

@@ -24,8 +24,7 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, base::Deadline::Clock:
                                          if (!told_.exchange(true)) base::log_warning(line);
                                        }} {}
 
-value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
-                               value::Value arguments) {
+value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments) {
   const std::string name = modules.name(id);
   transport::Message request;
   request.kind = transport::Kind::kForward;
@@ -43,8 +42,8 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   return outputs;
 }
 
-Tensors RemoteCalls::backward(base::Rank owner, base::CallId forward, const std::string& name,
-                              const Tensors& gradients, bool keep_graph) {
+Tensors RemoteCalls::backward(base::Rank owner, base::CallId forward, const std::string& name, const Tensors& gradients,
+                              bool keep_graph) {
   const Activity* activity = Activity::current();
   if (activity == nullptr || activity->step() != forward.step) {
     throw base::UsageError(base::str("backward through ", name, ", which ran on rank ", owner, " in step ",
