@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/compute_slot.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "lamina/base/error.h"
+#include "lamina/pipeline/activity.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using base::Microbatch;
+using plan::Phase;
+
+ComputeSlot slot_with(const char* schedule, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  return ComputeSlot(plan::make_schedule(schedule, 2), timeout);
+}
+
+TEST(ComputeSlot, OneThreadAtATimeComputes) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(8);
+  std::atomic<int> computing = 0, turns = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      for (int turn = 0; turn < 100; ++turn) {
+        EXPECT_EQ(++computing, 1);
+        ++turns;
+        --computing;
+        activity.without_slot(turn % 2 == 0 ? Phase::kForward : Phase::kBackward, [] { std::this_thread::yield(); });
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(turns, 800);
+}
+
+TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(2);
+  std::atomic<bool> began = false, ended = false;
+  std::thread other;
+  {
+    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+    const auto fail = [&] {
+      other = std::thread([&] {
+        Activity next(slot, base::Step(0), Microbatch(1), Phase::kStart);
+        began = true;
+        for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+        ended = true;
+      });
+      while (!began) std::this_thread::yield();
+      throw base::TimeoutError("no answer");
+    };
+    EXPECT_THROW(activity.without_slot(Phase::kForward, fail), base::TimeoutError);
+    EXPECT_TRUE(ended);
+  }
+  other.join();
+}
+
+TEST(ComputeSlot, CodeThatSwallowsTheEndOfItsStepDoesNotGiveAwayAnothersTurn) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(2);
+  Activity holder(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  std::atomic<bool> waits = false;
+  std::thread swallower([&] {
+    try {
+      Activity never(slot, base::Step(0), Microbatch(1), Phase::kStart);
+      FAIL();
+    } catch (const base::CancelledError&) {
+      waits = true;
+    }
+  });
+  slot.cancel();
+  swallower.join();
+  EXPECT_TRUE(waits);
+  EXPECT_THROW(holder.without_slot(Phase::kForward, [] {}), base::CancelledError);
+  EXPECT_THROW(holder.without_slot(Phase::kForward, [] {}), base::CancelledError);  // again: it holds nothing
+}
+
+TEST(ComputeSlot, AfterACancelledStepTheNextOneBeginsAfresh) {
+  auto slot = slot_with("simple");
+  for (int step = 0; step < 3; ++step) {
+    slot.begin_step(1);
+    {
+      Activity activity(slot, base::Step(step), Microbatch(0), Phase::kStart);
+      slot.cancel();
+      EXPECT_THROW(activity.without_slot(Phase::kForward, [] {}), base::CancelledError);
+    }
+  }
+}
+
+TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
+  auto slot = slot_with("simple", std::chrono::milliseconds(20));
+  slot.begin_step(2);
+  Activity holder(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  std::thread waiter([&] {
+    try {
+      slot.acquire(Phase::kForward, Microbatch(1));
+      ADD_FAILURE();
+    } catch (const base::TimeoutError& error) {
+      EXPECT_NE(std::string(error.what()).find("turn of microbatch 1"), std::string::npos) << error.what();
+    }
+  });
+  waiter.join();
+}
+
+TEST(ComputeSlot, SimpleStartsNoBackwardBeforeTheLastForwardHasEnded) {
+  auto slot = slot_with("simple");
+  slot.begin_step(3);
+  std::atomic<int> forwards = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      ++forwards;
+      activity.end_forward();
+      activity.without_slot(Phase::kBackwardStart, [] {});
+      EXPECT_EQ(forwards, 3);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(Activity, IsThatOfItsThreadAndOfNoOther) {
+  auto slot = slot_with("simple");
+  slot.begin_step(1);
+  EXPECT_EQ(Activity::current(), nullptr);
+  {
+    Activity activity(slot, base::Step(3), Microbatch(0), Phase::kStart);
+    EXPECT_EQ(Activity::current(), &activity);
+    std::thread([] { EXPECT_EQ(Activity::current(), nullptr); }).join();
+  }
+  EXPECT_EQ(Activity::current(), nullptr);
+}
+
+}  // namespace
+}  // namespace lamina::pipeline
