@@ -41,7 +41,7 @@ class StepState {
   void receive_end(transport::Message&& end);
 
   void fail(base::Step step, std::exception_ptr error);
-  void fail_for_good(std::exception_ptr error);  // this step and every later one
+  void fail_for_good(std::exception_ptr error);        // this step and every later one
   void lose(base::Rank rank, const std::string& why);  // a rank of the pipeline is gone: for good
 
   std::exception_ptr error();
