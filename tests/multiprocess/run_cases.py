@@ -24,10 +24,12 @@ def main() -> None:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
             verdict = ""
             try:
-                case()
+                try:
+                    case()
+                finally:
+                    lamina.shutdown()
             except BaseException:
                 verdict = traceback.format_exc()
-            lamina.shutdown()
             print(json.dumps([name, verdict]), file=verdicts, flush=True)
     faulthandler.cancel_dump_traceback_later()
 
