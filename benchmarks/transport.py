@@ -65,7 +65,9 @@ def measure_lamina(program):
 def main():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     turns = [(measure_lamina(sys.argv[1]), measure_gloo()) for _ in range(TURNS)]
-    print(f"{'bytes':>10} {'lamina: round trip':>20} {'one way':>12} {'gloo: round trip':>20} {'one way':>12} {'ratio':>7}")
+    print(
+        f"{'bytes':>10} {'lamina: round trip':>20} {'one way':>12} {'gloo: round trip':>20} {'one way':>12} {'ratio':>7}"
+    )
     for size in SIZES:
         ours = statistics.median(turn[0][size] for turn in turns)
         theirs = statistics.median(turn[1][size] for turn in turns)

@@ -154,8 +154,7 @@ class Meeting {
       joined.wire_addresses.push_back(hello.wire_address);
     }
     const Identity self{options_.rank, options_.size, secret, generation_};
-    joined.liveness_sockets =
-        connect_mesh(self, std::move(listener), addresses, deadline_, options_.check_interrupt);
+    joined.liveness_sockets = connect_mesh(self, std::move(listener), addresses, deadline_, options_.check_interrupt);
     return joined;
   }
 

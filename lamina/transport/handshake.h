@@ -22,8 +22,8 @@ struct Identity {
 
 // [Note: handshake] One connection from a higher rank to a lower one, over which both prove that they hold the job's
 // secret:
-//   connector: "LAMINA01" | from u32 | to u32 | nonce a     acceptor: nonce b | HMAC("accept"  | generation, ranks, a, b)
-//   connector: HMAC("connect" | generation, ranks, a, b)    acceptor: "K"
+//   connector: "LAMINA01" | from u32 | to u32 | nonce a     acceptor: nonce b | HMAC("accept"  | generation, ranks, a,
+//   b) connector: HMAC("connect" | generation, ranks, a, b)    acceptor: "K"
 // Never blocks: advance() does what the socket allows now. Any bytes from a stranger are safe.
 class Handshake {
  public:
@@ -46,11 +46,11 @@ class Handshake {
  private:
   static const short kRead, kWrite;
   State fail(std::string why);
-  bool flush();               // true when nothing is left to write
-  bool fill(std::size_t n);   // true when `in_` holds n bytes
-  State receive();            // handles one whole message of the other side
-  State greeted();            // acceptor: the first message came
-  State answered();           // connector: the second message came
+  bool flush();              // true when nothing is left to write
+  bool fill(std::size_t n);  // true when `in_` holds n bytes
+  State receive();           // handles one whole message of the other side
+  State greeted();           // acceptor: the first message came
+  State answered();          // connector: the second message came
   std::string proof(const char* role) const;
 
   const Identity& self_;

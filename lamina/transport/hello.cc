@@ -13,15 +13,15 @@
 namespace lamina::transport {
 namespace {
 
-constexpr std::string Hello::* kFields[] = {&Hello::process,       &Hello::lamina,           &Hello::torch,
-                                            &Hello::size,          &Hello::configuration,    &Hello::liveness_address,
+constexpr std::string Hello::* kFields[] = {&Hello::process,     &Hello::lamina,        &Hello::torch,
+                                            &Hello::size,        &Hello::configuration, &Hello::liveness_address,
                                             &Hello::wire_address};
 
 // The part of `text` around the first place where it differs from `other`.
 std::string around_difference(const std::string& text, const std::string& other) {
   constexpr std::size_t kBefore = 40, kShown = 120;
-  const auto at = static_cast<std::size_t>(
-      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  const auto at = static_cast<std::size_t>(std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first -
+                                           text.begin());
   const std::size_t begin = at > kBefore ? at - kBefore : 0;
   return base::str(begin > 0 ? "..." : "", text.substr(begin, kShown), begin + kShown < text.size() ? "..." : "");
 }
@@ -75,9 +75,9 @@ void check_compatible(const std::vector<Hello>& hellos) {
       const std::string& ours = hellos[0].*field;
       const std::string& theirs = hellos[rank].*field;
       if (ours == theirs) continue;
-      throw base::ConfigError(base::str("ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
-                                        "\n  rank 0: ", around_difference(ours, theirs), "\n  rank ", rank, ": ",
-                                        around_difference(theirs, ours)));
+      throw base::ConfigError(base::str(
+          "ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
+          "\n  rank 0: ", around_difference(ours, theirs), "\n  rank ", rank, ": ", around_difference(theirs, ours)));
     }
   }
 }

@@ -79,14 +79,15 @@ void JobStore::connect() {
       }
     } catch (const c10::Error& error) {
       if (options_.is_host) {
-        throw base::Error(base::str("rank 0 cannot host the job's store at ", where, ": ",
-                                    error.what_without_backtrace()));
+        throw base::Error(
+            base::str("rank 0 cannot host the job's store at ", where, ": ", error.what_without_backtrace()));
       }
       why = error.what_without_backtrace();
     }
     std::this_thread::sleep_for(milliseconds(20));
   }
-  throw base::TimeoutError(base::str("the job's store at ", where, " cannot be reached (", why, "): did rank 0 start?"));
+  throw base::TimeoutError(
+      base::str("the job's store at ", where, " cannot be reached (", why, "): did rank 0 start?"));
 }
 
 // Runs `operation` on the store. A store that went away under us (a process group of the script ended and took with it

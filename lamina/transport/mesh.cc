@@ -15,9 +15,9 @@ namespace {
 
 using Clock = base::Deadline::Clock;
 constexpr auto kSlice = std::chrono::milliseconds(200);
-constexpr auto kPatience = std::chrono::seconds(5);       // for one handshake; a silent stranger is closed then
-constexpr auto kRetry = std::chrono::milliseconds(100);   // before connecting again to a rank that closed on us
-constexpr std::size_t kMostStrangers = 256;               // open at once; the oldest gives way
+constexpr auto kPatience = std::chrono::seconds(5);      // for one handshake; a silent stranger is closed then
+constexpr auto kRetry = std::chrono::milliseconds(100);  // before connecting again to a rank that closed on us
+constexpr std::size_t kMostStrangers = 256;              // open at once; the oldest gives way
 
 class Mesh {
  public:

@@ -20,7 +20,8 @@ Joined join_world(const UcxOptions& options, const std::string& wire_address) {
 }  // namespace
 
 std::unique_ptr<Transport> open_ucx(const UcxOptions& options) {
-  const bool one_machine = options.size == 1 || Address::local_towards(options.master_addr, options.master_port).loopback();
+  const bool one_machine =
+      options.size == 1 || Address::local_towards(options.master_addr, options.master_port).loopback();
   std::unique_ptr<ucx::Plug> plug = ucx::load_plugin()(options.size, one_machine);
   Joined joined = join_world(options, plug->address());
   ucx::Wiring wiring;

@@ -67,7 +67,8 @@ TEST(UcxJoin, AnInterruptEndsTheWait) {
       options.size = 3;
       const auto begin = std::chrono::steady_clock::now();
       options.check_interrupt = [&] {
-        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500)) throw std::domain_error("Ctrl-C");
+        if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(500))
+          throw std::domain_error("Ctrl-C");
       };
       EXPECT_THAT(refusal<std::domain_error>(options), HasSubstr("Ctrl-C"));
     });
@@ -118,8 +119,7 @@ TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
       }
       auto options = job.options(rank);
       options.join_timeout = std::chrono::seconds(2);
-      EXPECT_THAT(refusal<base::TimeoutError>(options),
-                  HasSubstr(base::str("no connection with rank ", 1 - rank)));
+      EXPECT_THAT(refusal<base::TimeoutError>(options), HasSubstr(base::str("no connection with rank ", 1 - rank)));
     });
   }
   job.expect_success();

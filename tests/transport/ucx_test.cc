@@ -23,8 +23,8 @@ namespace {
 using base::Rank;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::Inbox;
+using ::testing::Not;
 using testing::object;
 using testing::RankProcesses;
 using value::List;

@@ -26,13 +26,16 @@ def run_rank(probe):
     import torch  # noqa: F401  (libtorch must be there before the probe)
 
     join_and_leave = ctypes.CDLL(probe).lamina_join_and_leave
-    for _ in range(3):
+    # One group under torchrun: there the store outlives a group, and torch's next one stumbles over what it left.
+    for _ in range(0 if "TORCHELASTIC_RUN_ID" in os.environ else 3):
         use_process_group().destroy_process_group()
         assert join_and_leave() == 0
+    assert join_and_leave() == 0
     dist = use_process_group()
     assert join_and_leave() == 0, "with a process group alive"
     dist.barrier()
     dist.destroy_process_group()
+    assert join_and_leave() == 0
 
 
 def main(probe):

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/receiver.h"
 
-#include <ATen/ops/empty.h>
-
 #include <chrono>
 #include <cstring>
 
@@ -10,6 +8,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/secret.h"
+#include "lamina/transport/ucx/buffer_pool.h"
 
 namespace lamina::transport::ucx {
 
@@ -22,8 +21,8 @@ struct Receiver::Receiving {
 Receiver::Receiver(Worker& worker, std::vector<Token> incoming) : worker_(worker), peers_(incoming.size()) {
   for (std::size_t rank = 0; rank < incoming.size(); ++rank) peers_[rank].token = incoming[rank];
   ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                       UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
   handler.id = kPiece;
   handler.cb = &Receiver::arrived;
   handler.arg = this;
@@ -163,7 +162,7 @@ void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const st
   for (const BufferSpec& spec : specs) {
     if (!spec.device.is_cpu()) throw base::FormatError(base::str("buffers on ", spec.device, " are not supported yet"));
     if (spec.size_bytes < 0) throw base::FormatError("a buffer of negative size");
-    at::Tensor& buffer = assembly.buffers.emplace_back(at::empty({spec.size_bytes}, at::kByte));
+    at::Tensor& buffer = assembly.buffers.emplace_back(receive_buffer(spec.size_bytes));
     const bool inside = plan.takes(spec.device, spec.size_bytes);
     if (inside) take_bytes(buffer.mutable_data_ptr(), static_cast<std::size_t>(spec.size_bytes));
     if (!inside) large.push_back(assembly.buffers.size() - 1);

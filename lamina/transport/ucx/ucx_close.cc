@@ -66,10 +66,9 @@ bool UcxTransport::say_goodbye(Lock& lock) {
   all_peers(lock, kArrival, [](const Peer& peer) { return peer.arrived || peer.gone; });
   const bool together =
       all_peers(lock, kTogether, [](const Peer& peer) { return peer.gone || (peer.bye && !peer.why.empty()); });
-  const bool all_well =
-      std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-        return &peer == &peers_[rank_.value] || (peer.arrived && peer.bye);
-      });
+  const bool all_well = std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+    return &peer == &peers_[rank_.value] || (peer.arrived && peer.bye);
+  });
   return together && all_well && close_endpoints(lock);
 }
 
@@ -94,9 +93,8 @@ bool UcxTransport::close_endpoints(Lock& lock) {
     if (peer != rank_.value) liveness_->note(base::Rank(peer), Liveness::Kind::kFlushed);
   }
   all_peers(lock, kTogether, [](const Peer& peer) { return peer.flushed || peer.gone; });
-  return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-    return &peer == &peers_[rank_.value] || peer.flushed;
-  });
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [&](const Peer& peer) { return &peer == &peers_[rank_.value] || peer.flushed; });
 }
 
 }  // namespace lamina::transport::ucx

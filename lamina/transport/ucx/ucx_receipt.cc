@@ -9,8 +9,7 @@ namespace lamina::transport::ucx {
 
 void UcxTransport::accept_receipts() {
   ucp_am_handler_param_t handler{};
-  handler.field_mask =
-      UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kReceipt;
   handler.cb = &UcxTransport::receipt;
   handler.arg = this;
@@ -45,8 +44,7 @@ void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all)
     delete static_cast<PieceHeader*>(sent_header);
     ucp_request_free(request);
   };
-  const auto request =
-      ucp_am_send_nbx(peer.endpoint, kReceipt, header.get(), sizeof *header, nullptr, 0, &param);
+  const auto request = ucp_am_send_nbx(peer.endpoint, kReceipt, header.get(), sizeof *header, nullptr, 0, &param);
   if (UCS_PTR_IS_PTR(request)) static_cast<void>(header.release());
 }
 

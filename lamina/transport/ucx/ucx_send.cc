@@ -5,6 +5,11 @@
 #include "lamina/transport/ucx/ucx_transport.h"
 
 namespace lamina::transport::ucx {
+namespace {
+
+constexpr auto kVerdict = std::chrono::seconds(2);  // within which the death of a peer is noticed
+
+}  // namespace
 
 // The progress thread takes the lock again and again; this makes it let us in.
 UcxTransport::Lock UcxTransport::enter() {
@@ -36,11 +41,18 @@ void UcxTransport::send(base::Rank to, const Message& message) {
   try {
     post(*sending, to);
     if (sending->pending > 0) wait(lock, *sending, to);
-    check(sending->status, "send");
+    if (sending->status != UCS_OK) explain_failure(lock, *sending, to);
   } catch (...) {
     if (sending->pending > 0) static_cast<void>(sending.release());
     throw;
   }
+}
+
+// UCX noticed that the peer is gone before its liveness socket told us, or something else is wrong.
+void UcxTransport::explain_failure(Lock& lock, const Sending& sending, base::Rank to) {
+  changed_.wait_for(lock, kVerdict, [&] { return closing_ || !peers_[to.value].why.empty(); });
+  refuse_if_lost(to);
+  check(sending.status, base::str("send to rank ", to).c_str());
 }
 
 void UcxTransport::send_to_self(Frame frame) {
@@ -88,8 +100,7 @@ void UcxTransport::post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHe
   param.user_data = &sending;
   param.datatype = ucp_dt_make_contig(1);
   param.memory_type = UCS_MEMORY_TYPE_HOST;
-  const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, kPiece, &header, sizeof header, data, size, &param);
+  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, kPiece, &header, sizeof header, data, size, &param);
   if (UCS_PTR_IS_ERR(request)) {
     sending.status = UCS_PTR_STATUS(request);
   } else if (request != nullptr) {
@@ -106,16 +117,15 @@ void UcxTransport::sent(void* request, ucs_status_t status, void* user_data) {
 void UcxTransport::wait(Lock& lock, Sending& sending, base::Rank to) {
   worker_->signal();
   ++waiting_;
-  const bool ended = changed_.wait_for(lock, send_timeout_, [&] {
-    return sending.pending == 0 || closing_ || !peers_[to.value].why.empty();
-  });
+  const bool ended = changed_.wait_for(
+      lock, send_timeout_, [&] { return sending.pending == 0 || closing_ || !peers_[to.value].why.empty(); });
   --waiting_;
   changed_.notify_all();
   if (sending.pending == 0) return;
   refuse_if_lost(to);
   if (!ended) {
-    throw base::TimeoutError(base::str("rank ", to, " has not taken a message for ", send_timeout_.count(),
-                                       " s, though its process lives"));
+    throw base::TimeoutError(
+        base::str("rank ", to, " has not taken a message for ", send_timeout_.count(), " s, though its process lives"));
   }
 }
 

@@ -15,11 +15,11 @@
 namespace lamina::transport::ucx {
 namespace {
 
-constexpr int kSpins = 200;         // fruitless turns before sleeping: some ten microseconds
-constexpr int kPoliteSpins = 100;   // times that UCX refuses to sleep before others get the processor
-constexpr int kListenEvery = 64;    // busy turns between looks at the liveness sockets
+constexpr int kSpins = 200;                        // fruitless turns before sleeping: some ten microseconds
+constexpr int kPoliteSpins = 100;                  // times that UCX refuses to sleep before others get the processor
+constexpr int kListenEvery = 64;                   // busy turns between looks at the liveness sockets
 constexpr auto kSettle = std::chrono::seconds(1);  // for what a lost peer sent to be received among other traffic
-constexpr int kSleepMs = 100;       // at most, should UCX fail to wake us
+constexpr int kSleepMs = 100;                      // at most, should UCX fail to wake us
 
 void watch(const Fd& epoll, int fd) {
   epoll_event event{EPOLLIN, {.fd = fd}};
@@ -105,9 +105,8 @@ bool UcxTransport::copy_offers() {
     receiver_->offers().pop_front();
     const PeerMemory memory = peers_[offer.from.value].memory;
     lock.unlock();
-    const bool all = std::all_of(offer.parts.begin(), offer.parts.end(), [&](const auto& part) {
-      return memory.read(part.to, part.address, part.size);
-    });
+    const bool all = std::all_of(offer.parts.begin(), offer.parts.end(),
+                                 [&](const auto& part) { return memory.read(part.to, part.address, part.size); });
     lock.lock();
     send_receipt(offer.from, offer.sequence, all);
     receiver_->copied(offer, all);

@@ -47,7 +47,7 @@ class UcxTransport : public Transport, public Probe {
     ucp_ep_h endpoint = nullptr;
     Token outgoing{};
     PeerMemory memory;
-    bool reads_us = false;  // it takes offers
+    bool reads_us = false;                      // it takes offers
     std::map<std::uint64_t, Sending*> offered;  // by sequence: what waits for its receipt
     std::uint64_t sent = 0;
     std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
@@ -65,6 +65,7 @@ class UcxTransport : public Transport, public Probe {
 
   // sending (ucx_send.cc)
   Lock enter();
+  void explain_failure(Lock& lock, const Sending& sending, base::Rank to);
   void send_to_self(Frame frame);
   void post(Sending& sending, base::Rank to);
   void post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data, std::size_t size);
@@ -84,8 +85,8 @@ class UcxTransport : public Transport, public Probe {
   void sleep();
   void deliver();
   std::optional<Delivery> next_delivery();
-  void hear();                 // reads the liveness sockets
-  void settle(bool drained);   // tells of lost peers once what they sent has arrived
+  void hear();                // reads the liveness sockets
+  void settle(bool drained);  // tells of lost peers once what they sent has arrived
 
   // leaving (ucx_close.cc)
   bool say_goodbye(Lock& lock);  // true when all ranks left together: nothing of UCX is needed any more

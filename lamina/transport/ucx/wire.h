@@ -28,11 +28,11 @@ struct PieceHeader {
 };
 static_assert(sizeof(PieceHeader) == 48);
 
-constexpr unsigned kPiece = 1;                                // our ids of UCX active messages
-constexpr unsigned kReceipt = 2;                              // `sequence` and `failed`; no data
+constexpr unsigned kPiece = 1;                                  // our ids of UCX active messages
+constexpr unsigned kReceipt = 2;                                // `sequence` and `failed`; no data
 constexpr std::uint64_t kMaxHeadSize = std::uint64_t(1) << 28;  // 256 MiB: what is not a tensor travels in the head
-constexpr std::int64_t kSmallBuffer = 8 << 10;                // copying this much costs less than a message of its own
-constexpr std::int64_t kSmallBuffers = 32 << 10;              // all small buffers of one packet
+constexpr std::int64_t kSmallBuffer = 8 << 10;    // copying this much costs less than a message of its own
+constexpr std::int64_t kSmallBuffers = 32 << 10;  // all small buffers of one packet
 
 // Decides which buffers travel in the packet: asked for each buffer in order, it answers alike on both sides.
 class PacketPlan {
