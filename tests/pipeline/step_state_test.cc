@@ -102,6 +102,8 @@ TEST(WorkerPool, WithoutThreadsThrowsAndStaysUsable) {
 
 class Step : public ::testing::Test {
  protected:
+  void TearDown() override { state_.wait_idle(kPatience); }  // as a job does before it goes
+
   static transport::Message request(std::int64_t step) {
     transport::Message message;
     message.call.step = base::Step(step);
@@ -183,6 +185,18 @@ TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
   state_.begin(kNothing);
   state_.lose(base::Rank(7), "its process ended");
   EXPECT_NE(end().find("rank 7 is lost: its process ended"), std::string::npos);
+  EXPECT_THROW(state_.begin(kNothing), base::PeerError);
+}
+
+TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
+  state_.begin(kNothing);
+  state_.receive_end(request(0));
+  state_.receive_end(request(1));  // of the next step, which nothing of this rank is needed for
+  state_.lose(base::Rank(0), "it called shutdown");
+  EXPECT_TRUE(state_.wait_end(kPatience, [] { return false; }).has_value());
+  EXPECT_EQ(end(), "");
+  state_.begin(kNothing);
+  EXPECT_EQ(end(), "");
   EXPECT_THROW(state_.begin(kNothing), base::PeerError);
 }
 
