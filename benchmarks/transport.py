@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between two processes of one machine: lamina's transport beside c10d's Gloo, in turns.
 
-Usage: python benchmarks/transport.py PATH_TO_transport_bench
+python benchmarks/transport.py PATH_TO_transport_bench
 """
 
 import multiprocessing
@@ -9,8 +9,9 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import time
+
+from measure import Report, arguments
 
 SIZES = [8, 4096, 65536, 1 << 20, 64 << 20]
 TURNS = 3
@@ -64,18 +65,15 @@ def measure_lamina(program):
 
 def main():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    turns = [(measure_lamina(sys.argv[1]), measure_gloo()) for _ in range(TURNS)]
-    print(
-        f"{'bytes':>10} {'lamina: round trip':>20} {'one way':>12} {'gloo: round trip':>20} {'one way':>12} {'ratio':>7}"
-    )
+    options = arguments(__doc__, "program")
+    turns = [(measure_lamina(options.program), measure_gloo()) for _ in range(1 if options.quick else TURNS)]
+    report = Report(options.name or "transport", "A tensor there and back between two processes")
     for size in SIZES:
-        ours = statistics.median(turn[0][size] for turn in turns)
-        theirs = statistics.median(turn[1][size] for turn in turns)
-        ratio = statistics.median(turn[1][size] / turn[0][size] for turn in turns)
-        print(
-            f"{size:>10} {1e6 * ours:>17.1f} us {2e-9 * size / ours:>7.2f} GB/s"
-            f" {1e6 * theirs:>17.1f} us {2e-9 * size / theirs:>7.2f} GB/s {ratio:>7.1f}"
-        )
+        for name, index in (("lamina's transport", 0), ("torch gloo", 1)):
+            seconds = [turn[index][size] for turn in turns]
+            rate = 2e-9 * size / statistics.median(seconds)
+            report.add(f"{size} B", name, "us", [1e6 * value for value in seconds], one_way_GBps=rate)
+    report.finish()
 
 
 if __name__ == "__main__":

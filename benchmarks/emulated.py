@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emulated devices: stages that sleep, without the GIL, where a device would compute.
+
+Wall time then shows the schedule and what the engine adds to it, whatever the machine's cores can do.
+"""
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, forward_s, backward_s):
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.backward_s)
+        return gradient, gradient[:1, 0], None, None
+
+
+class Stage(nn.Module):
+    """x -> x, after `forward_s`; its backward takes `backward_s`. Has one parameter, as a stage that learns has."""
+
+    def __init__(self, forward_s: float, backward_s: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.seconds = (forward_s, backward_s)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Sleep.apply(x, self.weight, *self.seconds)
+
+
+def seconds_alone(stage: Stage, x: torch.Tensor, repetitions: int = 10) -> float:
+    """The median of a forward and a backward of the stage with nothing around them: what the ideal is made of."""
+    samples = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        stage(x.detach().requires_grad_()).sum().backward()
+        samples.append(time.perf_counter() - begin)
+    return statistics.median(samples)

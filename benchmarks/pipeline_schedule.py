@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule on emulated devices (emulated.py), lamina beside torch.distributed.pipelining, in turns in one run.
+
+    lamina run -n P benchmarks/pipeline_schedule.py
+
+A chain of P stages, one per rank, m microbatches of 4 KiB. A sample is one step, from a barrier until the last rank has
+left it; `of ideal` is the median of samples over (m + P - 1) * (tf + tb), tf + tb being what one forward and backward
+took alone, in the same turn.
+lamina computes the loss on rank 0 (one hop more, each way), torch on the last rank.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from emulated import Stage, seconds_alone
+from measure import Report, arguments
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import lamina
+
+FORWARD_S, BACKWARD_S = 0.010, 0.020
+WIDTH = 1024
+PEERS = {"torch ScheduleGPipe": ScheduleGPipe, "torch Schedule1F1B": Schedule1F1B}
+
+Step = Callable[[], object]
+
+
+def largest(value: float) -> float:
+    """Over all ranks."""
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+@contextmanager
+def lamina_step(m: int, schedule: str, active: int | None) -> Iterator[Step]:
+    """A step of lamina; `active` is the key active_microbatches, None its default."""
+    p = dist.get_world_size()
+    window = {} if active is None else {"active_microbatches": active}
+    lamina.init(partitions=p, microbatches=m, schedule=schedule, auto_partition=False, default_partition=0, **window)
+    stages = [Stage(FORWARD_S, BACKWARD_S) for _ in range(p)]
+    for index, stage in enumerate(stages):
+        lamina.set_partition(stage, index)
+    model = lamina.distribute(nn.Sequential(*stages))
+    batch = torch.ones(m, WIDTH)
+
+    @lamina.step
+    def step(x):
+        loss = model(x).mean()
+        model.backward(loss)
+        return loss
+
+    yield lambda: step(batch)
+    lamina.shutdown()
+
+
+@contextmanager
+def torch_step(m: int, schedule: type) -> Iterator[Step]:
+    """A step of one of torch's own schedules."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(Stage(FORWARD_S, BACKWARD_S), rank, p, torch.device("cpu"))
+    runner = schedule(stage, m, loss_fn=lambda output, _: output.mean())
+    batch = torch.ones(m, WIDTH)
+    given = {"target": batch} if rank == p - 1 else {}
+    yield lambda: runner.step(*((batch,) if rank == 0 else ()), **given)
+
+
+def cases(m: int) -> dict[str, Callable]:
+    """What is compared, each under its name."""
+    ours = {
+        f"lamina {schedule}, active {'default' if active is None else active}": lambda s=schedule, a=active: (
+            lamina_step(m, s, a)
+        )
+        for schedule in ("simple", "interleaved")
+        for active in (None, m)
+    }
+    return ours | {name: lambda s=schedule: torch_step(m, s) for name, schedule in PEERS.items()}
+
+
+def measured(step: Step, count: int) -> list[float]:
+    """Seconds of `count` steps, after one that is not counted (it shapes and places what the others use)."""
+    samples = []
+    for _ in range(count + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        step()
+        samples.append(largest(time.perf_counter() - begin))
+    return samples[1:]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    dist.init_process_group("gloo")
+    p = dist.get_world_size()
+    title = f"Schedule on emulated devices: {p} stages, tf {1e3 * FORWARD_S:.0f} ms, tb {1e3 * BACKWARD_S:.0f} ms"
+    report = Report(options.name or f"pipeline_schedule_{p}", title)
+    for m in (8,) if options.quick else (8, 16):
+        alone = []
+        samples = {name: [] for name in cases(m)}
+        ratios = {name: [] for name in cases(m)}
+        for _ in range(2 if options.quick else 5):
+            alone.append(largest(seconds_alone(Stage(FORWARD_S, BACKWARD_S), torch.ones(1, WIDTH))))
+            for name, enter in cases(m).items():
+                with enter() as step:
+                    seconds = measured(step, 1 if options.quick else 2)
+                samples[name] += [1e3 * value for value in seconds]
+                ratios[name] += [value / ((m + p - 1) * alone[-1]) for value in seconds]
+        for name, values in samples.items():
+            report.add(f"m={m:<2} {name}", "step", "ms", values, of_ideal=statistics.median(ratios[name]))
+        report.note(f"m={m}: ideal (m + {p - 1}) x {1e3 * statistics.median(alone):.2f} ms")
+    if dist.get_rank() == 0:
+        report.finish()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
