@@ -33,7 +33,9 @@ void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& cha
                 const Ready& ready, const What& what) {
   const auto begin = Deadline::Clock::now();
   const auto deadline = Deadline::after(patience.timeout);
-  const auto seconds = [&] { return std::chrono::duration<double>(Deadline::Clock::now() - begin).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration_cast<std::chrono::seconds>(Deadline::Clock::now() - begin).count();
+  };
   bool told = !patience.tell;
   while (!ready()) {
     const Deadline::Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;

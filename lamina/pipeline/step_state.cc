@@ -6,7 +6,7 @@ namespace lamina::pipeline {
 base::Step StepState::begin(const std::function<void()>& prepare) {
   auto ambient = Ambient::capture();
   std::unique_lock lock(mutex_);
-  if (for_good_) std::rethrow_exception(for_good_);
+  if (for_good_ && !ends_.contains(base::Step(current_.value + 1))) std::rethrow_exception(for_good_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
   const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
@@ -70,10 +70,16 @@ void StepState::fail(base::Step step, std::exception_ptr error) {
   if (open_ && step == current_) fail_locked(std::move(error), lock);
 }
 
+void StepState::fail_thread(base::Step step, std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  if (open_ && step == current_ && !ends_.contains(current_)) fail_locked(std::move(error), lock);
+}
+
 void StepState::fail_for_good(std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   if (!for_good_) for_good_ = error;
-  if (open_) fail_locked(std::move(error), lock);
+  // A rank that announced the end of this step may leave at once: what it announced counts.
+  if (open_ && !ends_.contains(current_)) fail_locked(std::move(error), lock);
 }
 
 void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock) {
@@ -132,7 +138,7 @@ void StepState::start_thread(std::function<void()> work) {
     try {
       ambient->run(work);
     } catch (...) {
-      fail(step, std::current_exception());
+      fail_thread(step, std::current_exception());
     }
     work = nullptr;  // its captures end before the step may
     ambient.reset();

@@ -53,6 +53,8 @@ class StepState {
   void wait_idle(const base::Patience& patience);
 
  private:
+  // Once the end of the step was announced, what its threads meet is a consequence of that.
+  void fail_thread(base::Step step, std::exception_ptr error);
   void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);
   void start_thread(std::function<void()> work);  // under the lock
 

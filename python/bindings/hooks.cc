@@ -125,7 +125,8 @@ void set_python_error(std::exception_ptr error) {
     std::rethrow_exception(error);
   } catch (const py::error_already_set& python) {
     // Not python.restore(): the same error may be described to other ranks and then raised here.
-    PyErr_SetObject(python.type().ptr(), python.value().ptr());
+    py::object type = python.type(), value = python.value(), trace = python.trace();
+    PyErr_Restore(type.release().ptr(), value.release().ptr(), trace.release().ptr());
   } catch (const value::RemoteFailure& remote) {
     raise_remote(remote.failure());
   } catch (const base::ConfigError& e) {

@@ -20,8 +20,8 @@ def set_hooks(
 ) -> None:
     """What the engine calls back, set once at import. All are called with the GIL held.
 
-    run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state (training
-    flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives (type,
+    run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state
+    (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives (type,
     message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     errors maps the C++ class names (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError,
