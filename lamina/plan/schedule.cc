@@ -11,7 +11,12 @@ namespace {
 
 bool is_backward(Phase phase) { return phase == Phase::kBackwardStart || phase == Phase::kBackward; }
 
-// The allowed ticket that comes first: by phase as `rank_of` orders them, then the older microbatch, then the older wait.
+// Microbatches start in their order, whichever thread was there first: what they change in the model (statistics of
+// BatchNorm, buffers), they change in that order.
+bool is_next(const Ticket& start, const Progress& progress) { return start.microbatch.value == progress.started; }
+
+// The allowed ticket that comes first: by phase as `rank_of` orders them, then the older microbatch, then the older
+// wait.
 template <class Allowed, class RankOf>
 std::optional<std::size_t> first(std::span<const Ticket> waiting, const Allowed& allowed, const RankOf& rank_of) {
   const auto key = [&](const Ticket& t) { return std::tuple(rank_of(t.phase), t.microbatch, t.arrival); };
@@ -28,11 +33,15 @@ class Simple : public Schedule {
 
   std::optional<std::size_t> pick(std::span<const Ticket> waiting, const Progress& progress) const override {
     const auto allowed = [&](const Ticket& ticket) {
-      if (ticket.phase == Phase::kStart) return progress.started - progress.forward_done < active_;
+      if (ticket.phase == Phase::kStart) {
+        return is_next(ticket, progress) && progress.started - progress.forward_done < active_;
+      }
       if (ticket.phase == Phase::kBackwardStart) return progress.forward_done == progress.microbatches;
       return true;
     };
-    return first(waiting, allowed, [](Phase phase) { return phase == Phase::kForward ? 0 : is_backward(phase) ? 2 : 1; });
+    return first(waiting, allowed, [](Phase phase) {
+      return phase == Phase::kForward ? 0 : is_backward(phase) ? 2 : 1;
+    });
   }
 
  private:
@@ -45,9 +54,12 @@ class Interleaved : public Schedule {
 
   std::optional<std::size_t> pick(std::span<const Ticket> waiting, const Progress& progress) const override {
     const auto allowed = [&](const Ticket& ticket) {
-      return ticket.phase != Phase::kStart || progress.started - progress.finished < active_;
+      return ticket.phase != Phase::kStart ||
+             (is_next(ticket, progress) && progress.started - progress.finished < active_);
     };
-    return first(waiting, allowed, [](Phase phase) { return is_backward(phase) ? 0 : phase == Phase::kForward ? 1 : 2; });
+    return first(waiting, allowed, [](Phase phase) {
+      return is_backward(phase) ? 0 : phase == Phase::kForward ? 1 : 2;
+    });
   }
 
  private:

@@ -30,7 +30,7 @@ struct Progress {
   int finished = 0;      // their step body ended
 };
 
-// A schedule is a pure function: of the threads that wait, which computes next.
+// A schedule is a pure function: of the threads that wait, which computes next. Microbatches start in their order.
 class Schedule {
  public:
   virtual ~Schedule() = default;

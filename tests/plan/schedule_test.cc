@@ -69,6 +69,24 @@ RC_GTEST_PROP(ScheduleProperty, InterleavedLimitsTheMicrobatchesInFlight, ()) {
   }
 }
 
+RC_GTEST_PROP(ScheduleProperty, MicrobatchesStartInTheirOrderWhateverTheOrderOfTheirThreads, ()) {
+  const int active = any_active();
+  const int next = *rc::gen::inRange(0, 8).as("next");
+  std::vector<Ticket> waiting;
+  for (int i = 0; i < 8; ++i) {
+    if (i > next || (i == next && *rc::gen::arbitrary<bool>().as("it is there"))) {
+      waiting.push_back({Phase::kStart, base::Microbatch(i), static_cast<std::uint64_t>(8 - i)});
+    }
+  }
+  const bool there = !waiting.empty() && waiting.front().microbatch.value == next;
+  const Progress progress{.microbatches = 8, .started = next, .forward_done = next, .finished = next};
+  for (const auto& schedule : {simple_schedule(active), interleaved_schedule(active)}) {
+    const auto chosen = schedule->pick(waiting, progress);
+    RC_ASSERT(chosen.has_value() == there);
+    if (chosen) RC_ASSERT(waiting.at(*chosen).microbatch.value == next);
+  }
+}
+
 RC_GTEST_PROP(ScheduleProperty, InterleavedPrefersBackwards, ()) {
   const auto schedule = interleaved_schedule(any_active());
   std::vector<Ticket> waiting;
