@@ -79,7 +79,7 @@ void require_fits(const Row& row, at::IntArrayRef sizes, at::IntArrayRef strides
     overflow |= __builtin_mul_overflow(count, std::max<std::int64_t>(sizes[dim], 1), &count);
     overflow |= sizes[dim] < 0 || strides[dim] < 0;
     empty |= sizes[dim] == 0;
-    overflow |= __builtin_mul_overflow(std::max<std::int64_t>(sizes[dim] - 1, 0), strides[dim], &span);
+    overflow |= __builtin_mul_overflow(std::max<std::int64_t>(sizes[dim], 1) - 1, strides[dim], &span);
     overflow |= __builtin_add_overflow(last, span, &last);
   }
   overflow |= __builtin_add_overflow(last, row.offset, &last);
