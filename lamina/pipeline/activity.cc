@@ -27,6 +27,12 @@ void Activity::end_forward() {
   if (leads_ && !std::exchange(forward_ended_, true)) slot_.forward_done();
 }
 
+void Activity::queue_again(plan::Phase phase) {
+  if (!std::exchange(holds_, false)) return acquire(phase);
+  slot_.queue_again(phase, microbatch_);
+  holds_ = true;
+}
+
 void Activity::acquire(plan::Phase phase) {
   slot_.acquire(phase, microbatch_);
   holds_ = true;

@@ -46,6 +46,9 @@ class Activity {
     }
   }
 
+  // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
+  void queue_again(plan::Phase phase);
+
   // Once per microbatch: its forward is over. Later calls do nothing.
   void end_forward();
 

@@ -27,6 +27,16 @@ bool ComputeSlot::cancelled() {
 
 void ComputeSlot::acquire(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
+  wait_for_turn(phase, microbatch, lock);
+}
+
+void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
+  std::unique_lock lock(mutex_);
+  held_ = false;
+  wait_for_turn(phase, microbatch, lock);
+}
+
+void ComputeSlot::wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock) {
   Waiter self;
   self.ticket = {phase, microbatch, arrivals_++};
   waiters_.push_back(&self);

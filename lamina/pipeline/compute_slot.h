@@ -29,6 +29,8 @@ class ComputeSlot {
   // Waits until the schedule picks this thread. Throws base::CancelledError.
   void acquire(plan::Phase phase, base::Microbatch microbatch);
   void release();
+  // Both in one: gives the slot up and waits for it among those that wait already.
+  void queue_again(plan::Phase phase, base::Microbatch microbatch);
 
   // A microbatch has reached its first backward, or ended without one; its step body has ended.
   void forward_done();
@@ -41,6 +43,7 @@ class ComputeSlot {
     std::condition_variable wake;
   };
 
+  void wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock);
   void pass_on();  // gives a free slot to the waiter that the schedule picks
 
   const std::unique_ptr<plan::Schedule> schedule_;

@@ -178,7 +178,7 @@ void Job::backward(const Tensors& tensors, const Tensors& gradients, double scal
     throw base::UsageError("backward of the model outside the body of a step function");
   }
   activity->end_forward();
-  activity->without_slot(plan::Phase::kBackwardStart, [] {});
+  activity->queue_again(plan::Phase::kBackwardStart);
   run_backward(tensors, gradients, scale);
 }
 

@@ -67,6 +67,7 @@ void JobStore::connect() {
   options.waitWorkers = false;
   options.multiTenant = options_.is_host;
   options.timeout = kOperation;
+  options.useLibUV = false;  // the libuv server asks for the name of whoever connects, and serves nobody meanwhile
   const auto where = base::str("MASTER_ADDR:MASTER_PORT ", options_.host, ":", options_.port);
   std::string why = "nothing listens there";
   while (!options_.deadline.expired()) {

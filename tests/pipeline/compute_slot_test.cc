@@ -126,6 +126,30 @@ TEST(ComputeSlot, SimpleStartsNoBackwardBeforeTheLastForwardHasEnded) {
   for (auto& thread : threads) thread.join();
 }
 
+// Of two threads that wait the schedule takes the backward, also when it is the one that has just computed.
+TEST(ComputeSlot, QueuingAgainDoesNotLetThroughWhoComesLaterByTheSchedule) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(2);
+  std::atomic<bool> waits = false, started = false;
+  std::thread next;
+  {
+    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+    next = std::thread([&] {
+      waits = true;
+      Activity other(slot, base::Step(0), Microbatch(1), Phase::kStart);
+      started = true;
+    });
+    while (!waits) std::this_thread::yield();
+    for (int turn = 0; turn < 200; ++turn) {
+      std::this_thread::yield();
+      activity.queue_again(Phase::kBackwardStart);
+      EXPECT_FALSE(started) << "turn " << turn;
+    }
+  }
+  next.join();
+  EXPECT_TRUE(started);
+}
+
 TEST(Activity, IsThatOfItsThreadAndOfNoOther) {
   auto slot = slot_with("simple");
   slot.begin_step(1);
