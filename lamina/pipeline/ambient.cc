@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "lamina/base/error.h"
+#include "lamina/pipeline/autocast.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -16,11 +17,12 @@ class Captured : public Ambient {
   void run(const std::function<void()>& work) const override {
     at::ThreadLocalStateGuard guard(state_);
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-    work();
+    run_with_autocast(autocast_, work);
   }
 
  private:
   const at::ThreadLocalState state_;
+  const std::string autocast_ = capture_autocast();
 };
 
 }  // namespace
@@ -28,14 +30,16 @@ class Captured : public Ambient {
 std::shared_ptr<const Ambient> Ambient::capture() { return std::make_shared<Captured>(); }
 
 std::string capture_modes() {
-  return {static_cast<char>(at::GradMode::is_enabled()), static_cast<char>(c10::InferenceMode::is_enabled())};
+  const std::string modes = {static_cast<char>(at::GradMode::is_enabled()),
+                             static_cast<char>(c10::InferenceMode::is_enabled())};
+  return modes + capture_autocast();
 }
 
 void run_with_modes(std::string_view modes, const std::function<void()>& work) {
-  if (modes.size() != 2) throw base::FormatError("a call's modes are malformed");
+  if (modes.size() < 2) throw base::FormatError("a call's modes are malformed");
   c10::InferenceMode inference(modes[1] != 0);
   at::AutoGradMode grad(modes[0] != 0);
-  work();
+  run_with_autocast(modes.substr(2), work);
 }
 
 }  // namespace lamina::pipeline

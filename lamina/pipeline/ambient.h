@@ -20,7 +20,7 @@ class Ambient {
   virtual void run(const std::function<void()>& work) const = 0;
 };
 
-// Grad and inference mode of this thread as bytes, and back for as long as `work` runs.
+// Grad mode, inference mode and autocast of this thread as bytes, and back for as long as `work` runs.
 std::string capture_modes();
 void run_with_modes(std::string_view modes, const std::function<void()>& work);  // throws base::FormatError
 

@@ -331,6 +331,50 @@ def case_training_flags_and_grad_mode_travel_with_a_call():
     assert grad == [True] * 4
 
 
+class Casts(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), torch.is_autocast_enabled("cpu")
+
+
+def case_autocast_travels_with_a_call():
+    by_hand()
+    module = seeded(lambda: two(Casts(6, 6)))
+    second = module[1]
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+
+    @lamina.step
+    def step(x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            output, on = model(x)
+        _, off = second(x)
+        model.backward(output.float().square().mean())
+        return output, on, off
+
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
+    lamina.DistributedOptimizer(optimizers[1])
+    for _ in range(2):  # in the second step nothing that was cast in the first may be used
+        output, on, off = step(BATCH)
+        with torch.autocast("cpu", dtype=torch.float16):
+            expected, _ = plain(BATCH)
+        expected.float().square().mean().backward()
+        assert on == [True] * 4 and off == [False] * 4
+        assert output.concat().dtype == torch.float16
+        assert torch.allclose(output.concat(), expected, atol=1e-2)
+        assert torch.allclose(module[RANK].weight.grad, plain[RANK].weight.grad, atol=1e-2)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    @lamina.step
+    def whole_step(x):
+        return model(x)
+
+    with torch.autocast("cpu", dtype=torch.float16):
+        output, on = whole_step(BATCH)
+    assert output.concat().dtype == torch.float16 and on == [True] * 4
+
+
 def case_hooks_run_on_the_owner_only():
     by_hand()
     model = two(nn.Linear(6, 6))
