@@ -24,18 +24,20 @@ void Mailbox::send(base::Rank to, const std::string& channel, value::Value value
 
 value::Value Mailbox::receive(base::Rank from, const std::string& channel, const base::Patience& patience) {
   std::unique_lock lock(mutex_);
-  auto& box = boxes_[{from, channel}];
+  const Key key{from, channel};
   const auto what = [&] { return base::str("value on channel \"", channel, "\" from rank ", from); };
   const auto ready = [&] {
-    if (!box.empty()) return true;
+    if (boxes_.contains(key)) return true;
     if (const auto lost = lost_.find(from); lost != lost_.end()) {
       throw base::PeerError(base::str("rank ", from, " is lost: ", lost->second, "; ", what(), " will not come"));
     }
     return false;
   };
   base::wait_until(lock, arrived_, patience, ready, what);
-  auto value = std::move(box.front());
-  box.pop_front();
+  const auto box = boxes_.find(key);
+  auto value = std::move(box->second.front());
+  box->second.pop_front();
+  if (box->second.empty()) boxes_.erase(box);
   return value;
 }
 

@@ -44,7 +44,7 @@ class Mailbox {
   transport::Transport& transport_;
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::map<Key, std::deque<value::Value>> boxes_;
+  std::map<Key, std::deque<value::Value>> boxes_;  // none is empty
   std::map<base::Rank, std::string> lost_;
 };
 

@@ -16,7 +16,7 @@ using transport::Kind;
 // raised without it.
 constexpr auto kDrain = std::chrono::seconds(30);
 
-// The same when the job is closed, or the user is in a hurry, which is after that.
+// The same when nothing comes after: a rank was lost, the user is in a hurry, or the job is closed.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
 Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
@@ -150,7 +150,7 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
     }
   };
   try {
-    drain({kDrain, check_interrupt});
+    drain({state_.failed_for_good() ? kLastWords : kDrain, check_interrupt});
   } catch (...) {  // interrupted, if not again
     state_.fail(step, std::current_exception());
     drain({kLastWords, nullptr});

@@ -34,9 +34,12 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   auto pending = start(owner, std::move(request), base::str("forward of ", name, " on rank ", owner));
 
   // Without grad mode too: the module may return what had a graph before, its argument or a parameter.
-  CallerGraph graph(arguments, name, [this, owner, forward = pending.id_, name](const Tensors& gradients, bool keep) {
+  const auto run_backward = [this, alive = std::weak_ptr(alive_), owner, forward = pending.id_, name](
+                                const Tensors& gradients, bool keep) {
+    if (alive.expired()) throw base::UsageError(base::str("backward through ", name, " after its job was shut down"));
     return backward(owner, forward, name, gradients, keep);
-  });
+  };
+  CallerGraph graph(arguments, name, run_backward);
   value::Value outputs = pending.wait(plan::Phase::kForward);
   graph.attach(outputs);
   return outputs;

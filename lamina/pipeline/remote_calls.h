@@ -69,6 +69,8 @@ class RemoteCalls {
   std::map<base::CallId, std::shared_ptr<PendingResult::Slot>> pending_;
   std::map<base::Microbatch, std::int64_t> counters_;
   bool cancelled_ = false;
+  // Expires with this: a graph that the user keeps may outlive the job.
+  const std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);
   std::atomic<bool> told_ = false;  // that a wait of this step is long: once, since all its microbatches wait alike
 };
 

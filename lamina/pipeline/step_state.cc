@@ -105,6 +105,11 @@ std::exception_ptr StepState::error() {
   return error_;
 }
 
+bool StepState::failed_for_good() {
+  std::lock_guard guard(mutex_);
+  return for_good_ != nullptr;
+}
+
 std::optional<transport::Message> StepState::wait_end(const base::Patience& patience,
                                                       const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);

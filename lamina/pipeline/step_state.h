@@ -45,6 +45,7 @@ class StepState {
   void lose(base::Rank rank, const std::string& why);  // a rank of the pipeline is gone: for good
 
   std::exception_ptr error();
+  bool failed_for_good();
 
   // Waits, in the thread that entered the step, until `done()`, an error, or the end that another rank announced, which
   // is returned. The patience counts from the last thing that happened on this rank.
