@@ -60,6 +60,7 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
     """
     tree = ModuleTree(module)
     model = PartitionedModel(tree, _agree(tree, session), session.group_rank("pp"))
+    _keep_dense(model)
     if session.size > 1:
         session.synchronize(model.tensors())
     for name, tensor, owner in model.tensors():
@@ -67,6 +68,17 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
             tensor.grad = None
             session.release(tensor, name, owner)
     return model
+
+
+def _keep_dense(model: PartitionedModel) -> None:
+    """Where layers of a TransformerEncoder live elsewhere, it leaves off its nested tensors, which do not travel: in
+    evaluation with a padding mask its results at padded positions are then a layer's, as in training, and not 0."""
+    for module, owner in zip(model.tree.modules, model.owners, strict=True):
+        if isinstance(module, nn.TransformerEncoder):
+            inside = {id(part) for part in module.modules()}
+            parts = zip(model.tree.modules, model.owners, strict=True)
+            if any(id(part) in inside and other != owner for part, other in parts):
+                module.use_nested_tensor = False
 
 
 def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:

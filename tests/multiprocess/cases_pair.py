@@ -375,6 +375,19 @@ def case_autocast_travels_with_a_call():
     assert output.concat().dtype == torch.float16 and on == [True] * 4
 
 
+def case_an_encoder_is_evaluated_with_a_padding_mask():
+    start()
+    plain = seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 4)).eval()
+    model = lamina.distribute(copy.deepcopy(plain))
+    padded = torch.tensor([[False, False, True]]).expand(8, 3)
+    x = torch.randn(8, 3, 6, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        output = lamina.step(lambda x, padded: model(x, src_key_padding_mask=padded))(x, padded).concat()
+        expected = plain(x, src_key_padding_mask=padded)
+    assert len(list(model.local_parameters())) < len(list(plain.parameters()))
+    assert torch.allclose(output[:, :2], expected[:, :2], atol=1e-5)
+
+
 def case_hooks_run_on_the_owner_only():
     by_hand()
     model = two(nn.Linear(6, 6))
