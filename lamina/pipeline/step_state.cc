@@ -11,6 +11,7 @@ base::Step StepState::begin(const std::function<void()>& prepare) {
   const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
   error_ = nullptr;
+  done_ = false;
   ambient_ = std::move(ambient);
   last_event_ = base::Deadline::Clock::now();
   prepare();
@@ -72,14 +73,14 @@ void StepState::fail(base::Step step, std::exception_ptr error) {
 
 void StepState::fail_thread(base::Step step, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
-  if (open_ && step == current_ && !ends_.contains(current_)) fail_locked(std::move(error), lock);
+  if (open_ && step == current_ && !settled()) fail_locked(std::move(error), lock);
 }
 
 void StepState::fail_for_good(std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   if (!for_good_) for_good_ = error;
-  // A rank that announced the end of this step may leave at once: what it announced counts.
-  if (open_ && !ends_.contains(current_)) fail_locked(std::move(error), lock);
+  // Other ranks may leave as soon as the step is settled.
+  if (open_ && !settled()) fail_locked(std::move(error), lock);
 }
 
 void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock) {
@@ -89,6 +90,8 @@ void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mute
   changed_.notify_all();
   on_error_();
 }
+
+bool StepState::settled() const { return done_ || ends_.contains(current_); }
 
 void StepState::lose(base::Rank rank, const std::string& why) {
   base::Step step;
@@ -125,8 +128,10 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
   };
   constexpr auto kForever = std::chrono::hours(24 * 365);  // `ready` above ends the wait
   base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*tell=*/nullptr}, ready, what);
+  if (error_) return std::nullopt;
+  done_ = true;
   const auto found = ends_.find(current_);
-  if (error_ || found == ends_.end()) return std::nullopt;
+  if (found == ends_.end()) return std::nullopt;
   return std::move(found->second);
 }
 

@@ -54,7 +54,8 @@ class StepState {
   void wait_idle(const base::Patience& patience);
 
  private:
-  // Once the end of the step was announced, what its threads meet is a consequence of that.
+  // How the step ends is known: what its threads still meet, and ranks that leave, change nothing any more.
+  bool settled() const;
   void fail_thread(base::Step step, std::exception_ptr error);
   void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);
   void start_thread(std::function<void()> work);  // under the lock
@@ -69,6 +70,7 @@ class StepState {
   base::Deadline::Clock::time_point last_event_;  // a thread began or ended its work
   std::shared_ptr<const Ambient> ambient_;
   std::exception_ptr error_;
+  bool done_ = false;  // wait_end() has returned without an error
   std::exception_ptr for_good_;
   std::map<base::Step, transport::Message> ends_;
   std::map<base::Step, std::deque<std::function<void()>>> early_;

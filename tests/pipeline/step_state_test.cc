@@ -200,6 +200,14 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   EXPECT_THROW(state_.begin(kNothing), base::PeerError);
 }
 
+TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
+  state_.begin(kNothing);
+  EXPECT_FALSE(state_.wait_end(kPatience, [] { return true; }).has_value());
+  state_.lose(base::Rank(1), "it called shutdown");
+  EXPECT_EQ(end(), "");
+  EXPECT_THROW(state_.begin(kNothing), base::PeerError);
+}
+
 TEST_F(Step, InWhichNothingHappensIsATimeout) {
   state_.begin(kNothing);
   EXPECT_THROW(state_.wait_end({std::chrono::milliseconds(60), kNothing}, [] { return false; }), base::TimeoutError);
