@@ -25,9 +25,10 @@ void ExecutionServer::serve(transport::Message&& request) {
   } catch (const base::PeerError&) {
     throw;
   } catch (...) {
-    if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
+    // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
     answer.kind = Kind::kError;
     answer.body = value::to_value(failures_.describe_to_send(std::current_exception(), transport_.rank()));
+    if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
     transport_.send(request.reply_to, answer);
   }
 }

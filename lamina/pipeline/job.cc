@@ -70,6 +70,7 @@ void Job::set_model(std::shared_ptr<module::Modules> modules, std::vector<base::
 
 std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt) {
+  if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
   const auto step = state_.begin([&] {
     slot_.begin_step(microbatches);
@@ -77,7 +78,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   });
   std::vector<value::Value> outputs;
   try {
-    outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
+    if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
     if (leads() && !state_.error()) announce_end(step, end_value(outputs));
   } catch (...) {
     state_.fail(step, std::current_exception());
@@ -183,8 +184,12 @@ void Job::backward(const Tensors& tensors, const Tensors& gradients, double scal
 }
 
 bool Job::close(bool orderly) {
+  if (pool_) transport_->close(orderly);
+  return leave();
+}
+
+bool Job::leave() {
   if (!pool_) return true;
-  transport_->close(orderly);
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
     state_.wait_idle({kLastWords, nullptr});
@@ -214,6 +219,8 @@ void Job::receive(transport::Message&& message) {
 void Job::lose(base::Rank lost, const std::string& why) {
   mailbox_.lose(lost, why);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
+  // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
+  if (!leads() && lost != options_.pipeline.front()) return;
   const auto awaited = calls_.awaited_from(lost);
   state_.lose(lost, awaited.empty() ? why : base::str(why, ", while this rank waited for ", awaited));
 }

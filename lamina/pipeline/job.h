@@ -59,6 +59,9 @@ class Job {
   // Ends the job; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's code
   // of a step that failed: then the job must never be destroyed.
   bool close(bool orderly);
+  // The same, but the connections stay until the process ends, so that the peers learn of its end and of nothing before
+  // it. Afterwards the job must never be destroyed.
+  bool leave();
 
  private:
   void receive(transport::Message&& message);

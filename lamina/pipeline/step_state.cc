@@ -6,11 +6,10 @@ namespace lamina::pipeline {
 base::Step StepState::begin(const std::function<void()>& prepare) {
   auto ambient = Ambient::capture();
   std::unique_lock lock(mutex_);
-  if (for_good_ && !ends_.contains(base::Step(current_.value + 1))) std::rethrow_exception(for_good_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
   const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
-  error_ = nullptr;
+  error_ = ends_.contains(step) ? nullptr : for_good_;
   done_ = false;
   ambient_ = std::move(ambient);
   last_event_ = base::Deadline::Clock::now();
@@ -18,7 +17,9 @@ base::Step StepState::begin(const std::function<void()>& prepare) {
   auto early = std::move(early_[step]);
   early_.erase(step);
   try {
-    for (auto& work : early) start_thread(std::move(work));
+    for (auto& work : early) {
+      if (!error_) start_thread(std::move(work));
+    }
   } catch (...) {
     fail_locked(std::current_exception(), lock);
   }

@@ -25,7 +25,7 @@ class StepState {
   StepState(WorkerPool& pool, std::function<void()> on_error) : pool_(pool), on_error_(std::move(on_error)) {}
 
   // Opens the next step in the calling thread, whose ambient state its threads get; `prepare` runs before any of them.
-  // Throws what fail_for_good() gave, and base::UsageError inside a step.
+  // After fail_for_good() the step has failed before it begins. Throws base::UsageError inside a step.
   base::Step begin(const std::function<void()>& prepare);
   // Ends it; nothing runs in it any more.
   void end();

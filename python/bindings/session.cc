@@ -203,6 +203,12 @@ bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
   return ended;
 }
 
+bool leave_session(const std::shared_ptr<Session>& session) {
+  const Release release;
+  [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
+  return session->job().leave();
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -233,7 +239,8 @@ void bind_session(py::module_& module) {
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)
-      .def("close", &close_session);
+      .def("close", &close_session)
+      .def("leave", &leave_session);
 }
 
 }  // namespace lamina::python

@@ -44,6 +44,7 @@ class Job:
 
 _job: Job | None = None
 _process = 0  # that called init: a fork of it must not end its session
+_stuck = False  # a thread is still in the body of a step that failed
 
 # Set while a step body runs in its caller's thread, which the engine does not know of.
 running_body: contextvars.ContextVar[bool] = contextvars.ContextVar("lamina_running_body", default=False)
@@ -92,9 +93,10 @@ def shutdown() -> None:
     Errors:
         UsageError: called inside a step function.
     """
+    global _stuck
     if _job is not None:
         outside_step("shutdown()")
-        _close(orderly=True)
+        _stuck = not _end().close(True) or _stuck
 
 
 def job() -> Job:
@@ -145,22 +147,23 @@ def _require_same(current: _lamina.Config, text: str) -> None:
         )
 
 
-def _close(orderly: bool) -> bool:
-    """False when a thread is still in the body of a step that failed."""
+def _end() -> _lamina.Session:
+    """Ends the current job; its session is for the caller to close."""
     global _job
     ended, _job = _job, None
     intercept.remove()
-    return ended.session.close(orderly)
+    return ended.session
 
 
 def _at_exit() -> None:
-    """Waits for the peers only if this rank ends as planned; of an uncaught error they shall learn at once."""
-    if _job is None or os.getpid() != _process:
+    """Ends the threads. The peers learn of the end of this process from the system, when it has ended: so whoever looks
+    for the first cause finds this process first."""
+    if os.getpid() != _process:
         return
-    error = getattr(sys, "last_value", None)
-    if not _close(orderly=error is None):
-        # Python cannot end around a thread that never comes back from the user's code: the process can.
-        print("lamina: the body of a failed step did not end; ending the process around it", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    if (_job is None or _end().leave()) and not _stuck:
+        return
+    # Python cannot end around a thread that never comes back from the user's code: the process can.
+    print("lamina: the body of a failed step did not end; ending the process around it", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130 if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) else 1)

@@ -185,7 +185,8 @@ TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
   state_.begin(kNothing);
   state_.lose(base::Rank(7), "its process ended");
   EXPECT_NE(end().find("rank 7 is lost: its process ended"), std::string::npos);
-  EXPECT_THROW(state_.begin(kNothing), base::PeerError);
+  state_.begin(kNothing);
+  EXPECT_NE(end().find("is lost"), std::string::npos);
 }
 
 TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
@@ -197,7 +198,8 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   EXPECT_EQ(end(), "");
   state_.begin(kNothing);
   EXPECT_EQ(end(), "");
-  EXPECT_THROW(state_.begin(kNothing), base::PeerError);
+  state_.begin(kNothing);
+  EXPECT_NE(end().find("is lost"), std::string::npos);
 }
 
 TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
@@ -205,7 +207,8 @@ TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
   EXPECT_FALSE(state_.wait_end(kPatience, [] { return true; }).has_value());
   state_.lose(base::Rank(1), "it called shutdown");
   EXPECT_EQ(end(), "");
-  EXPECT_THROW(state_.begin(kNothing), base::PeerError);
+  state_.begin(kNothing);
+  EXPECT_NE(end().find("is lost"), std::string::npos);
 }
 
 TEST_F(Step, InWhichNothingHappensIsATimeout) {
