@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains until one rank dies: victim.py RANK PLACE, with PLACE one of forward, backward, body, between, reduction.
+"""Trains until one rank dies: victim.py RANK PLACE, with PLACE one of forward, backward, body, between.
 
 The victim writes the time of its death; each survivor writes when its error came, and what it said.
 """
@@ -45,7 +45,7 @@ def die_at(here, place):
 
 def note(name, text):
     line = {"at": time.time(), "text": text}
-    Path(os.environ["NOTES"], f"{name}.{os.environ['RANK']}").write_text(json.dumps(line))
+    Path(os.environ["DIR"], f"{name}.{os.environ['RANK']}").write_text(json.dumps(line))
 
 
 def main():

@@ -36,6 +36,22 @@ def eventually(condition, within_s: float = DEADLINE_S):
         time.sleep(0.005)
 
 
+def _shared_memory() -> set[str]:
+    return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
+
+
+def _unheld(files: set[str]) -> set[str]:
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        if not files:
+            break
+        try:
+            held = (process / "maps").read_text() + "\n".join(str(link.readlink()) for link in process.glob("fd/*"))
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+        files = {file for file in files if file not in held}
+    return files
+
+
 class Launcher:
     """Starts jobs whose processes can all be found again, by a variable that they inherit."""
 
@@ -45,6 +61,7 @@ class Launcher:
         self.temporary.mkdir()
         self.mark = f"LAMINA_TEST_MARK={uuid.uuid4()}"
         self.started = []
+        self._shared_before = _shared_memory()
 
     def environment(self, **extra):
         name, value = self.mark.split("=")
@@ -87,6 +104,14 @@ class Launcher:
             except OSError:
                 pass  # it ended meanwhile, or belongs to somebody else
         return found
+
+    def left_behind(self) -> list[str]:
+        """What the jobs started here left: processes, and with them the ports they hold; temporary files; files of
+        shared memory that no process has open (those of other jobs on this machine are in use)."""
+        left = [f"process {pid}" for pid in self.processes()]
+        # torch's compiler makes its cache folder when it is imported, and optimizers import it.
+        left += [f"file {path}" for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
+        return left + [f"shared memory {path}" for path in sorted(_unheld(_shared_memory() - self._shared_before))]
 
     def clean_up(self):
         for pid in self.processes():

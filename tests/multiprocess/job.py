@@ -31,14 +31,13 @@ def verdicts(module_name: str, ranks: int) -> dict[str, list[str]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(pathlib.Path(folder))
-        before = shared_memory_files()
         try:
             job = launcher.start("run", "-n", ranks, TESTS / "multiprocess/run_cases.py", module_name)
             try:
                 _, errors = job.communicate(timeout=DEADLINE_S)
             except subprocess.TimeoutExpired:
                 errors = "it did not end"
-            left = launcher.processes()
+            left = launcher.left_behind()
         finally:
             launcher.clean_up()
         found = {}
@@ -47,31 +46,8 @@ def verdicts(module_name: str, ranks: int) -> dict[str, list[str]]:
             for line in file.read_text().splitlines() if file.exists() else ():
                 case, verdict = json.loads(line)
                 found.setdefault(case, []).append(f"rank {rank}: {verdict}" if verdict else "")
-        kept = [str(path) for path in launcher.temporary.iterdir() if not path.name.startswith("torchinductor")]
-        files = [*unheld(shared_memory_files() - before), *kept]
-        found["launch"] = [
-            f"exit code {job.returncode}\n{errors}" if job.returncode else "",
-            f"processes left behind: {left}" if left else "",
-            f"files left behind: {files}" if files else "",
-        ]
+        found["launch"] = [f"exit code {job.returncode}\n{errors}" if job.returncode else "", *left]
         return found
-
-
-def shared_memory_files() -> set[str]:
-    return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
-
-
-def unheld(files: set[str]) -> set[str]:
-    """Those that no process has open or mapped: jobs that others run on this machine hold theirs."""
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        if not files:
-            break
-        try:
-            held = (process / "maps").read_text() + "\n".join(str(link.readlink()) for link in process.glob("fd/*"))
-        except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
-        files = {file for file in files if file not in held}
-    return files
 
 
 if __name__ == "__main__":

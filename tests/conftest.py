@@ -8,8 +8,6 @@ def launcher(tmp_path):
     """A Launcher; afterwards the test fails if anything of its jobs is left."""
     launcher = Launcher(tmp_path)
     yield launcher
-    left = launcher.processes()
-    files = list(launcher.temporary.iterdir())
+    left = launcher.left_behind()
     launcher.clean_up()
-    assert not left, f"processes left behind: {left}"
-    assert not files, f"temporary files left behind: {files}"
+    assert not left, f"left behind: {left}"
