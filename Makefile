@@ -54,6 +54,7 @@ test: build
 	exit $$failed
 
 bench: build
+	@cmake --build $(BUILD) --target transport_bench
 	@$(BIN)/python benchmarks/run.py
 
 soak: build

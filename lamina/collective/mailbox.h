@@ -32,8 +32,8 @@ class Mailbox {
   // Returns when every member has called.
   void barrier(std::span<const base::Rank> members, const base::Patience& patience);
 
-  void deliver(transport::Message&& message);              // from the transport's thread
-  void lose(base::Rank rank, const std::string& why);      // from the transport's thread
+  void deliver(transport::Message&& message);          // from the transport's thread
+  void lose(base::Rank rank, const std::string& why);  // from the transport's thread
 
  private:
   using Key = std::pair<base::Rank, std::string>;

@@ -86,8 +86,9 @@ class CallerGraph::Node : public autograd::Node {
   std::string name() const override { return "LaminaCall(" + name_ + ")"; }
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
-      throw base::UsageError(base::str("create_graph=True through ", name_,
-                                       ", which runs on another rank, is not supported; place it on the caller's rank"));
+      throw base::UsageError(
+          base::str("create_graph=True through ", name_,
+                    ", which runs on another rank, is not supported; place it on the caller's rank"));
     }
     auto result = run_(gradients, autograd::get_current_graph_task_keep_graph());
     if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
@@ -106,7 +107,8 @@ struct CallerGraph::Holder {
 CallerGraph::CallerGraph(const value::Value& arguments, std::string name, Backward run)
     : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), std::move(run)))) {
   autograd::edge_list edges;
-  for (const at::Tensor& tensor : differentiable_tensors(arguments)) edges.push_back(autograd::impl::gradient_edge(tensor));
+  for (const at::Tensor& tensor : differentiable_tensors(arguments))
+    edges.push_back(autograd::impl::gradient_edge(tensor));
   node_->node->set_next_edges(std::move(edges));
 }
 CallerGraph::~CallerGraph() = default;

@@ -36,8 +36,8 @@ void walk(Tree& tree, const Visit& visit) {
 }  // namespace
 
 const char* Value::kind() const {
-  constexpr std::array kNames = {"None",   "bool",  "int",  "float", "string", "tensor", "reference", "dtype",
-                                 "device", "slice", "list", "tuple", "dict",   "opaque"};
+  constexpr std::array kNames = {"None",  "bool",   "int",   "float", "string", "tensor", "reference",
+                                 "dtype", "device", "slice", "list",  "tuple",  "dict",   "opaque"};
   static_assert(kNames.size() == std::variant_size_v<Variant>);
   return kNames[held_.index()];
 }

@@ -13,8 +13,8 @@
 
 #include "lamina/base/ids.h"
 
-// The tree of values that calls between ranks pass: arguments, results, gradients, errors and plans all have this shape.
-// Both faces translate their own objects to it; nothing below the faces knows any other.
+// The tree of values that calls between ranks pass: arguments, results, gradients, errors and plans all have this
+// shape. Both faces translate their own objects to it; nothing below the faces knows any other.
 namespace lamina::value {
 
 class Value;

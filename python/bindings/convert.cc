@@ -53,8 +53,8 @@ Value convert_dict(py::handle object, int depth) {
 }
 
 Value convert_slice(py::handle object, int depth) {
-  return value::Slice{{convert(object.attr("start"), depth), convert(object.attr("stop"), depth),
-                       convert(object.attr("step"), depth)}};
+  return value::Slice{
+      {convert(object.attr("start"), depth), convert(object.attr("stop"), depth), convert(object.attr("step"), depth)}};
 }
 
 Value convert(py::handle object, int depth) {

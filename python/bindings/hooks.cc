@@ -23,8 +23,8 @@ void raise_as(const char* name, const std::exception& error) {
 void raise_remote(const value::Failure& failure) {
   py::object pickled = py::none();
   if (const auto* bytes = failure.object.get_if<std::string>()) pickled = py::bytes(*bytes);
-  const py::object exception = hooks().rebuild_exception(failure.type, failure.message, failure.traceback,
-                                                         failure.rank.value, pickled);
+  const py::object exception =
+      hooks().rebuild_exception(failure.type, failure.message, failure.traceback, failure.rank.value, pickled);
   PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
 }
 
@@ -42,8 +42,11 @@ class PythonFailures : public module::Failures {
     py::gil_scoped_acquire gil;
     set_python_error(error);
     const py::tuple parts = hooks().describe_exception(take_python_error(), rank.value);
-    value::Failure failure{parts[0].cast<std::string>(), parts[1].cast<std::string>(), parts[2].cast<std::string>(),
-                           base::Rank(parts[3].cast<std::int64_t>()), {}};
+    value::Failure failure{parts[0].cast<std::string>(),
+                           parts[1].cast<std::string>(),
+                           parts[2].cast<std::string>(),
+                           base::Rank(parts[3].cast<std::int64_t>()),
+                           {}};
     if (!parts[4].is_none()) failure.object = parts[4].cast<std::string>();
     return failure;
   }

@@ -21,8 +21,9 @@ using TreeRow = std::tuple<int, std::string, std::int64_t, std::vector<std::int6
 using EntryRow = std::tuple<std::string, std::optional<at::Tensor>, int>;
 
 Group group_of(const std::string& kind) {
-  static const std::map<std::string, Group> kGroups = {{"world", Group::kWorld}, {"mp", Group::kMp}, {"dp", Group::kDp},
-                                                       {"pp", Group::kPp},       {"tp", Group::kTp}, {"rdp", Group::kRdp}};
+  static const std::map<std::string, Group> kGroups = {{"world", Group::kWorld}, {"mp", Group::kMp},
+                                                       {"dp", Group::kDp},       {"pp", Group::kPp},
+                                                       {"tp", Group::kTp},       {"rdp", Group::kRdp}};
   const auto found = kGroups.find(kind);
   if (found == kGroups.end()) throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
   return found->second;
@@ -88,7 +89,8 @@ std::pair<std::vector<int>, std::string> plan_model(Session& session, const std:
   const auto owners = planner->assign(tree, config.partitions);
   std::vector<int> numbers;
   for (auto owner : owners) numbers.push_back(static_cast<int>(owner.value));
-  return {numbers, plan::assignments_line(tree, owners, config.partitions) + "\n" + plan::describe(tree, owners, config.partitions)};
+  return {numbers, plan::assignments_line(tree, owners, config.partitions) + "\n" +
+                       plan::describe(tree, owners, config.partitions)};
 }
 
 std::vector<module::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {
@@ -120,8 +122,8 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
 
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition) {
   const auto owner = session.owner(base::Partition(partition));
-  module::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner, " and was used on rank ",
-                                    session.world().rank,
+  module::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
+                                    " and was used on rank ", session.world().rank,
                                     ": use it only inside the forward of its own module, or place its user in the "
                                     "same partition with set_partition"));
 }
@@ -199,7 +201,8 @@ bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
   const Release release;
   const bool ended = session->job().close(orderly);
   // A session that a thread still works in lives as long as the process.
-  if (!ended) [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
+  if (!ended) [[maybe_unused]]
+    const auto* kept = new std::shared_ptr<Session>(session);
   return ended;
 }
 
@@ -220,12 +223,12 @@ void bind_session(py::module_& module) {
       .def_property_readonly("local_rank", [](Session& s) { return s.world().local_rank; })
       .def_property_readonly("local_size", [](Session& s) { return s.world().local_size; })
       .def_property_readonly("launched", [](Session& s) { return s.world().launched; })
-      .def("group_rank", [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); })
+      .def("group_rank",
+           [](Session& s, const std::string& kind) { return s.topology().index(group_of(kind), s.world().rank); })
       .def("group_size", [](Session& s, const std::string& kind) { return s.topology().size(group_of(kind)); })
       .def("group_members", &group_members)
-      .def("translate", [](Session& s, const std::string& kind, int index) {
-        return s.topology().translate(group_of(kind), index, s.world().rank).value;
-      })
+      .def("translate", [](Session& s, const std::string& kind,
+                           int index) { return s.topology().translate(group_of(kind), index, s.world().rank).value; })
       .def("send", &send)
       .def("receive", &receive)
       .def("all_gather", &all_gather)

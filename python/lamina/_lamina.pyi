@@ -21,8 +21,8 @@ def set_hooks(
     """What the engine calls back, set once at import. All are called with the GIL held.
 
     run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state
-    (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives (type,
-    message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
+    (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives
+    (type, message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     errors maps the C++ class names (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError,
     CancelledError) to exception classes.
@@ -75,9 +75,7 @@ class Session:
     def barrier(self, kind: Kind) -> None: ...
 
     # The model.
-    def plan(
-        self, tree: Sequence[tuple[int, str, int, Sequence[int], bool, int | None]]
-    ) -> tuple[list[int], str]:
+    def plan(self, tree: Sequence[tuple[int, str, int, Sequence[int], bool, int | None]]) -> tuple[list[int], str]:
         """Owners (a partition per node), and the table that describes them, from (parent, name, own parameter bytes,
         ids of own parameters, callable, partition placed by hand or None) per node. See lamina/plan/partition.h."""
     def synchronize(self, entries: Sequence[tuple[str, torch.Tensor, int]]) -> int:
@@ -104,8 +102,8 @@ class Session:
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
     ) -> None: ...
     def leave(self) -> bool:
-        """At the end of the process: as close(), but the connections stay until the process has ended, so that the peers
-        learn of its end and of nothing before it."""
+        """At the end of the process: as close(), but the connections stay until the process has ended, so that the
+        peers learn of its end and of nothing before it."""
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""

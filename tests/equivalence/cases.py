@@ -3,17 +3,17 @@
 
 [Note: equal] Two tensors a and b are equal when max|a-b| <= tol * max(max|b|, 1e-3 of the model's largest value).
 float64 is held to 1e-9 on loss, gradients and parameters after 3 steps. float32 is held to 1e-5 on the loss and the
-gradients of the first step, and on parameters with AdamW's eps at 1e-4: with the usual eps AdamW turns rounding noise in
-near-zero gradients into steps of size lr.
+gradients of the first step, and on parameters with AdamW's eps at 1e-4: with the usual eps AdamW turns rounding noise
+in near-zero gradients into steps of size lr.
 """
 
 import random
 from dataclasses import asdict, dataclass
 
 import torch
+from equivalence.models import MODELS, WIDTH
 
 import lamina
-from equivalence.models import MODELS, WIDTH
 
 STEPS = 3
 BATCH = 8

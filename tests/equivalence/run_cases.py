@@ -9,7 +9,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch.distributed as dist
-
 from equivalence.cases import check
 from equivalence.generate import cases
 

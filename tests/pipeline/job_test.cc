@@ -19,7 +19,8 @@ at::Tensor parameter(double value) { return at::full({3}, value, at::kDouble).se
 
 // y = x * weight on rank `owner`.
 base::ModuleId add_scaling(Pipeline& pipeline, const std::string& name, int owner, const at::Tensor& weight) {
-  return pipeline.add(name, owner, [weight](Job&) { return [weight](Value x) { return Value(tensor_of(x) * weight); }; });
+  return pipeline.add(name, owner,
+                      [weight](Job&) { return [weight](Value x) { return Value(tensor_of(x) * weight); }; });
 }
 
 struct Case {
@@ -94,9 +95,8 @@ TEST(NestedCalls, ModulesCallEachOtherAcrossRanksInBothDirections) {
 TEST(InPlace, AModuleMayWriteItsArgumentAndTheCallerItsResult) {
   Pipeline pipeline(2, "interleaved");
   const auto weight = parameter(3);
-  const auto module = pipeline.add("in_place", 1, [&](Job&) {
-    return [&](Value x) { return Value(tensor_of(x).mul_(weight).relu_()); };
-  });
+  const auto module = pipeline.add(
+      "in_place", 1, [&](Job&) { return [&](Value x) { return Value(tensor_of(x).mul_(weight).relu_()); }; });
   const auto input_weight = parameter(2);
   const auto outcomes = pipeline.step(2, [&](base::Microbatch) {
     const at::Tensor x = at::ones({3}, at::kDouble) * input_weight;
@@ -120,9 +120,8 @@ TEST(Failures, AModuleThatThrowsEndsTheStepOnAllRanksWithTheSameErrorAndTheJobGo
       return x;
     };
   });
-  const auto through = pipeline.add("through", 1, [fails](Job& job) {
-    return [&job, fails](Value x) { return job.call(fails, std::move(x)); };
-  });
+  const auto through = pipeline.add(
+      "through", 1, [fails](Job& job) { return [&job, fails](Value x) { return job.call(fails, std::move(x)); }; });
   const auto body = [&](base::Microbatch) { return pipeline.job(0).call(through, at::ones({2})); };
   for (const auto& outcome : pipeline.step(6, body)) {
     const auto text = message_of(outcome.error);
@@ -145,8 +144,8 @@ TEST(Failures, ALostRankEndsTheStepOnEverySurvivorAndIsNamed) {
   for (int rank = 0; rank < 2; ++rank) {
     mains.emplace_back([&, rank] {
       try {
-        pipeline.job(rank).run_step(2, [&](base::Microbatch) { return pipeline.job(0).call(module, at::ones({2})); },
-                                    [] {});
+        pipeline.job(rank).run_step(
+            2, [&](base::Microbatch) { return pipeline.job(0).call(module, at::ones({2})); }, [] {});
       } catch (const base::Error& error) {  // the other survivor may tell of it first
         texts[rank] = error.what();
       }

@@ -29,8 +29,7 @@ class Pipeline {
   transport::inproc::Network& network() { return network_; }
 
   // `make(job)` gives the function as the rank with that job runs it.
-  base::ModuleId add(const std::string& name, int owner,
-                     const std::function<module::Functions::Function(Job&)>& make) {
+  base::ModuleId add(const std::string& name, int owner, const std::function<module::Functions::Function(Job&)>& make) {
     base::ModuleId id;
     for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)));
     owners_.emplace_back(owner);
