@@ -58,6 +58,7 @@ bench: build
 	@$(BIN)/python benchmarks/run.py
 
 soak: build
+	@LAMINA_SOAK=1 ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 	@LAMINA_SOAK=1 $(BIN)/pytest $(PYTEST_ARGS)
 
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cc')

@@ -75,7 +75,10 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     parsed, notes = _lamina.parse_config(text)
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    _job = Job(_lamina.Session(parsed), parsed.microbatches)
+    session = _lamina.Session(parsed)
+    _job = Job(session, parsed.microbatches)
+    if (replicas := session.group_size("dp")) > 1 and session.rank == 0:
+        warnings.warn(f"{replicas} replicas of the model train apart: their gradients are not averaged", stacklevel=2)
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()

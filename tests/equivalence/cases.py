@@ -7,8 +7,9 @@ gradients of the first step, and on parameters with AdamW's eps at 1e-4: with th
 in near-zero gradients into steps of size lr.
 """
 
+import os
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from equivalence.models import MODELS, WIDTH
@@ -86,7 +87,9 @@ def place_by_hand(model, case: Case) -> None:
 
 def distributed(case: Case) -> Trained:
     manual = {} if case.placement_seed is None else {"auto_partition": False, "default_partition": 0}
-    lamina.init(partitions=lamina_world(), microbatches=case.microbatches, schedule=case.schedule, **manual)
+    lamina.init(
+        partitions=int(os.environ["WORLD_SIZE"]), microbatches=case.microbatches, schedule=case.schedule, **manual
+    )
     model = build(case)
     if case.placement_seed is not None:
         place_by_hand(model, case)
@@ -112,12 +115,6 @@ def distributed(case: Case) -> Trained:
     assert set(local) <= set(full), "names of local parameters are not those of the state dict"
     lamina.shutdown()
     return Trained(losses, first, snapshot(local.items()), local)
-
-
-def lamina_world() -> int:
-    import os
-
-    return int(os.environ["WORLD_SIZE"])
 
 
 def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[str]:
@@ -152,7 +149,3 @@ def check(case: Case) -> list[str]:
         if exact:
             wrong += difference(ours.gradients, theirs.gradients, tolerance, "gradient of")
     return wrong
-
-
-def describe(case: Case) -> dict:
-    return asdict(case)

@@ -16,6 +16,11 @@ ALL = [(world, case.name) for world in WORLDS for case in cases(world)]
 DEADLINE_S = 3600 if os.environ.get("LAMINA_SOAK") else 240
 
 
+def wrong_on(folder: pathlib.Path, rank: int) -> dict[str, list[str]]:
+    file = folder / f"wrong-{rank}"
+    return dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {}
+
+
 @functools.cache
 def results(world: int) -> dict[str, list[str]]:
     """What was wrong with each case, from one launch for all of them; under "launch", with the launch itself."""
@@ -23,12 +28,14 @@ def results(world: int) -> dict[str, list[str]]:
         launcher = Launcher(pathlib.Path(folder))
         try:
             job = launcher.start("run", "-n", world, HERE / "run_cases.py")
-            output, errors = job.communicate(timeout=DEADLINE_S)
+            _, errors = job.communicate(timeout=DEADLINE_S)
             left = launcher.left_behind()
         finally:
             launcher.clean_up()
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    found = {line["case"]: line["wrong"] for line in lines}
+        per_rank = [wrong_on(pathlib.Path(folder), rank) for rank in range(world)]
+    # A case counts when it ended on every rank.
+    names = set.intersection(*map(set, per_rank))
+    found = {n: [f"rank {r}: {line}" for r, wrong in enumerate(per_rank) for line in wrong[n]] for n in names}
     found["launch"] = left + ([f"exit code {job.returncode}", errors[-4000:]] if job.returncode else [])
     return found
 
