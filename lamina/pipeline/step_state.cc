@@ -153,12 +153,10 @@ void StepState::start_thread(std::function<void()> work) {
     }
     work = nullptr;  // its captures end before the step may
     ambient.reset();
-    {
-      std::lock_guard guard(mutex_);
-      --threads_;
-      last_event_ = base::Deadline::Clock::now();
-    }
-    changed_.notify_all();
+    std::lock_guard guard(mutex_);
+    --threads_;
+    last_event_ = base::Deadline::Clock::now();
+    changed_.notify_all();  // under the lock: once it is free, this may be destroyed
   };
   try {
     pool_.run(std::move(task));

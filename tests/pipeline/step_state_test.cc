@@ -225,6 +225,7 @@ TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
     if (++checks == 4) gate.open();  // long after the patience
   };
   EXPECT_NO_THROW(state_.wait_end({std::chrono::milliseconds(60), check}, [&] { return checks >= 4; }));
+  EXPECT_EQ(end(), "");  // the thread is out of the gate
 }
 
 TEST_F(Step, WithoutThreadsARequestEndsItAndNothingEscapes) {
