@@ -35,11 +35,9 @@ const std::function<void()> kNothing = [] {};
 class Gate {
  public:
   void open() {
-    {
-      std::lock_guard guard(mutex_);
-      open_ = true;
-    }
-    changed_.notify_all();
+    std::lock_guard guard(mutex_);
+    open_ = true;
+    changed_.notify_all();  // under the lock: whoever waits may destroy this
   }
   void wait() {
     std::unique_lock lock(mutex_);
@@ -53,9 +51,9 @@ class Gate {
 };
 
 TEST(WorkerPool, RunsAnyNumberOfTasksAtOnce) {
-  WorkerPool pool({});
   Gate gate;
   std::atomic<int> running = 0;
+  WorkerPool pool({});
   for (int i = 0; i < 50; ++i) {
     pool.run([&] {
       if (++running == 50) gate.open();
@@ -91,11 +89,11 @@ TEST(WorkerPool, DestroysATaskInItsThreadBeforeItWaitsAgain) {
 }
 
 TEST(WorkerPool, WithoutThreadsThrowsAndStaysUsable) {
+  Gate done;
   WorkerPool pool({});
   no_more_threads = true;
   EXPECT_THROW(pool.run([] {}), std::system_error);
   no_more_threads = false;
-  Gate done;
   pool.run([&] { done.open(); });
   done.wait();
 }
