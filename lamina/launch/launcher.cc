@@ -32,8 +32,8 @@ struct Sweep {
   }
 };
 
-Fd open_null() {
-  Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+base::Fd open_null() {
+  base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null) throw StartError("cannot open /dev/null: " + system_words());
   return null;
 }
@@ -49,13 +49,13 @@ Job describe(const Options& options, int port) {
 std::vector<RankProcess> start_ranks(const Job& job, const Program& program, const std::vector<RankLog>& logs,
                                      const sigset_t& mask) {
   const Secret secret;
-  const Fd null = open_null();
+  const base::Fd null = open_null();
   // A background process group must not read the terminal.
   const int first_input = ::isatty(STDIN_FILENO) ? null.get() : STDIN_FILENO;
   const Environment inherited = own_environment();
   std::vector<RankProcess> ranks;
   for (int i = 0; i < job.local_world_size; ++i) {
-    const Fd copy = secret.copy();
+    const base::Fd copy = secret.copy();
     const base::Rank rank(i);
     ranks.emplace_back(RankStart{
         .rank = rank,

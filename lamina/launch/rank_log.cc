@@ -15,12 +15,12 @@ namespace {
 
 constexpr off_t kLongestTail = 65536;
 
-Fd open_unnamed(const std::string& folder) {
-  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_APPEND | O_CLOEXEC, 0600));
+base::Fd open_unnamed(const std::string& folder) {
+  base::Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_APPEND | O_CLOEXEC, 0600));
   if (file || (errno != EOPNOTSUPP && errno != EISDIR)) return file;
   // A file system without O_TMPFILE.
   std::string path = folder + "/lamina-run-XXXXXX";
-  file = Fd(::mkostemp(path.data(), O_APPEND | O_CLOEXEC));
+  file = base::Fd(::mkostemp(path.data(), O_APPEND | O_CLOEXEC));
   if (file) ::unlink(path.c_str());
   return file;
 }

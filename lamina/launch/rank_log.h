@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "lamina/launch/fd.h"
+#include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
@@ -19,7 +19,7 @@ class RankLog {
   std::string tail(int lines) const;
 
  private:
-  Fd file_;
+  base::Fd file_;
 };
 
 }  // namespace lamina::launch

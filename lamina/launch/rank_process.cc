@@ -53,7 +53,7 @@ void become(const RankStart& start, pid_t launcher, char* const* arguments, char
 RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(start, errno);
-  Fd reader(ends[0]), writer(ends[1]);  // closed by a successful exec; else it brings the errno
+  base::Fd reader(ends[0]), writer(ends[1]);  // closed by a successful exec; else it brings the errno
   auto arguments = pointers(start.program.arguments);
   auto environment = pointers(start.environment);
   const pid_t launcher = ::getpid();
@@ -67,7 +67,7 @@ RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
     ::_exit(127);
   }
   writer.reset();
-  pidfd_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  pidfd_ = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   int code = pidfd_ ? 0 : errno;
   if (code == 0 && ::read(reader.get(), &code, sizeof code) == 0) return;
   ::kill(pid_, SIGKILL);

@@ -6,9 +6,9 @@
 
 #include <optional>
 
+#include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
 #include "lamina/launch/environment.h"
-#include "lamina/launch/fd.h"
 #include "lamina/launch/program.h"
 #include "lamina/launch/rank_end.h"
 
@@ -49,7 +49,7 @@ class RankProcess {
  private:
   base::Rank rank_;
   pid_t pid_ = -1;
-  Fd pidfd_;
+  base::Fd pidfd_;
 };
 
 }  // namespace lamina::launch

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lamina/launch/fd.h"
+#include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
@@ -14,7 +14,7 @@ class ReservedPort {
   int number() const { return number_; }
 
  private:
-  Fd socket_;
+  base::Fd socket_;
   int number_ = 0;
 };
 

@@ -17,8 +17,8 @@ Secret::Secret() {
 
 Secret::~Secret() { ::explicit_bzero(bytes_.data(), kBytes); }
 
-Fd Secret::copy() const {
-  Fd file(::memfd_create("lamina-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+base::Fd Secret::copy() const {
+  base::Fd file(::memfd_create("lamina-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ::pwrite(file.get(), bytes_.data(), kBytes, 0) != kBytes) {
     throw StartError("cannot hold the job's secret in memory: " + system_words());
   }

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "lamina/launch/fd.h"
+#include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
@@ -19,7 +19,7 @@ class Secret {
 
   // An anonymous file that holds the secret and nothing else, at offset 0, closed on exec, not writable any more.
   // One per rank, for they share the offset with nobody then.
-  Fd copy() const;
+  base::Fd copy() const;
 
  private:
   std::array<std::byte, kBytes> bytes_;

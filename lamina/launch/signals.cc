@@ -26,7 +26,7 @@ Signals::Signals() {
   blocked_ = wanted;
   sigaddset(&blocked_, SIGPIPE);
   ::sigprocmask(SIG_BLOCK, &blocked_, &before_);
-  fd_ = Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  fd_ = base::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) throw StartError("cannot receive signals: " + system_words());
 }
 

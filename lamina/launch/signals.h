@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "lamina/launch/fd.h"
+#include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
@@ -28,7 +28,7 @@ class Signals {
  private:
   sigset_t blocked_;
   sigset_t before_;
-  Fd fd_;
+  base::Fd fd_;
 };
 
 }  // namespace lamina::launch

@@ -35,10 +35,6 @@ AddressList look_up(const std::string& host, const std::string& port, int flags,
 
 std::string system_error() { return std::generic_category().message(errno); }
 
-Fd::~Fd() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 Address Address::parse(const std::string& text) {
   const auto space = text.find(' ');
   std::string why = "no port";

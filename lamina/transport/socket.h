@@ -4,29 +4,13 @@
 #include <sys/socket.h>
 
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "lamina/base/fd.h"
 
 namespace lamina::transport {
 
-// Owns a file descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd();
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
+using base::Fd;
 
 // A numeric internet address with a port. All sockets made from one are non-blocking and close on exec.
 class Address {

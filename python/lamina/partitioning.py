@@ -112,8 +112,6 @@ def _plan(tree: ModuleTree, session: _lamina.Session) -> dict[str, object]:
         owners, table = session.plan(tree.rows())
     except Exception as error:
         return {"error": str(error), "owners": [], "table": ""}
-    if not table.startswith("Partition assignments:"):
-        table = f"Partition assignments:\n{table}"
     return {"error": "", "owners": owners, "table": table}
 
 

@@ -12,7 +12,7 @@ namespace {
 // As torch's store does it: all addresses of both families, SO_REUSEADDR, listening.
 TEST(ReservedPort, AServerOfTheJobGetsIt) {
   const ReservedPort port;
-  const Fd server(::socket(AF_INET6, SOCK_STREAM, 0));
+  const base::Fd server(::socket(AF_INET6, SOCK_STREAM, 0));
   if (!server) return;  // a machine without IPv6
   const int yes = 1, no = 0;
   ::setsockopt(server.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
@@ -26,7 +26,7 @@ TEST(ReservedPort, AServerOfTheJobGetsIt) {
 
 TEST(ReservedPort, NobodyElseIsGivenIt) {
   const ReservedPort port;
-  const Fd stranger(::socket(AF_INET, SOCK_STREAM, 0));
+  const base::Fd stranger(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port.number());

@@ -11,7 +11,7 @@
 namespace lamina::launch {
 namespace {
 
-std::string drain(const Fd& file) {
+std::string drain(const base::Fd& file) {
   std::string bytes(2 * Secret::kBytes, '\0');
   bytes.resize(std::max<ssize_t>(0, ::read(file.get(), bytes.data(), bytes.size())));
   return bytes;
@@ -19,7 +19,7 @@ std::string drain(const Fd& file) {
 
 TEST(Secret, EveryCopyHoldsThe32BytesFromItsOwnOffset0) {
   const Secret secret;
-  const Fd one = secret.copy(), two = secret.copy();
+  const base::Fd one = secret.copy(), two = secret.copy();
   const std::string bytes = drain(one);
   EXPECT_EQ(bytes.size(), Secret::kBytes);
   EXPECT_EQ(drain(two), bytes);
@@ -28,7 +28,7 @@ TEST(Secret, EveryCopyHoldsThe32BytesFromItsOwnOffset0) {
 TEST(Secret, EveryJobHasItsOwn) { EXPECT_NE(drain(Secret().copy()), drain(Secret().copy())); }
 
 TEST(Secret, CopiesAreClosedOnExecAndCannotBeChanged) {
-  const Fd copy = Secret().copy();
+  const base::Fd copy = Secret().copy();
   EXPECT_EQ(::fcntl(copy.get(), F_GETFD), FD_CLOEXEC);
   EXPECT_LT(::write(copy.get(), "x", 1), 0);
 }

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace lamina::launch {
+namespace lamina::base {
 
 // Owns one file descriptor and closes it.
 class Fd {
@@ -29,4 +29,4 @@ class Fd {
   int value_ = -1;
 };
 
-}  // namespace lamina::launch
+}  // namespace lamina::base
