@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+// [Note: reference tensors] A reference stands for a tensor whose value is, or is still being made, somewhere else. It is
+// an ordinary at::Tensor to both faces: its shape, strides, dtype, device and requires_grad are read without waiting.
+// Whatever needs the value (an operation, its storage, printing, pickling) makes the reference become its value in
+// place: the same TensorImpl takes the value's storage, and identity, history and hooks stay; from then on it is a plain
+// tensor and costs what one costs. Only detach() and the engine's addition of two gradients leave it pending.
+namespace lamina::value {
+
+// What is known of a tensor before its value.
+struct TensorSpec {
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+TensorSpec spec_of(const at::Tensor& tensor);  // waits for nothing
+
+// Where the value of a reference comes from. One source may stand behind several references: they become aliases.
+class Source {
+ public:
+  virtual ~Source() = default;
+  // The value, a plain tensor without history; waits for it in the calling thread, which may hold Python's GIL. The
+  // same tensor each time. Throws what came instead of the value, each time.
+  virtual at::Tensor take() = 0;
+};
+
+// A reference to a value that looks like `spec`. A gradient's strides are those that arrive; any other value that
+// differs from its spec makes the use of the reference an error (base::UsageError). Without history; requires no grad.
+enum class Strides : std::uint8_t { kAsSpecified, kAsTheyArrive };
+at::Tensor make_reference(const TensorSpec& spec, std::shared_ptr<Source> source, Strides strides);
+
+bool is_pending(const at::Tensor& tensor);                     // a reference that has not become its value
+std::shared_ptr<Source> source_of(const at::Tensor& tensor);   // nullptr when it is not pending
+void materialise(const at::Tensor& tensor);                    // makes it become its value; nothing for other tensors
+
+// The source of a sum of gradients of which one at least was a reference. Its value adds the parts in their order.
+class Sum : public Source {
+ public:
+  explicit Sum(std::vector<at::Tensor> parts) : parts_(std::move(parts)) {}
+  at::Tensor take() override;
+  const std::vector<at::Tensor>& parts() const { return parts_; }  // references that strides arrive with, or values
+
+ private:
+  std::vector<at::Tensor> parts_;
+  at::Tensor value_;  // once taken, under a mutex of its own
+};
+
+}  // namespace lamina::value
