@@ -16,7 +16,7 @@ std::string group_channel(const char* what, std::span<const base::Rank> members)
 void Mailbox::send(base::Rank to, const std::string& channel, value::Value value) {
   transport::Message message;
   message.kind = transport::Kind::kObject;
-  message.caller = message.reply_to = transport_.rank();
+  message.caller = transport_.rank();
   message.channel = channel;
   message.body = std::move(value);
   transport_.send(to, message);

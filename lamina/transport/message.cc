@@ -11,7 +11,7 @@ namespace lamina::transport {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 
 struct Prefix {
   std::uint32_t magic = kMagic;
@@ -81,9 +81,19 @@ Frame pack(const Message& message, const Token& token) {
   put(out, message.call);
   out.put(message.target.value);
   out.put(message.caller.value);
-  out.put(message.reply_to.value);
-  out.put<std::uint64_t>(message.consumers.size());
-  for (auto rank : message.consumers) out.put(rank.value);
+  out.put<std::uint64_t>(message.deliveries.size());
+  for (const auto& delivery : message.deliveries) {
+    out.put(delivery.output);
+    out.put(delivery.to.value);
+    put(out, delivery.name);
+  }
+  out.put<std::uint64_t>(message.released.size());
+  for (const auto& release : message.released) {
+    put(out, release.call);
+    out.put<std::uint8_t>(release.graph);
+  }
+  out.put(message.expected);
+  out.put<std::uint8_t>(message.done);
   out.put_block(message.channel);
   out.put_block(message.state);
   out.put_block(body.meta);
@@ -126,8 +136,19 @@ Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
   message.call = get_call(in);
   message.target = base::ModuleId(in.get<std::int64_t>());
   message.caller = base::Rank(in.get<std::int64_t>());
-  message.reply_to = base::Rank(in.get<std::int64_t>());
-  for (auto left = in.get_count(); left > 0; --left) message.consumers.emplace_back(in.get<std::int64_t>());
+  for (auto left = in.get_count(); left > 0; --left) {
+    Delivery& delivery = message.deliveries.emplace_back();
+    delivery.output = in.get<std::int64_t>();
+    delivery.to = base::Rank(in.get<std::int64_t>());
+    delivery.name = get_call(in);
+  }
+  for (auto left = in.get_count(); left > 0; --left) {
+    Release& release = message.released.emplace_back();
+    release.call = get_call(in);
+    release.graph = in.get<std::uint8_t>() != 0;
+  }
+  message.expected = in.get<std::uint64_t>();
+  message.done = in.get<std::uint8_t>() != 0;
   message.channel = in.get_block();
   message.state = in.get_block();
   message.body = value::decode(in.get_block(), std::move(buffers));

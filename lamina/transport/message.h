@@ -14,8 +14,10 @@ namespace lamina::transport {
 
 // What a message asks of, or tells, the rank it goes to.
 enum class Kind : std::uint8_t {
-  kForward,    // run module `target` on `body`; answered by kResult
-  kBackward,   // run the backward of `call` with the gradients in `body`; answered by kResult
+  kForward,    // run module `target` on `body`; answered by kResult or kError
+  kBackward,   // run a backward with the gradients in `body`; answered by kResult or kError
+  kDeliver,    // send outputs of `call`, as `deliveries` says
+  kValues,     // outputs, or the Failure that came instead, under the names of `deliveries`
   kResult,     // the answer to `call`
   kError,      // the answer to `call`: it raised; `body` is a Failure
   kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
@@ -23,15 +25,34 @@ enum class Kind : std::uint8_t {
 };
 constexpr Kind kLastKind = Kind::kObject;
 
+// [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of its
+// own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`, the
+// reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
+struct Delivery {
+  std::int64_t output = 0;
+  base::Rank to;
+  base::CallId name;
+  friend bool operator==(const Delivery&, const Delivery&) = default;
+};
+
+// That nobody will ask for the outputs of a call any more, or that its backward will not be run.
+struct Release {
+  base::CallId call;
+  bool graph = false;
+  friend bool operator==(const Release&, const Release&) = default;
+};
+
 struct Message {
   Kind kind = Kind::kObject;
   base::CallId call;
   base::ModuleId target;
-  base::Rank caller;                  // who issued the call
-  base::Rank reply_to;                // where the answer goes: not always the caller
-  std::vector<base::Rank> consumers;  // who will read the results besides `reply_to`
-  std::string channel;                // kObject: the mailbox
-  std::string state;                  // the caller's state, to be set around the call; its owner knows the format
+  base::Rank caller;                 // who issued the call, or sends the object
+  std::vector<Delivery> deliveries;  // what goes where: asked for in a request, contained in an answer
+  std::vector<Release> released;     // what of earlier calls may be forgotten
+  std::uint64_t expected = 0;        // fingerprint of the outputs as the caller expects them; 0: it waits for them
+  bool done = true;                  // kResult: nothing that the call has set off still runs
+  std::string channel;               // kObject: the mailbox
+  std::string state;                 // the caller's state, to be set around the call; its owner knows the format
   value::Value body;
 };
 

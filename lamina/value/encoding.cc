@@ -29,7 +29,11 @@ class Encoder {
   void write_held(double number) { out_.put(number); }
   void write_held(const std::string& text) { out_.put_block(text); }
   void write_held(const at::Tensor& tensor) { out_.put(table_.index(tensor)); }
-  void write_held(const Reference& reference) { out_.put(reference); }
+  void write_held(const Reference& reference) {
+    out_.put(reference.name);
+    out_.put(reference.argument);
+    out_.put<std::uint8_t>(reference.requires_grad);
+  }
   void write_held(at::ScalarType dtype) { out_.put(static_cast<std::int8_t>(dtype)); }
   void write_held(at::Device device) {
     out_.put(static_cast<std::int8_t>(device.type()));
@@ -89,7 +93,13 @@ class Decoder {
   Value read_held(std::in_place_type_t<double>) { return in_.get<double>(); }
   Value read_held(std::in_place_type_t<std::string>) { return std::string(in_.get_block()); }
   Value read_held(std::in_place_type_t<at::Tensor>) { return read_tensor(); }
-  Value read_held(std::in_place_type_t<Reference>) { return in_.get<Reference>(); }
+  Value read_held(std::in_place_type_t<Reference>) {
+    Reference reference;
+    reference.name = in_.get<base::CallId>();
+    reference.argument = in_.get<std::int64_t>();
+    reference.requires_grad = in_.get<std::uint8_t>() != 0;
+    return reference;
+  }
   Value read_held(std::in_place_type_t<at::ScalarType>) {
     const auto dtype = in_.get<std::int8_t>();
     if (dtype < 0 || dtype >= static_cast<int>(at::ScalarType::NumOptions)) throw base::FormatError("an unknown dtype");

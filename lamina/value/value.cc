@@ -15,9 +15,7 @@ void walk(Tree& tree, const Visit& visit) {
   auto all = [&](auto& items) {
     for (auto& item : items) walk(item, visit);
   };
-  if (auto* tensor = tree.template get_if<at::Tensor>()) {
-    visit(*tensor);
-  } else if (auto* list = tree.template get_if<List>()) {
+  if (auto* list = tree.template get_if<List>()) {
     all(list->items);
   } else if (auto* tuple = tree.template get_if<Tuple>()) {
     all(tuple->items);
@@ -28,9 +26,19 @@ void walk(Tree& tree, const Visit& visit) {
       walk(key, visit);
       walk(item, visit);
     }
-  } else if (auto* opaque = tree.template get_if<Opaque>()) {
-    for (auto& tensor : opaque->tensors) visit(tensor);
+  } else {
+    visit(tree);
   }
+}
+
+template <class Tree, class Visit>
+void walk_tensors(Tree& tree, const Visit& visit) {
+  walk(tree, [&](auto& leaf) {
+    if (auto* tensor = leaf.template get_if<at::Tensor>()) visit(*tensor);
+    if (auto* opaque = leaf.template get_if<Opaque>()) {
+      for (auto& tensor : opaque->tensors) visit(tensor);
+    }
+  });
 }
 
 }  // namespace
@@ -46,7 +54,10 @@ void Value::throw_wrong_kind(const char* wanted) const {
   throw base::FormatError(base::str("expected a ", wanted, ", got a ", kind()));
 }
 
-void for_each_tensor(const Value& tree, const std::function<void(const at::Tensor&)>& visit) { walk(tree, visit); }
-void for_each_tensor(Value& tree, const std::function<void(at::Tensor&)>& visit) { walk(tree, visit); }
+void for_each_tensor(const Value& tree, const std::function<void(const at::Tensor&)>& visit) { walk_tensors(tree, visit); }
+void for_each_tensor(Value& tree, const std::function<void(at::Tensor&)>& visit) { walk_tensors(tree, visit); }
+
+void for_each_leaf(const Value& tree, const std::function<void(const Value&)>& visit) { walk(tree, visit); }
+void for_each_leaf(Value& tree, const std::function<void(Value&)>& visit) { walk(tree, visit); }
 
 }  // namespace lamina::value

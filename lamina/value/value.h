@@ -41,11 +41,12 @@ struct Dict {
   std::vector<std::pair<Value, Value>> items;
 };
 
-// A value that stays where it is: output `output` of a call, last known on rank `holder`.
+// A tensor that the receiver has, or will get, by other means: in a request one that is delivered under the name `name`,
+// in an answer the argument number `argument` of the request.
 struct Reference {
-  base::CallId call;
-  std::int64_t output = 0;
-  base::Rank holder;
+  base::CallId name;
+  std::int64_t argument = 0;
+  bool requires_grad = false;
   friend bool operator==(const Reference&, const Reference&) = default;
 };
 
@@ -104,5 +105,9 @@ class Value {
 // that stands in several places is visited once for each.
 void for_each_tensor(const Value& tree, const std::function<void(const at::Tensor&)>& visit);
 void for_each_tensor(Value& tree, const std::function<void(at::Tensor&)>& visit);
+
+// Calls `visit` for every value of the tree that holds no other, in the same order as for_each_tensor.
+void for_each_leaf(const Value& tree, const std::function<void(const Value&)>& visit);
+void for_each_leaf(Value& tree, const std::function<void(Value&)>& visit);
 
 }  // namespace lamina::value

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/inbox.h"
+
+namespace lamina::pipeline {
+
+at::Tensor tensor_of(const Arrival& arrival) {
+  if (const auto* failure = std::get_if<value::Failure>(&arrival)) throw value::RemoteFailure(*failure);
+  return std::get<at::Tensor>(arrival);
+}
+
+void Inbox::expect(const base::CallId& name, Reader reader) {
+  if (auto arrival = poll(name)) return reader(std::move(*arrival));
+  {
+    std::lock_guard guard(mutex_);
+    if (!arrived_.contains(name)) {
+      readers_[name] = std::move(reader);
+      return;
+    }
+  }
+  reader(*poll(name));  // it came in between
+}
+
+Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience,
+                    const std::function<std::string()>& what) {
+  std::unique_lock lock(mutex_);
+  Waiter self;
+  if (const auto found = arrived_.find(name); found != arrived_.end()) {
+    self.arrival = std::move(found->second);
+    arrived_.erase(found);
+  }
+  waiters_[name] = &self;
+  try {
+    base::wait_until(lock, self.arrived, patience, [&] { return self.arrival || cancelled_; }, what);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    waiters_.erase(name);
+    throw;
+  }
+  waiters_.erase(name);
+  if (!self.arrival) throw base::CancelledError("the step was ended by an error elsewhere");
+  return std::move(*self.arrival);
+}
+
+std::optional<Arrival> Inbox::poll(const base::CallId& name) {
+  std::lock_guard guard(mutex_);
+  const auto found = arrived_.find(name);
+  if (found == arrived_.end()) return std::nullopt;
+  std::optional<Arrival> arrival = std::move(found->second);
+  arrived_.erase(found);
+  return arrival;
+}
+
+void Inbox::arrive(const base::CallId& name, Arrival arrival) {
+  Reader reader;
+  {
+    std::lock_guard guard(mutex_);
+    if (const auto waiter = waiters_.find(name); waiter != waiters_.end()) {
+      waiter->second->arrival = std::move(arrival);
+      waiter->second->arrived.notify_one();
+      return;
+    }
+    const auto found = readers_.find(name);
+    if (found == readers_.end()) {
+      arrived_.emplace(name, std::move(arrival));
+      return;
+    }
+    reader = std::move(found->second);
+    readers_.erase(found);
+  }
+  reader(std::move(arrival));
+}
+
+void Inbox::begin_step() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = false;
+}
+
+void Inbox::end_step(base::Step step) {
+  decltype(arrived_) old_arrivals;  // destroyed outside the lock
+  decltype(readers_) old_readers;
+  std::lock_guard guard(mutex_);
+  const auto split = [&](auto& from, auto& old) {
+    for (auto next = from.begin(); next != from.end();) {
+      const auto here = next++;
+      if (here->first.step <= step) old.insert(from.extract(here));
+    }
+  };
+  split(arrived_, old_arrivals);
+  split(readers_, old_readers);
+}
+
+void Inbox::cancel() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = true;
+  for (auto& [name, waiter] : waiters_) waiter->arrived.notify_one();
+}
+
+}  // namespace lamina::pipeline
