@@ -3,14 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
-// [Note: reference tensors] A reference stands for a tensor whose value is, or is still being made, somewhere else. It is
-// an ordinary at::Tensor to both faces: its shape, strides, dtype, device and requires_grad are read without waiting.
-// Whatever needs the value (an operation, its storage, printing, pickling) makes the reference become its value in
-// place: the same TensorImpl takes the value's storage, and identity, history and hooks stay; from then on it is a plain
-// tensor and costs what one costs. Only detach() and the engine's addition of two gradients leave it pending.
+// [Note: reference tensors] A reference stands for a tensor whose value is, or is still being made, somewhere else. It
+// is an ordinary at::Tensor to both faces: its shape, strides, dtype, device and requires_grad are read without
+// waiting. Whatever needs the value (an operation, its storage, printing, pickling) makes the reference become its
+// value in place: the same TensorImpl takes the value's storage, and identity, history and hooks stay; from then on it
+// is a plain tensor and costs what one costs. Only detach() and the engine's addition of two gradients leave it
+// pending.
 namespace lamina::value {
 
 // What is known of a tensor before its value.
@@ -28,30 +31,39 @@ TensorSpec spec_of(const at::Tensor& tensor);  // waits for nothing
 class Source {
  public:
   virtual ~Source() = default;
-  // The value, a plain tensor without history; waits for it in the calling thread, which may hold Python's GIL. The
-  // same tensor each time. Throws what came instead of the value, each time.
+  // The value, a dense tensor whose memory nobody else writes to; waits for it in the calling thread, which may hold
+  // Python's GIL, without grad, inference, autocast or dispatch modes. Two threads may call it at once. The same tensor
+  // each time. Throws what came instead of the value, each time.
   virtual at::Tensor take() = 0;
+
+ private:
+  friend class ReferenceImpl;
+  c10::VariableVersion version_{0};  // counts the writes to the value, through whichever reference
 };
 
 // A reference to a value that looks like `spec`. A gradient's strides are those that arrive; any other value that
-// differs from its spec makes the use of the reference an error (base::UsageError). Without history; requires no grad.
+// differs from its spec makes the use of the reference an error (base::UsageError); the stride of a dimension of one is
+// no difference. Without history; requires no grad.
 enum class Strides : std::uint8_t { kAsSpecified, kAsTheyArrive };
 at::Tensor make_reference(const TensorSpec& spec, std::shared_ptr<Source> source, Strides strides);
 
-bool is_pending(const at::Tensor& tensor);                     // a reference that has not become its value
-std::shared_ptr<Source> source_of(const at::Tensor& tensor);   // nullptr when it is not pending
-void materialise(const at::Tensor& tensor);                    // makes it become its value; nothing for other tensors
+bool is_pending(const at::Tensor& tensor);                    // a reference that has not become its value
+std::shared_ptr<Source> source_of(const at::Tensor& tensor);  // nullptr when it is not pending
+void materialise(const at::Tensor& tensor);                   // makes it become its value; nothing for other tensors
 
-// The source of a sum of gradients of which one at least was a reference. Its value adds the parts in their order.
+// The source of a sum of gradients of which one at least was a reference. Its value adds the parts in their order. A
+// part that is written to before that makes the sum an error (base::UsageError): it would be the sum of something else.
 class Sum : public Source {
  public:
-  explicit Sum(std::vector<at::Tensor> parts) : parts_(std::move(parts)) {}
+  explicit Sum(std::vector<at::Tensor> parts);
   at::Tensor take() override;
   const std::vector<at::Tensor>& parts() const { return parts_; }  // references that strides arrive with, or values
 
  private:
-  std::vector<at::Tensor> parts_;
-  at::Tensor value_;  // once taken, under a mutex of its own
+  const std::vector<at::Tensor> parts_;
+  std::vector<std::uint32_t> versions_;  // of the parts when the sum was made
+  std::mutex mutex_;
+  at::Tensor value_;  // once taken, under the mutex
 };
 
 }  // namespace lamina::value

@@ -4,9 +4,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/module/released.h"
 #include "lamina/module/state_exchange.h"
 #include "lamina/plan/partition.h"
+#include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -122,10 +122,10 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
 
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition) {
   const auto owner = session.owner(base::Partition(partition));
-  module::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
-                                    " and was used on rank ", session.world().rank,
-                                    ": use it only inside the forward of its own module, or place its user in the "
-                                    "same partition with set_partition"));
+  value::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
+                                   " and was used on rank ", session.world().rank,
+                                   ": use it only inside the forward of its own module, or place its user in the "
+                                   "same partition with set_partition"));
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners) {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "lamina/base/error.h"
-#include "lamina/module/released.h"
+#include "lamina/value/released.h"
 #include "tests/collective/mailboxes.h"
 
 namespace lamina::module {
@@ -72,7 +72,7 @@ TEST_F(StateExchange, AValueIsComparedByItsElementsNotItsLayout) {
 TEST_F(StateExchange, AValueThatIsNotHereMayBeUndefinedOrReleased) {
   std::vector<Entries> ranks = {model(1), model(2, false, true), model(2, true, false)};
   ranks[1][0].tensor = at::Tensor();
-  release(ranks[2][1].tensor, "elsewhere");
+  value::release(ranks[2][1].tensor, "elsewhere");
   EXPECT_EQ(synchronize_all(ranks), (std::vector<std::int64_t>{0, 24, 32}));
   EXPECT_EQ(error_texts(), std::vector<std::string>(3));
 }
@@ -104,7 +104,7 @@ TEST_F(StateExchange, DifferentModelsAreAConfigErrorOnEveryRankThatNamesTheDiffe
 
 TEST_F(StateExchange, GatherGivesEveryMemberAllValuesFromTheirOwners) {
   std::vector<Entries> ranks = {model(1, true, false), model(2, false, true), model(3, false, false)};
-  release(ranks[0][1].tensor, "elsewhere");
+  value::release(ranks[0][1].tensor, "elsewhere");
   ranks[2][0].tensor = at::Tensor();
   errors_ = boxes_.run([&](int rank) {
     const auto tensors = gather(ranks[rank], boxes_.ranks(), boxes_[rank], kPatience);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See [Note: released tensors].
-#include "lamina/module/released.h"
+#include "lamina/value/released.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -10,7 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/value/encoding.h"
 
-namespace lamina::module {
+namespace lamina::value {
 namespace {
 
 constexpr auto kWhy = "h.3.weight lives on rank 1; read it there";
@@ -152,7 +152,7 @@ TEST(Released, ItsMemoryIsAnErrorThatSaysWhy) {
 }
 
 TEST(Released, CannotBeSentToAnotherRank) {
-  EXPECT_NE(refusal([] { value::encode(released()); }).find("cannot be sent to another rank"), std::string::npos);
+  EXPECT_NE(refusal([] { encode(released()); }).find("cannot be sent to another rank"), std::string::npos);
 }
 
 TEST(Released, OtherTensorsAreNoneOfItsBusiness) {
@@ -161,4 +161,4 @@ TEST(Released, OtherTensorsAreNoneOfItsBusiness) {
 }
 
 }  // namespace
-}  // namespace lamina::module
+}  // namespace lamina::value

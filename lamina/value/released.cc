@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/value/released.h"
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/value/reference_tensor.h"
+#include "lamina/value/wrapper_key.h"
+
+namespace lamina::value {
+namespace {
+
+// What stands for a value that is not here.
+class Absent : public c10::TensorImpl {
+ public:
+  Absent(const at::Tensor& like, const std::string& why)
+      : TensorImpl(c10::DispatchKeySet(like.options().computeDispatchKey()).add(kWrapperKey), like.dtype(),
+                   like.device()) {
+    set_sizes_and_strides(like.sizes(), like.strides());
+    release_storage_and_set_meta_custom_data_ptr_error_msg_(why);
+  }
+};
+
+// The text that `tensor` was released with: torch keeps it as what an access of the storage throws.
+std::string reason(const at::Tensor& tensor) {
+  try {
+    tensor.storage();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "a tensor whose value is on another rank was used";
+}
+
+}  // namespace
+
+void release(at::Tensor& tensor, const std::string& why) {
+  if (is_released(tensor)) return;
+  tensor.mutable_grad().reset();
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));
+}
+
+bool is_released(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor);
+}
+
+void require_value(const at::Tensor& tensor, const std::string& operation) {
+  if (is_released(tensor)) throw base::UsageError(base::str(reason(tensor), " (", operation, ")"));
+}
+
+}  // namespace lamina::value

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace lamina::value {
+
+// [Note: released tensors] A parameter or buffer that another rank owns keeps its object, shape, dtype, device and
+// requires_grad, but has no storage. Its key set holds the wrapper key, whose kernels refuse it: reading metadata is
+// always allowed, any operation on the value is base::UsageError with the text it was released with.
+
+// Frees the value of `tensor`; `why` is what a use of the value says. Its gradient is dropped too.
+void release(at::Tensor& tensor, const std::string& why);
+
+bool is_released(const at::Tensor& tensor);
+
+// Throws if `tensor` is released and `operation` ("aten::mul") needs its value.
+void require_value(const at::Tensor& tensor, const std::string& operation);
+
+}  // namespace lamina::value

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// What operations do with tensors whose value is not here: see [Note: reference tensors] and [Note: released tensors].
+// This is the only file that registers anything for the wrapper key.
+#include "lamina/value/wrapper_key.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/detach.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "lamina/value/reference_impl.h"
+#include "lamina/value/released.h"
+
+namespace lamina::value {
+namespace {
+
+// Every tensor in an argument, however deep.
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, visit);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) for_each_tensor(item, visit);
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) {
+      for_each_tensor(entry.key(), visit);
+      for_each_tensor(entry.value(), visit);
+    }
+  }
+}
+
+void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) { require_value(tensor, schema.name()); });
+  }
+  for (const auto& argument : arguments) for_each_tensor(argument, materialise);
+  op.callBoxed(stack);
+}
+
+at::Tensor detach(const at::Tensor& self) {
+  require_value(self, "aten::detach");
+  const auto* reference = pending_impl(self);
+  // torch makes a normal tensor of a normal one in inference mode too; a new reference would be an inference tensor.
+  if (reference && self.is_inference() == c10::InferenceMode::is_enabled()) {
+    if (auto shared = reference->alias(); shared.defined()) return shared;
+  }
+  materialise(self);
+  return at::detach(self);
+}
+
+bool is_gradient(const at::Tensor& tensor) {
+  const auto* reference = pending_impl(tensor);
+  return reference && reference->expected_strides() == Strides::kAsTheyArrive;
+}
+
+// The engine adding the gradients of one tensor that is used twice. Anyone else who adds wants the number.
+bool adds_gradients(const at::Tensor& a, const at::Tensor& b, const at::Scalar& alpha) {
+  return (is_gradient(a) || is_gradient(b)) && torch::autograd::get_current_graph_task_id() >= 0 &&
+         !c10::GradMode::is_enabled() && alpha.equal(1) && a.sizes() == b.sizes() && a.dtype() == b.dtype() &&
+         a.device() == b.device() && is_plain(a) && is_plain(b);
+}
+
+// What a sum keeps of `tensor`. Not the memory of a gradient that is here: the engine may give it to a leaf as .grad,
+// to be added to in place, or to the user.
+at::Tensor part(const at::Tensor& tensor) { return is_pending(tensor) ? tensor : at::clone(tensor); }
+
+std::shared_ptr<Sum> sum_of(const at::Tensor& tensor) { return std::dynamic_pointer_cast<Sum>(source_of(tensor)); }
+
+// (a + b) + c is the sum of a, b, c, added in this order; so is c + (a + b), to the last bit.
+std::shared_ptr<Sum> summed(const at::Tensor& a, const at::Tensor& b) {
+  const auto left = sum_of(a);
+  const auto right = left ? nullptr : sum_of(b);
+  std::vector<at::Tensor> parts;
+  if (left) parts = left->parts();
+  if (right) parts = right->parts();
+  if (!left && !right) parts = {part(a)};
+  parts.push_back(part(right ? a : b));
+  return std::make_shared<Sum>(std::move(parts));
+}
+
+at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  require_value(self, "aten::add");
+  require_value(other, "aten::add");
+  if (adds_gradients(self, other, alpha)) {
+    return make_reference(spec_of(self), summed(self, other), Strides::kAsTheyArrive);
+  }
+  materialise(self);
+  materialise(other);
+  return at::add(self, other, alpha);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+  static_assert(kWrapperKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&read_arguments>());
+}
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericWrapper, library) {
+  library.impl("detach", &detach);
+  library.impl("add.Tensor", &add);
+}
+
+}  // namespace
+}  // namespace lamina::value
