@@ -19,6 +19,9 @@ class Modules {
   // For messages: "transformer.h.5".
   virtual std::string name(base::ModuleId id) const = 0;
 
+  // Whether what it returns must not be predicted from earlier calls.
+  virtual bool dynamic(base::ModuleId) const { return false; }
+
   // The caller's state that a call of the module should run under, in the face's own format; "" for none.
   virtual std::string capture_state(base::ModuleId id) = 0;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/activity.h"
 
+#include "lamina/pipeline/remote_calls.h"
+
 namespace lamina::pipeline {
 namespace {
 
@@ -9,7 +11,13 @@ thread_local Activity* this_thread = nullptr;
 }  // namespace
 
 Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin)
-    : slot_(slot), step_(step), microbatch_(microbatch), outer_(this_thread), leads_(begin == plan::Phase::kStart) {
+    : slot_(slot),
+      step_(step),
+      microbatch_(microbatch),
+      outer_(this_thread),
+      leads_(begin == plan::Phase::kStart),
+      in_backward_(begin == plan::Phase::kBackward),
+      issued_(std::make_shared<Issued>()) {
   acquire(begin);
   this_thread = this;
 }
@@ -33,7 +41,13 @@ void Activity::queue_again(plan::Phase phase) {
   holds_ = true;
 }
 
+void Activity::retire() {
+  release();
+  retired_ = true;
+}
+
 void Activity::acquire(plan::Phase phase) {
+  if (retired_) return;
   slot_.acquire(phase, microbatch_);
   holds_ = true;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -8,6 +9,8 @@
 #include "lamina/pipeline/compute_slot.h"
 
 namespace lamina::pipeline {
+
+struct Issued;  // remote_calls.h: the calls that an activity made
 
 // What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
 // while it waits for another rank (see [Note: compute slot]).
@@ -52,6 +55,15 @@ class Activity {
   // Once per microbatch: its forward is over. Later calls do nothing.
   void end_forward();
 
+  // The phase in which it goes on after a wait.
+  plan::Phase phase() const { return in_backward_ ? plan::Phase::kBackward : plan::Phase::kForward; }
+  void enter_backward() { in_backward_ = true; }
+
+  // Gives the slot up for good: what is left to do is no computing.
+  void retire();
+
+  Issued& issued() const { return *issued_; }
+
  private:
   void acquire(plan::Phase phase);
   void release();
@@ -63,6 +75,9 @@ class Activity {
   const bool leads_;
   bool holds_ = false;
   bool forward_ended_ = false;
+  bool in_backward_ = false;
+  bool retired_ = false;
+  const std::shared_ptr<Issued> issued_;
 };
 
 }  // namespace lamina::pipeline

@@ -1,74 +1,336 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/execution_server.h"
 
+#include <ATen/ops/add.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <atomic>
+
 #include "lamina/pipeline/ambient.h"
+#include "lamina/pipeline/data_watch.h"
 #include "lamina/pipeline/requests.h"
+#include "lamina/pipeline/signature.h"
 
 namespace lamina::pipeline {
+namespace {
 
+using transport::Delivery;
 using transport::Kind;
+using transport::Message;
 
-void ExecutionServer::serve(transport::Message&& request) {
+// What torch counts: the writes to each tensor.
+std::vector<std::int64_t> versions(const Tensors& tensors) {
+  std::vector<std::int64_t> versions;
+  for (const auto& tensor : tensors) versions.push_back(tensor.is_inference() ? 0 : tensor._version());
+  return versions;
+}
+
+// References in the place of the arguments that a module hands back as they are.
+void replace_arguments(value::Value& outputs, const Tensors& arguments) {
+  value::for_each_leaf(outputs, [&](value::Value& leaf) {
+    const auto* tensor = leaf.get_if<at::Tensor>();
+    if (tensor == nullptr || !tensor->defined()) return;
+    const auto same = [&](const at::Tensor& argument) { return argument.is_same(*tensor); };
+    const auto found = std::ranges::find_if(arguments, same);
+    if (found != arguments.end()) leaf = value::Reference{{}, found - arguments.begin(), false};
+  });
+}
+
+value::List written(const Tensors& arguments, const std::vector<std::int64_t>& before) {
+  value::List pairs;
+  const auto after = versions(arguments);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (after[i] != before[i]) pairs.items.push_back(value::Tuple{{static_cast<std::int64_t>(i), arguments[i]}});
+  }
+  return pairs;
+}
+
+// See delivered_spec(); a gradient keeps its strides, which may be those of one element for all.
+at::Tensor dense(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+// The sum that an item of a list of gradients stands for.
+at::Tensor summed(const value::Value& item) {
+  const auto* parts = item.get_if<value::List>();
+  if (parts == nullptr) return item.as<at::Tensor>();
+  const at::NoGradGuard no_grad;
+  at::Tensor sum;
+  for (const auto& part : parts->items) {
+    const auto addend = summed(part);
+    sum = sum.defined() ? at::add(sum, addend) : addend;
+  }
+  return sum;
+}
+
+[[noreturn]] void throw_unexpected(const std::string& module, const char* what) {
+  throw base::UsageError(base::str(what, " ", module.empty() ? "the model" : module,
+                                   " are not like those of an earlier call with arguments of the same kind; tell "
+                                   "that they vary: set_dynamic(module) before the first step"));
+}
+
+}  // namespace
+
+// A request and what of its inputs has arrived.
+struct ExecutionServer::Parked {
+  Message request;
+  std::map<base::CallId, Arrival> inputs;  // its nodes are made before the first arrives
+  std::atomic<int> missing = 1;
+
+  // Puts what has arrived in the place of the references to it. Throws what came instead of an input.
+  void fill() {
+    value::for_each_leaf(request.body, [&](value::Value& leaf) {
+      const auto* reference = leaf.get_if<value::Reference>();
+      if (reference == nullptr) return;
+      at::Tensor tensor = tensor_of(inputs.at(reference->name));
+      if (reference->requires_grad) tensor.set_requires_grad(true);
+      leaf = tensor;
+    });
+    inputs.clear();
+  }
+};
+
+ExecutionServer::ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
+                                 module::Failures& failures, Start start)
+    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
+
+void ExecutionServer::receive(Message&& request) {
+  for (const auto& release : request.released) forget(release);
+  if (request.kind == Kind::kDeliver) return deliver(request);
+  {
+    std::lock_guard guard(mutex_);
+    auto served = std::make_shared<Served>();
+    served->owed = std::move(request.deliveries);
+    served_[request.call] = std::move(served);
+  }
+  await_inputs(std::move(request));
+}
+
+void ExecutionServer::await_inputs(Message&& request) {
+  auto parked = std::make_shared<Parked>();
+  parked->request = std::move(request);
+  value::for_each_leaf(parked->request.body, [&](const value::Value& leaf) {
+    if (const auto* reference = leaf.get_if<value::Reference>()) parked->inputs.try_emplace(reference->name);
+  });
+  parked->missing += static_cast<int>(parked->inputs.size());
+  const auto one_more = [this, parked] {
+    if (--parked->missing == 0) start_(parked->request.call.step, [this, parked] { serve(*parked); });
+  };
+  for (auto& [name, place] : parked->inputs) {
+    inbox_.expect(name, [one_more, &place](Arrival arrival) {
+      place = std::move(arrival);
+      one_more();
+    });
+  }
+  one_more();
+}
+
+void ExecutionServer::serve(Parked& parked) {
+  auto& request = parked.request;
   const bool forwards = request.kind == Kind::kForward;
   Activity activity(slot_, request.call.step, request.call.microbatch,
                     forwards ? plan::Phase::kForward : plan::Phase::kBackward);
-  transport::Message answer;
+  Message answer;
+  answer.kind = Kind::kResult;
   answer.call = request.call;
   answer.caller = request.caller;
-  answer.reply_to = request.reply_to;
+  Tensors outputs;
+  std::optional<value::Failure> failure;
   try {
-    answer.kind = Kind::kResult;
-    answer.body = forwards ? forward(request) : backward(request);
-    transport_.send(request.reply_to, answer);
+    parked.fill();
+    outputs = forwards ? forward(request, answer) : backward(request, answer);
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
     throw;
   } catch (...) {
     // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
-    answer.kind = Kind::kError;
-    answer.body = value::to_value(failures_.describe_to_send(std::current_exception(), transport_.rank()));
+    failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
     if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
-    transport_.send(request.reply_to, answer);
   }
+  finish(request, std::move(outputs), std::move(failure), std::move(answer), activity);
 }
 
-value::Value ExecutionServer::forward(transport::Message& request) {
+Tensors ExecutionServer::forward(Message& request, Message& answer) {
   if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
   const auto [modes, state] = split_state(request.state);
   auto graph = std::make_shared<CalleeGraph>(request.body);
-  value::Value outputs;
-  run_with_modes(modes, [&] { outputs = modules_->call(request.target, state, std::move(request.body)); });
-  graph->set_outputs(outputs);
+  const auto arguments = distinct_tensors(request.body);
+  const auto before = versions(arguments);
+  ForwardAnswer result;
+  {
+    std::optional<DataWatch> watch;
+    if (request.expected == 0) watch.emplace();
+    run_with_modes(modes, [&] { result.outputs = modules_->call(request.target, state, std::move(request.body)); });
+    result.saw_data = watch && watch->saw_data();
+  }
+  replace_arguments(result.outputs, arguments);
+  result.written = written(arguments, before);
+  Tensors outputs;
+  if (request.expected != 0) {
+    const auto found = outline(result.outputs);
+    if (!found || found->fingerprint != request.expected || !result.written.items.empty()) {
+      throw_unexpected(modules_->name(request.target), "the results of");
+    }
+    outputs = distinct_tensors(result.outputs);
+  }
+  value::Value body = to_value(std::move(result));
+  graph->set_outputs(body);
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);
-    graphs_[request.call] = std::move(graph);
+    if (const auto served = served_.find(request.call); served != served_.end()) {
+      served->second->graph = std::move(graph);
+    }
+  }
+  if (request.expected == 0) {
+    value::for_each_tensor(body, value::materialise);
+    answer.body = std::move(body);
   }
   return outputs;
 }
 
-value::Value ExecutionServer::backward(const transport::Message& request) {
+Tensors ExecutionServer::backward(Message& request, Message& answer) {
   const auto what = to_backward_request(request.body);
+  request.body = {};
+  Tensors gradients;
+  for (const auto& item : what.gradients.items) gradients.push_back(summed(item));
   base::CallId forward = request.call;
   forward.counter = what.forward;
-  std::shared_ptr<CalleeGraph> graph;
-  {
-    std::lock_guard guard(mutex_);
-    const auto found = graphs_.find(forward);
-    if (found == graphs_.end()) {
-      throw base::UsageError(
-          "backward through a call a second time: its graph is gone; keep it with retain_graph=True");
-    }
-    graph = found->second;
-    if (!what.keep_graph) graphs_.erase(found);
+  auto result = graph_of(forward, what.keep_graph)->backward(gradients, what.keep_graph);
+  if (request.expected == 0) {
+    for (const auto& gradient : result) value::materialise(gradient);
+    answer.body = to_value(result);
+    return {};
   }
-  return to_value(graph->backward(what.gradients, what.keep_graph));
+  if (fingerprint(pattern(result)) != request.expected) {
+    throw_unexpected(modules_->name(request.target), "the gradients of the arguments of");
+  }
+  return result;
 }
 
-void ExecutionServer::end_step() {
-  decltype(graphs_) ended;
+std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(const base::CallId& forward, bool keep) {
   std::lock_guard guard(mutex_);
-  ended.swap(graphs_);
+  const auto found = served_.find(forward);
+  if (found == served_.end() || !found->second->graph) {
+    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+  }
+  return keep ? found->second->graph : std::exchange(found->second->graph, nullptr);
+}
+
+void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
+                             Message&& answer, Activity& activity) {
+  const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
+  activity.retire();
+  std::vector<Delivery> owed;
+  {
+    std::lock_guard guard(mutex_);
+    const auto served = served_.find(request.call);
+    if (served == served_.end()) return;  // the step has ended
+    owed = std::move(served->second->owed);
+    served->second->finished = true;
+    served->second->failure = failure;
+    served->second->outputs = outputs;
+    const bool needed = failure || !outputs.empty() || served->second->graph;
+    if (!needed) served_.erase(served);
+  }
+  // What the caller wants itself goes with the answer.
+  const auto elsewhere = [&](const Delivery& delivery) {
+    return delivery.to != request.caller || (!failure && value::is_pending(outputs.at(delivery.output)));
+  };
+  const auto rest = std::ranges::partition(owed, std::not_fn(elsewhere));
+  fulfil({rest.begin(), rest.end()}, outputs, failure);
+  owed.erase(rest.begin(), rest.end());
+  if (failure) {
+    answer.kind = Kind::kError;
+    answer.body = value::to_value(*failure);
+  } else if (!owed.empty()) {
+    value::List tensors;
+    for (const auto& delivery : owed) tensors.items.emplace_back(dense(outputs.at(delivery.output)));
+    answer.body = std::move(tensors);
+  }
+  answer.deliveries = std::move(owed);
+  outputs.clear();
+  answer.done = failure || (held.empty() && !calls_.unsettled(activity));
+  transport_.send(request.caller, answer);
+  if (answer.done) return;
+  Message end;
+  end.kind = Kind::kResult;
+  end.call = answer.call;
+  end.caller = answer.caller;
+  try {
+    calls_.settle(activity, held);
+  } catch (const value::RemoteFailure& late) {
+    end.kind = Kind::kError;
+    end.body = value::to_value(late.failure());
+  }
+  transport_.send(request.caller, end);
+}
+
+void ExecutionServer::deliver(const Message& request) {
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(request.call);
+  if (found != served_.end() && !found->second->finished) {
+    auto& owed = found->second->owed;
+    owed.insert(owed.end(), request.deliveries.begin(), request.deliveries.end());
+    return;
+  }
+  std::optional<value::Failure> failure;
+  if (found == served_.end()) {
+    failure = value::Failure{"UsageError", "a result was asked for after it was released", "", transport_.rank(), {}};
+  } else {
+    failure = found->second->failure;
+  }
+  auto outputs = failure ? Tensors() : found->second->outputs;
+  start_(request.call.step, [this, owed = request.deliveries, outputs = std::move(outputs), failure] {
+    fulfil(owed, outputs, failure);
+  });
+}
+
+void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Tensors& outputs,
+                             const std::optional<value::Failure>& failure) {
+  std::map<base::Rank, Message> parcels;
+  std::map<base::Rank, value::List> contents;
+  for (const auto& delivery : owed) {
+    if (!failure) {
+      const auto& output = outputs.at(delivery.output);
+      if (const auto elsewhere = remote_value_of(output)) {
+        elsewhere->redirect(delivery);
+        continue;
+      }
+      value::materialise(output);
+      contents[delivery.to].items.emplace_back(dense(output));
+    }
+    parcels[delivery.to].deliveries.push_back(delivery);
+  }
+  for (auto& [to, parcel] : parcels) {
+    parcel.kind = Kind::kValues;
+    parcel.caller = transport_.rank();
+    parcel.call = parcel.deliveries.front().name;
+    parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[to]));
+    transport_.send(to, parcel);
+  }
+}
+
+void ExecutionServer::forget(const transport::Release& release) {
+  Tensors outputs;  // destroyed outside the lock
+  std::shared_ptr<CalleeGraph> graph;
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(release.call);
+  if (found == served_.end()) return;
+  auto& served = *found->second;
+  release.graph ? graph.swap(served.graph) : outputs.swap(served.outputs);
+  if (served.finished && !served.graph && served.outputs.empty()) served_.erase(found);
+}
+
+void ExecutionServer::end_step(base::Step step) {
+  decltype(served_) ended;  // destroyed outside the lock
+  std::lock_guard guard(mutex_);
+  for (auto next = served_.begin(); next != served_.end();) {
+    const auto here = next++;
+    if (here->first.step <= step) ended.insert(served_.extract(here));
+  }
 }
 
 }  // namespace lamina::pipeline

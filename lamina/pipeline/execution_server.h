@@ -1,42 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "lamina/module/modules.h"
 #include "lamina/pipeline/activity.h"
 #include "lamina/pipeline/graph.h"
+#include "lamina/pipeline/inbox.h"
+#include "lamina/pipeline/remote_calls.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::pipeline {
 
-// The owner's side: runs what other ranks ask for, keeps the graph of each call until its backward has run or the step
-// ends, and answers. One thread per request calls serve(), under the step's ambient state.
+// The owner's side: runs what other ranks ask for, sends the results where they are wanted, and keeps them, and the
+// graph of each call, until they are released or the step ends.
 class ExecutionServer {
  public:
-  ExecutionServer(transport::Transport& transport, ComputeSlot& slot, module::Failures& failures)
-      : transport_(transport), slot_(slot), failures_(failures) {}
+  // Starts `work` on a thread of `step`, now or when this rank enters it.
+  using Start = std::function<void(base::Step step, std::function<void()> work)>;
+
+  ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
+                  module::Failures& failures, Start start);
 
   void set_modules(std::shared_ptr<module::Modules> modules) { modules_ = std::move(modules); }
 
-  // Answers a kForward or kBackward request, if with the error it met. Throws base::CancelledError when the step ended
-  // meanwhile, base::PeerError when the caller is gone.
-  void serve(transport::Message&& request);
+  // Takes a kForward, kBackward or kDeliver request, from the transport's thread. A request takes neither a thread nor
+  // the compute slot before its inputs have arrived.
+  void receive(transport::Message&& request);
 
-  void end_step();  // forgets every call
+  void end_step(base::Step step);  // forgets every call of it
 
  private:
-  value::Value forward(transport::Message& request);
-  value::Value backward(const transport::Message& request);
+  // A call that runs, has run, or waits for its inputs. Guarded by mutex_.
+  struct Served {
+    bool finished = false;
+    std::vector<transport::Delivery> owed;  // asked for before it has finished
+    Tensors outputs;
+    std::optional<value::Failure> failure;
+    std::shared_ptr<CalleeGraph> graph;
+  };
+  struct Parked;
+
+  void await_inputs(transport::Message&& request);
+  void serve(Parked& parked);
+  void deliver(const transport::Message& request);
+  Tensors forward(transport::Message& request, transport::Message& answer);
+  Tensors backward(transport::Message& request, transport::Message& answer);
+  std::shared_ptr<CalleeGraph> graph_of(const base::CallId& forward, bool keep);
+  // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
+  void finish(const transport::Message& request, Tensors outputs, std::optional<value::Failure> failure,
+              transport::Message&& answer, Activity& activity);
+  void fulfil(const std::vector<transport::Delivery>& owed, const Tensors& outputs,
+              const std::optional<value::Failure>& failure);
+  void forget(const transport::Release& release);
 
   transport::Transport& transport_;
   ComputeSlot& slot_;
+  Inbox& inbox_;
+  RemoteCalls& calls_;
   module::Failures& failures_;
+  const Start start_;
   std::shared_ptr<module::Modules> modules_;
   std::mutex mutex_;
-  std::map<base::CallId, std::shared_ptr<CalleeGraph>> graphs_;  // by the forward's call
+  std::map<base::CallId, std::shared_ptr<Served>> served_;
 };
 
 }  // namespace lamina::pipeline

@@ -31,12 +31,26 @@ Tensors differentiable_tensors(const value::Value& tree) {
   return found;
 }
 
-void execute(const Tensors& tensors, const Tensors& gradients, bool keep_graph) {
+std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& sizes) {
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (auto dim = std::ssize(sizes) - 2; dim >= 0; --dim) {
+    strides[dim] = strides[dim + 1] * std::max<std::int64_t>(sizes[dim + 1], 1);
+  }
+  return strides;
+}
+
+autograd::edge_list gradient_edges(const Tensors& tensors) {
+  autograd::edge_list edges;
+  for (const auto& tensor : tensors) edges.push_back(autograd::impl::gradient_edge(tensor));
+  return edges;
+}
+
+void execute(const autograd::edge_list& outputs, const Tensors& gradients, bool keep_graph) {
   autograd::edge_list roots;
   autograd::variable_list given;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    roots.push_back(autograd::impl::gradient_edge(tensors[i]));
+    roots.push_back(outputs[i]);
     given.push_back(gradients[i]);
   }
   if (roots.empty()) return;
@@ -46,10 +60,18 @@ void execute(const Tensors& tensors, const Tensors& gradients, bool keep_graph) 
 
 }  // namespace
 
+// A node that takes references for gradients.
+class TakesReferences : public autograd::Node {
+ public:
+  // Where the gradient that flows into it goes.
+  virtual GradientTarget target() const = 0;
+};
+
 // Where the callee's graph begins: keeps what arrives there.
-class CalleeGraph::Entry : public autograd::Node {
+class CalleeGraph::Entry : public TakesReferences {
  public:
   std::string name() const override { return "LaminaArguments"; }
+  GradientTarget target() const override { return {GradientTarget::Kind::kCaller, {}, {}}; }
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     arrived = std::move(gradients);
     return {};
@@ -58,45 +80,72 @@ class CalleeGraph::Entry : public autograd::Node {
 };
 
 struct CalleeGraph::Holder {
-  c10::intrusive_ptr<Entry> node;
+  c10::intrusive_ptr<Entry> entry = c10::make_intrusive<Entry>();
+  autograd::edge_list outputs;
 };
 
-CalleeGraph::CalleeGraph(value::Value& arguments) : entry_(std::make_unique<Holder>(c10::make_intrusive<Entry>())) {
+CalleeGraph::CalleeGraph(value::Value& arguments) : graph_(std::make_unique<Holder>()) {
   for (at::Tensor& tensor : differentiable_tensors(arguments)) {
     tensor.set_requires_grad(false);
-    autograd::create_gradient_edge(tensor, entry_->node);
+    autograd::create_gradient_edge(tensor, graph_->entry);
   }
 }
 CalleeGraph::~CalleeGraph() = default;
 
-void CalleeGraph::set_outputs(const value::Value& outputs) { outputs_ = differentiable_tensors(outputs); }
+void CalleeGraph::set_outputs(const value::Value& outputs) {
+  graph_->outputs = gradient_edges(differentiable_tensors(outputs));
+}
+
+bool CalleeGraph::differentiable() const { return !graph_->outputs.empty(); }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, bool keep_graph) {
-  if (gradients.size() != outputs_.size()) throw base::FormatError("gradients that are not those of the outputs");
-  auto& entry = *entry_->node;
+  if (gradients.size() != graph_->outputs.size()) throw base::FormatError("gradients that are not those of the outputs");
+  auto& entry = *graph_->entry;
   entry.arrived.assign(entry.num_inputs(), at::Tensor());
-  execute(outputs_, gradients, keep_graph);
+  execute(graph_->outputs, gradients, keep_graph);
   return std::exchange(entry.arrived, {});
 }
 
-class CallerGraph::Node : public autograd::Node {
+class CallerGraph::Node : public TakesReferences {
  public:
-  Node(std::string name, Backward run) : name_(std::move(name)), run_(std::move(run)) {}
+  Node(std::string name, base::Rank owner, Backward run)
+      : name_(std::move(name)), owner_(owner), run_(std::move(run)) {}
 
   std::string name() const override { return "LaminaCall(" + name_ + ")"; }
+  GradientTarget target() const override { return {GradientTarget::Kind::kRemote, owner_, {}}; }
+
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
       throw base::UsageError(
           base::str("create_graph=True through ", name_,
                     ", which runs on another rank, is not supported; place it on the caller's rank"));
     }
-    auto result = run_(gradients, autograd::get_current_graph_task_keep_graph());
+    auto result = run_(gradients, autograd::get_current_graph_task_keep_graph(), targets());
     if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
     return result;
   }
 
  private:
+  GradientTargets targets() const {
+    GradientTargets targets;
+    for (const auto& edge : next_edges()) targets.push_back(target_of(edge));
+    return targets;
+  }
+
+  static GradientTarget target_of(const autograd::Edge& edge) {
+    if (!edge.is_valid()) return {};
+    const auto* ours = dynamic_cast<const TakesReferences*>(edge.function.get());
+    GradientTarget target = ours ? ours->target() : GradientTarget{GradientTarget::Kind::kHere, {}, {}};
+    const auto& argument = edge.function->input_metadata(edge.input_nr);
+    for (const auto& size : argument.shape_as_dim_vector()) target.spec.sizes.push_back(size.expect_int());
+    target.spec.strides = contiguous_strides(target.spec.sizes);
+    target.spec.dtype = c10::typeMetaToScalarType(argument.dtype());
+    target.spec.device = argument.device();
+    return target;
+  }
+
   const std::string name_;
+  const base::Rank owner_;
   const Backward run_;
 };
 
@@ -104,12 +153,9 @@ struct CallerGraph::Holder {
   c10::intrusive_ptr<Node> node;
 };
 
-CallerGraph::CallerGraph(const value::Value& arguments, std::string name, Backward run)
-    : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), std::move(run)))) {
-  autograd::edge_list edges;
-  for (const at::Tensor& tensor : differentiable_tensors(arguments))
-    edges.push_back(autograd::impl::gradient_edge(tensor));
-  node_->node->set_next_edges(std::move(edges));
+CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run)
+    : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), owner, std::move(run)))) {
+  node_->node->set_next_edges(gradient_edges(differentiable_tensors(arguments)));
 }
 CallerGraph::~CallerGraph() = default;
 
@@ -135,7 +181,7 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
     }
     scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : at::full_like(tensor, scale));
   }
-  execute(tensors, scaled, /*keep_graph=*/false);
+  execute(gradient_edges(tensors), scaled, /*keep_graph=*/false);
 }
 
 }  // namespace lamina::pipeline

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/value/reference_tensor.h"
 #include "lamina/value/value.h"
 
 // The two ends of one remote call in autograd.
@@ -17,6 +18,19 @@ namespace lamina::pipeline {
 
 using Tensors = std::vector<at::Tensor>;
 
+// Where the gradient of one argument goes.
+struct GradientTarget {
+  // kHere: to a local operation, a leaf or the user, which need its value. kRemote: into the backward of a call that
+  // lives on `rank`. kCaller: out of this rank, as the gradient of what it was called with. kNowhere: nobody wants it.
+  // A gradient that goes to kRemote or kCaller may be a reference: only nodes of ours take those (a reference that
+  // reached a leaf would be waited for under a lock that all microbatches share).
+  enum class Kind : std::uint8_t { kNowhere, kHere, kRemote, kCaller };
+  Kind kind = Kind::kNowhere;
+  base::Rank rank;
+  value::TensorSpec spec;  // of the argument
+};
+using GradientTargets = std::vector<GradientTarget>;
+
 // The owner's end: the graph of one call, from the arguments to the outputs.
 class CalleeGraph {
  public:
@@ -25,26 +39,27 @@ class CalleeGraph {
   explicit CalleeGraph(value::Value& arguments);
   ~CalleeGraph();
 
-  void set_outputs(const value::Value& outputs);
-  bool differentiable() const { return !outputs_.empty(); }
+  void set_outputs(const value::Value& outputs);  // keeps their history, not their values
+  bool differentiable() const;
 
   // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
-  // arguments. Throws what a node of the graph throws.
+  // arguments, which may be references where they come straight out of another call. Throws what a node throws.
   Tensors backward(const Tensors& gradients, bool keep_graph);
 
  private:
   class Entry;
   struct Holder;  // keeps torch's types out of this header
-  std::unique_ptr<Holder> entry_;
-  Tensors outputs_;
+  std::unique_ptr<Holder> graph_;
 };
 
-// The caller's end: a node whose backward is `run`, given the outputs' gradients and whether the graph is kept.
+// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, whether the
+// graph is kept, and where the results go. `name` and `owner` are the module's.
 class CallerGraph {
  public:
-  using Backward = std::function<Tensors(const Tensors& gradients, bool keep_graph)>;
+  using Backward =
+      std::function<Tensors(const Tensors& gradients, bool keep_graph, const GradientTargets& targets)>;
 
-  CallerGraph(const value::Value& arguments, std::string name, Backward run);
+  CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run);
   ~CallerGraph();
 
   // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history.

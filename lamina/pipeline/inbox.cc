@@ -70,6 +70,18 @@ void Inbox::arrive(const base::CallId& name, Arrival arrival) {
   reader(std::move(arrival));
 }
 
+void Inbox::arrive(const transport::Message& message) {
+  const auto* tensors = message.body.get_if<value::List>();
+  for (std::size_t i = 0; i < message.deliveries.size(); ++i) {
+    const auto& name = message.deliveries[i].name;
+    if (tensors != nullptr) {
+      arrive(name, tensors->items.at(i).as<at::Tensor>());
+    } else {
+      arrive(name, value::to_failure(message.body));
+    }
+  }
+}
+
 void Inbox::begin_step() {
   std::lock_guard guard(mutex_);
   cancelled_ = false;

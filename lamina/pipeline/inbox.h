@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "lamina/base/wait.h"
+#include "lamina/transport/message.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
@@ -34,6 +35,9 @@ class Inbox {
   std::optional<Arrival> poll(const base::CallId& name);
 
   void arrive(const base::CallId& name, Arrival arrival);  // from any thread
+  // All deliveries of a message, whose body is the list of their tensors, or the failure that came instead; nothing for
+  // a message without deliveries.
+  void arrive(const transport::Message& message);
 
   void begin_step();               // waits are possible again
   void end_step(base::Step step);  // forgets all that belongs to it or to an earlier one

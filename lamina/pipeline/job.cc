@@ -48,12 +48,14 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(checked(std::move(options), transport->rank())),
       transport_(std::move(transport)),
       slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout)),
-      calls_(*transport_, to_duration(options_.timeout)),
-      server_(*transport_, slot_, *options_.failures),
+      calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks),
+      server_(*transport_, slot_, inbox_, calls_, *options_.failures,
+              [this](base::Step step, std::function<void()> work) { state_.run(step, std::move(work)); }),
       mailbox_(*transport_),
       pool_(std::make_unique<WorkerPool>(options_.thread_hooks)),
       state_(*pool_, [this] {
         slot_.cancel();
+        inbox_.cancel();
         calls_.cancel();
       }) {
   transport_->start({[this](transport::Message message) { receive(std::move(message)); },
@@ -72,9 +74,10 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
-  const auto step = state_.begin([&] {
+  const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
-    calls_.begin_step();
+    inbox_.begin_step();
+    calls_.begin_step(beginning);
   });
   std::vector<value::Value> outputs;
   try {
@@ -106,7 +109,10 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
   for (int i = 0; i < microbatches; ++i) {
     state_.run([this, step, microbatch = base::Microbatch(i), body, results] {
       Activity activity(slot_, step, microbatch, plan::Phase::kStart);
-      results->outputs[microbatch.value] = body(microbatch);
+      auto outputs = body(microbatch);
+      value::for_each_tensor(outputs, value::materialise);
+      calls_.settle(activity, calls_.held(activity, {}));
+      results->outputs[microbatch.value] = std::move(outputs);
       ++results->ready;
     });
   }
@@ -127,7 +133,7 @@ void Job::announce_end(base::Step step, value::Value body) {
   transport::Message end;
   end.kind = Kind::kEndOfStep;
   end.call.step = step;
-  end.call.origin = end.caller = end.reply_to = rank();
+  end.call.origin = end.caller = rank();
   end.body = std::move(body);
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
@@ -156,7 +162,9 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
     state_.fail(step, std::current_exception());
     drain({kLastWords, nullptr});
   }
-  server_.end_step();
+  server_.end_step(step);
+  inbox_.end_step(step);
+  calls_.end_step();
   const auto error = state_.error();
   state_.end();
   return error;
@@ -179,6 +187,7 @@ void Job::backward(const Tensors& tensors, const Tensors& gradients, double scal
     throw base::UsageError("backward of the model outside the body of a step function");
   }
   activity->end_forward();
+  activity->enter_backward();
   activity->queue_again(plan::Phase::kBackwardStart);
   run_backward(tensors, gradients, scale);
 }
@@ -204,10 +213,13 @@ void Job::receive(transport::Message&& message) {
   switch (message.kind) {
     case Kind::kForward:
     case Kind::kBackward:
-      return state_.receive(std::move(message),
-                            [this](transport::Message&& request) { server_.serve(std::move(request)); });
+    case Kind::kDeliver:
+      return server_.receive(std::move(message));
+    case Kind::kValues:
+      return inbox_.arrive(message);
     case Kind::kResult:
     case Kind::kError:
+      inbox_.arrive(message);
       return calls_.deliver(std::move(message));
     case Kind::kEndOfStep:
       return state_.receive_end(std::move(message));

@@ -78,6 +78,7 @@ class Job {
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;
   ComputeSlot slot_;
+  Inbox inbox_;
   RemoteCalls calls_;
   ExecutionServer server_;
   collective::Mailbox mailbox_;

@@ -55,9 +55,4 @@ std::shared_ptr<Learned> Experience::of(const std::string& kind) {
   return learned;
 }
 
-void Experience::clear() {
-  std::lock_guard guard(mutex_);
-  learned_.clear();
-}
-
 }  // namespace lamina::pipeline

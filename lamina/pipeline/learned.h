@@ -48,7 +48,6 @@ class Learned {
 class Experience {
  public:
   std::shared_ptr<Learned> of(const std::string& kind);
-  void clear();
 
  private:
   std::mutex mutex_;

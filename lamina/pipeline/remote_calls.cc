@@ -1,92 +1,333 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/remote_calls.h"
 
+#include <ATen/ops/copy.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
 #include "lamina/pipeline/ambient.h"
+#include "lamina/pipeline/crossing.h"
+#include "lamina/pipeline/data_watch.h"
 #include "lamina/pipeline/requests.h"
 
 namespace lamina::pipeline {
+namespace {
 
-value::Value PendingResult::wait(plan::Phase phase) {
-  auto answer = Activity::current()->without_slot(phase, [this] {
-    std::unique_lock lock(calls_.mutex_);
-    const auto ready = [this] { return slot_->answer || calls_.cancelled_; };
-    base::wait_until(lock, slot_->arrived, calls_.patience_, ready, [this] { return slot_->what; });
-    calls_.pending_.erase(id_);
-    if (!slot_->answer) throw base::CancelledError("the step was ended by an error elsewhere");
-    return std::move(*slot_->answer);
-  });
-  if (answer.kind == transport::Kind::kError) throw value::RemoteFailure(value::to_failure(answer.body));
-  return std::move(answer.body);
+using transport::Delivery;
+using transport::Kind;
+using transport::Message;
+
+// What calls that are alike have in common: see [Note: prediction].
+std::string kind_of(base::ModuleId id, const std::string& state, const value::Value& arguments) {
+  return base::str(id, '|', state) + signature(arguments);
 }
 
-RemoteCalls::RemoteCalls(transport::Transport& transport, base::Deadline::Clock::duration timeout)
-    : transport_(transport), patience_{timeout, nullptr, [this](const std::string& line) {
-                                         if (!told_.exchange(true)) base::log_warning(line);
-                                       }} {}
+// Puts the call's arguments in the place of the references that stand for them.
+void hand_back(value::Value& outputs, const std::vector<at::Tensor>& arguments) {
+  value::for_each_leaf(outputs, [&](value::Value& leaf) {
+    if (const auto* reference = leaf.get_if<value::Reference>()) leaf = at::Tensor(arguments.at(reference->argument));
+  });
+}
 
-value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments) {
-  const std::string name = modules.name(id);
-  transport::Message request;
-  request.kind = transport::Kind::kForward;
+// The module wrote to its copies of arguments: so does the caller, to its own.
+void write_arguments(const value::List& written, const std::vector<at::Tensor>& arguments) {
+  for (const auto& pair : written.items) {
+    const auto& parts = pair.as<value::Tuple>().items;
+    arguments.at(parts.at(0).as<std::int64_t>()).copy_(parts.at(1).as<at::Tensor>());
+  }
+}
+
+bool held_by_others(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const bool in_python = impl->pyobj_slot()->load_pyobj() != nullptr;  // its object counts as one holder
+  const bool used_there = in_python && !impl->pyobj_slot()->has_unique_reference();
+  return tensor.use_count() - (in_python ? 1 : 0) > 1 || used_there;
+}
+
+// Whether somebody holds references to `source`, `count` in all, other than those in `results`.
+bool held_beside(const RemoteValue& source, long count, const Tensors& results) {
+  for (const auto& tensor : results) {
+    if (!tensor.defined() || value::source_of(tensor).get() != &source) continue;
+    if (held_by_others(tensor)) return true;
+    --count;
+  }
+  return count > 0;
+}
+
+}  // namespace
+
+RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
+                         WorkerPool::Hooks hooks)
+    : transport_(transport),
+      inbox_(inbox),
+      patience_{timeout, nullptr,
+                [this](const std::string& line) {
+                  if (!told_.exchange(true)) base::log_warning(line);
+                }},
+      hooks_(std::move(hooks)) {}
+
+value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
+                               value::Value arguments) {
+  require_can_cross(modules.name(id), arguments);
+  const auto pending = begin(owner, modules.name(id), /*backward=*/false);
+  const auto call = std::const_pointer_cast<IssuedCall>(pending->call);
+  Message request;
+  request.kind = Kind::kForward;
   request.target = id;
   request.state = join_state(capture_modes(), modules.capture_state(id));
-  request.body = arguments;
-  auto pending = start(owner, std::move(request), base::str("forward of ", name, " on rank ", owner));
+  call->learned = experience_.of(kind_of(id, request.state, arguments));
+  call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
+  const auto outline = modules.dynamic(id) ? nullptr : call->learned->outline();
+  request.body = departing(arguments, owner);
+  const auto given = distinct_tensors(arguments);
 
-  // Without grad mode too: the module may return what had a graph before, its argument or a parameter.
-  const auto run_backward = [this, alive = std::weak_ptr(alive_), owner, forward = pending.id_, name](
-                                const Tensors& gradients, bool keep) {
-    if (alive.expired()) throw base::UsageError(base::str("backward through ", name, " after its job was shut down"));
-    return backward(owner, forward, name, gradients, keep);
+  // Without grad mode too: the module may return what had a graph before, a parameter.
+  const auto graph = std::make_shared<Lease>(releases_, owner, call->id, /*graph=*/true);
+  const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](
+                                const Tensors& gradients, bool keep, const GradientTargets& targets) {
+    if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
+    if (!keep) graph->spend();
+    return backward(*call, gradients, keep, targets);
   };
-  CallerGraph graph(arguments, name, run_backward);
-  value::Value outputs = pending.wait(plan::Phase::kForward);
-  graph.attach(outputs);
-  return outputs;
-}
-
-Tensors RemoteCalls::backward(base::Rank owner, base::CallId forward, const std::string& name, const Tensors& gradients,
-                              bool keep_graph) {
-  const Activity* activity = Activity::current();
-  if (activity == nullptr || activity->step() != forward.step) {
-    throw base::UsageError(base::str("backward through ", name, ", which ran on rank ", owner, " in step ",
-                                     forward.step, ": it must run inside that step"));
+  CallerGraph node(arguments, call->name, owner, run_backward);
+  if (outline) {
+    auto outputs = expected_outputs(*pending, *outline, request);
+    send(pending, std::move(request));
+    node.attach(outputs);
+    hand_back(outputs, given);
+    return outputs;
   }
-  transport::Message request;
-  request.kind = transport::Kind::kBackward;
-  request.body = to_value(BackwardRequest{forward.counter, keep_graph, gradients});
-  auto pending = start(owner, std::move(request), base::str("backward of ", name, " on rank ", owner));
-  return to_tensors(pending.wait(plan::Phase::kBackward));
+  send(pending, std::move(request));
+  auto body = wait_answer(*pending);
+  node.attach(body);
+  auto answer = to_forward_answer(std::move(body));
+  if (answer.saw_data) DataWatch::note();
+  const bool predictable = !answer.saw_data && answer.written.items.empty();
+  call->learned->learn_outline(predictable ? pipeline::outline(answer.outputs) : std::nullopt);
+  hand_back(answer.outputs, given);
+  write_arguments(answer.written, given);
+  return std::move(answer.outputs);
 }
 
-PendingResult RemoteCalls::start(base::Rank to, transport::Message request, std::string what) {
+// The outputs as references. Where they were read the last time they are sent at once.
+value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Message& request) {
+  const auto& call = *pending.call;
+  request.expected = outline.fingerprint;
+  std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
+  for (const auto& [output, reader] : call.learned->route(call.ordinal)) {
+    const Delivery delivery{output, reader, new_name(call.id.step, call.id.microbatch)};
+    prepared.at(output).push_back(delivery);
+    request.deliveries.push_back(delivery);
+  }
+  const auto lease = std::make_shared<const Lease>(releases_, call.owner, call.id, /*graph=*/false);
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < outline.outputs.size(); ++i) {
+    tensors.push_back(reference(pending, static_cast<std::int64_t>(i), outline.outputs[i].spec,
+                                value::Strides::kAsSpecified, lease, std::move(prepared[i])));
+    tensors.back().set_requires_grad(outline.outputs[i].requires_grad);
+  }
+  return filled(outline, tensors);
+}
+
+at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
+                                  value::Strides strides, std::shared_ptr<const Lease> lease,
+                                  std::vector<Delivery> prepared) {
+  const auto source = std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output,
+                                                    std::move(prepared));
+  auto tensor = value::make_reference(spec, source, strides);
+  Activity::current()->issued().references.emplace_back(source);
+  return tensor;
+}
+
+Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, bool keep_graph,
+                              const GradientTargets& targets) {
+  const Activity* activity = Activity::current();
+  if (activity == nullptr || activity->step() != forward.id.step) {
+    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
+  }
+  const auto pending = begin(forward.owner, forward.name, /*backward=*/true);
+  const auto& call = *pending->call;
+  Message request;
+  request.kind = Kind::kBackward;
+  BackwardRequest asked{forward.id.counter, keep_graph, {}};
+  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, forward.owner));
+  request.body = to_value(asked);
+  const auto given = pattern(gradients);
+  const auto known = forward.learned->gradient_pattern(given);
+  if (!known || known->size() != targets.size()) {
+    send(pending, std::move(request));
+    auto result = to_tensors(wait_answer(*pending));
+    forward.learned->learn_gradient_pattern(given, pattern(result));
+    return result;
+  }
+  request.expected = fingerprint(*known);
+  const auto lease = std::make_shared<const Lease>(releases_, call.owner, call.id, /*graph=*/false);
+  Tensors result(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    using TargetKind = GradientTarget::Kind;
+    const auto& target = targets[i];
+    if ((*known)[i] == '0' || target.kind == TargetKind::kNowhere) continue;
+    const auto output = static_cast<std::int64_t>(i);
+    std::vector<Delivery> prepared;
+    if (target.kind != TargetKind::kCaller) {
+      const auto reader = target.kind == TargetKind::kHere ? rank() : target.rank;
+      prepared.push_back({output, reader, new_name(call.id.step, call.id.microbatch)});
+      request.deliveries.push_back(prepared.back());
+    }
+    result[i] = reference(*pending, output, target.spec, value::Strides::kAsTheyArrive, lease, std::move(prepared));
+  }
+  send(pending, std::move(request));
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i].kind == GradientTarget::Kind::kHere) value::materialise(result[i]);
+  }
+  return result;
+}
+
+value::Value RemoteCalls::departing(value::Value tree, base::Rank to) {
+  std::map<const void*, value::Reference> sent;
+  value::for_each_leaf(tree, [&](value::Value& leaf) {
+    if (const auto* opaque = leaf.get_if<value::Opaque>()) {
+      for (const auto& tensor : opaque->tensors) value::materialise(tensor);
+    }
+    const auto* tensor = leaf.get_if<at::Tensor>();
+    if (tensor == nullptr || !value::is_pending(*tensor)) return;
+    const auto source = remote_value_of(*tensor);
+    if (!source || source->taken()) return value::materialise(*tensor);
+    const auto [place, fresh] = sent.try_emplace(tensor->unsafeGetTensorImpl());
+    if (fresh) place->second = {source->route_to(to), 0, tensor->requires_grad()};
+    leaf = place->second;
+  });
+  return tree;
+}
+
+value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, base::Rank to) {
+  if (!value::is_pending(gradient)) return gradient;
+  if (const auto sum = std::dynamic_pointer_cast<value::Sum>(value::source_of(gradient))) {
+    value::List parts;
+    for (const auto& part : sum->parts()) parts.items.push_back(departing_gradient(part, to));
+    return parts;
+  }
+  return departing(gradient, to);
+}
+
+RemoteCalls::Pending RemoteCalls::begin(base::Rank owner, const std::string& name, bool backward) {
   const Activity& activity = *Activity::current();
-  auto slot = std::make_shared<PendingResult::Slot>();
-  slot->asked = to;
-  slot->what = base::str(what, " (step ", activity.step(), ", microbatch ", activity.microbatch(), ")");
-  request.caller = request.reply_to = transport_.rank();
-  request.call = {transport_.rank(), activity.step(), activity.microbatch()};
+  auto call = std::make_shared<IssuedCall>();
+  call->id = new_name(activity.step(), activity.microbatch());
+  call->owner = owner;
+  call->name = name;
+  call->backward = backward;
+  auto pending = std::make_shared<PendingCall>();
+  pending->call = std::move(call);
+  return pending;
+}
+
+void RemoteCalls::send(const Pending& pending, Message&& request) {
+  const auto& call = *pending->call;
+  Activity::current()->issued().calls.push_back(pending);
   {
     std::lock_guard guard(mutex_);
-    request.call.counter = counters_[activity.microbatch()]++;
-    pending_[request.call] = slot;
+    pending_[call.id] = pending;
   }
-  transport_.send(to, request);
-  return PendingResult(*this, request.call, std::move(slot));
+  request.call = call.id;
+  request.caller = rank();
+  request.released = releases_->take(call.owner);
+  transport_.send(call.owner, request);
 }
 
-void RemoteCalls::begin_step() {
+value::Value RemoteCalls::wait_answer(PendingCall& pending) {
+  give_way([&] {
+    std::unique_lock lock(mutex_);
+    const auto ready = [&] { return pending.answer || pending.failure || cancelled_; };
+    base::wait_until(lock, pending.changed, patience_, ready, [&] { return pending.call->what(); });
+    pending.seen = true;
+    if (pending.failure) throw value::RemoteFailure(*pending.failure);
+    if (!pending.answer) throw base::CancelledError("the step was ended by an error elsewhere");
+  });
+  return std::move(*pending.answer);
+}
+
+void RemoteCalls::wait_done(PendingCall& pending) {
+  std::unique_lock lock(mutex_);
+  base::wait_until(
+      lock, pending.changed, patience_, [&] { return pending.done || cancelled_; },
+      [&] { return pending.call->what(); });
+  if (!pending.done) throw base::CancelledError("the step was ended by an error elsewhere");
+  if (pending.failure && !std::exchange(pending.seen, true)) throw value::RemoteFailure(*pending.failure);
+}
+
+RemoteCalls::Held RemoteCalls::held(Activity& activity, const Tensors& results) {
+  Held kept;
+  for (const auto& reference : activity.issued().references) {
+    auto source = reference.lock();
+    if (source && held_beside(*source, source.use_count() - 1, results)) kept.push_back(std::move(source));
+  }
+  return kept;
+}
+
+void RemoteCalls::settle(Activity& activity, const Held& held) {
+  for (const auto& source : held) source->take();
+  for (const auto& pending : activity.issued().calls) wait_done(*pending);
+}
+
+bool RemoteCalls::unsettled(Activity& activity) {
+  std::lock_guard guard(mutex_);
+  return std::ranges::any_of(activity.issued().calls, [](const Pending& pending) { return !pending->done; });
+}
+
+base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {
+  std::lock_guard guard(mutex_);
+  return {rank(), step, microbatch, counters_[microbatch]++};
+}
+
+void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
+  Message request;
+  request.kind = Kind::kDeliver;
+  request.call = call.id;
+  request.caller = rank();
+  request.deliveries = {delivery};
+  transport_.send(call.owner, request);
+}
+
+at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
+  if (const auto arrival = inbox_.poll(name)) return tensor_of(*arrival);
+  {
+    std::lock_guard guard(mutex_);
+    if (!open_ || step_ != call.id.step) {
+      throw base::UsageError(base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
+    }
+  }
+  std::optional<Arrival> arrival;
+  give_way([&] { arrival = inbox_.wait(name, patience_, [&] { return call.what(); }); });
+  return tensor_of(*arrival);
+}
+
+void RemoteCalls::give_way(const std::function<void()>& wait) {
+  Activity* const activity = Activity::current();
+  const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), wait) : wait(); };
+  hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
+}
+
+void RemoteCalls::begin_step(base::Step step) {
   std::lock_guard guard(mutex_);
   pending_.clear();
   counters_.clear();
+  step_ = step;
+  open_ = true;
   cancelled_ = false;
   told_ = false;
 }
 
+void RemoteCalls::end_step() {
+  std::lock_guard guard(mutex_);
+  open_ = false;
+}
+
 std::string RemoteCalls::awaited_from(base::Rank rank) {
   std::lock_guard guard(mutex_);
-  for (const auto& [id, slot] : pending_) {
-    if (slot->asked == rank && !slot->answer) return slot->what;
+  for (const auto& [id, pending] : pending_) {
+    if (pending->call->owner == rank) return pending->call->what();
   }
   return "";
 }
@@ -94,15 +335,24 @@ std::string RemoteCalls::awaited_from(base::Rank rank) {
 void RemoteCalls::cancel() {
   std::lock_guard guard(mutex_);
   cancelled_ = true;
-  for (auto& [id, slot] : pending_) slot->arrived.notify_all();
+  for (auto& [id, pending] : pending_) pending->changed.notify_all();
 }
 
-void RemoteCalls::deliver(transport::Message&& answer) {
+void RemoteCalls::deliver(Message&& answer) {
   std::lock_guard guard(mutex_);
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
-  found->second->answer = std::move(answer);
-  found->second->arrived.notify_all();
+  const auto pending = found->second;
+  if (answer.kind == Kind::kError) {
+    pending->failure = value::to_failure(answer.body);
+  } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
+    pending->answer = std::move(answer.body);
+  }
+  if (answer.kind == Kind::kError || answer.done) {
+    pending->done = true;
+    pending_.erase(found);
+  }
+  pending->changed.notify_all();
 }
 
 }  // namespace lamina::pipeline

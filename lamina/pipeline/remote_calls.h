@@ -19,6 +19,23 @@
 
 namespace lamina::pipeline {
 
+// A call whose end this rank waits for. Guarded by the mutex of RemoteCalls.
+struct PendingCall {
+  std::shared_ptr<const IssuedCall> call;
+  std::condition_variable changed;
+  std::optional<value::Value> answer;
+  std::optional<value::Failure> failure;
+  bool done = false;
+  bool seen = false;  // its activity knows of the failure
+};
+
+// What one activity has called; touched by its thread alone.
+struct Issued {
+  std::vector<std::shared_ptr<PendingCall>> calls;
+  std::vector<std::weak_ptr<RemoteValue>> references;
+  std::map<const Learned*, int> counts;
+};
+
 // The caller's side: calls of modules that live on other ranks, and what came of them.
 class RemoteCalls {
  public:
@@ -31,11 +48,13 @@ class RemoteCalls {
   // what cannot cross ranks.
   value::Value call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments);
 
-  // At the end of an activity: waits until nothing runs any more that its calls have set off, and until the references
-  // that somebody still holds, other than in `results`, have their values. Throws the first failure of a call that the
-  // activity has not seen.
-  void settle(Activity& activity, const value::Value& results);
-  // Whether settle() would wait.
+  // The end of an activity, in two parts. held(): the references that somebody keeps, other than in `results`, which
+  // nobody else holds a copy of; they are to have their values before the step ends. settle() fetches those, and waits
+  // until nothing runs any more that the activity's calls have set off; it throws the first failure of a call that the
+  // activity has not seen. unsettled(): whether it would wait for a call.
+  using Held = std::vector<std::shared_ptr<RemoteValue>>;
+  Held held(Activity& activity, const Tensors& results);
+  void settle(Activity& activity, const Held& held);
   bool unsettled(Activity& activity);
 
   void begin_step(base::Step step);
@@ -49,30 +68,27 @@ class RemoteCalls {
   // For RemoteValue.
   base::Rank rank() const { return transport_.rank(); }
   base::CallId new_name(base::Step step, base::Microbatch microbatch);
-  void ask(const IssuedCall& call, transport::Delivery delivery);
+  void ask(const IssuedCall& call, const transport::Delivery& delivery);
   at::Tensor receive(const base::CallId& name, const IssuedCall& call);
-  // Waits with the compute slot, and what the face must not hold, given up.
-  template <class Ready, class What>
-  void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const Ready& ready, const What& what);
+  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up.
+  void give_way(const std::function<void()>& wait);
+  const base::Patience& patience() const { return patience_; }
 
  private:
-  struct Pending {
-    std::shared_ptr<const IssuedCall> call;
-    std::condition_variable changed;
-    std::optional<value::Value> answer;
-    std::optional<value::Failure> failure;
-    bool done = false;
-    bool seen = false;  // the activity knows of the failure
-  };
-  using Activities = std::map<const Activity*, std::vector<std::shared_ptr<Pending>>>;
+  using Pending = std::shared_ptr<PendingCall>;
 
-  std::shared_ptr<Pending> begin(base::Rank owner, const std::string& name, bool backward);
+  Pending begin(base::Rank owner, const std::string& name, bool backward);
   void send(const Pending& pending, transport::Message&& request);
-  value::Value wait_answer(Pending& pending);
-  std::vector<at::Tensor> references(const Pending& pending, const Outline& outline,
-                                     std::vector<transport::Delivery>& deliveries);
-  value::Value departing(value::Value tree, base::Rank owner);
-  Tensors backward(const IssuedCall& forward, Lease& graph, const Tensors& gradients, bool keep_graph,
+  value::Value wait_answer(PendingCall& pending);
+  void wait_done(PendingCall& pending);
+  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, transport::Message& request);
+  at::Tensor reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
+                       value::Strides strides, std::shared_ptr<const Lease> lease,
+                       std::vector<transport::Delivery> prepared);
+  // The tree with references in the place of what lies, or is made, elsewhere.
+  value::Value departing(value::Value tree, base::Rank to);
+  value::Value departing_gradient(const at::Tensor& gradient, base::Rank to);
+  Tensors backward(const IssuedCall& forward, const Tensors& gradients, bool keep_graph,
                    const GradientTargets& targets);
 
   transport::Transport& transport_;
@@ -82,8 +98,7 @@ class RemoteCalls {
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
   Experience experience_;
   std::mutex mutex_;
-  std::map<base::CallId, std::shared_ptr<Pending>> pending_;  // until they are done
-  Activities issued_;
+  std::map<base::CallId, Pending> pending_;  // until they are done
   std::map<base::Microbatch, std::int64_t> counters_;
   base::Step step_{-1};
   bool open_ = false;

@@ -46,7 +46,13 @@ at::Tensor RemoteValue::take() {
     if (value_.defined()) return value_;
     require_alive();
     if (!taking_) break;
-    calls_.wait(lock, changed_, [&] { return !taking_; }, [&] { return call_->what(); });
+    lock.unlock();
+    calls_.give_way([&] {
+      std::unique_lock waiting(mutex_);
+      base::wait_until(
+          waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
+    });
+    lock.lock();
   }
   taking_ = true;
   try {

@@ -16,14 +16,29 @@ namespace lamina::pipeline {
 struct BackwardRequest {
   std::int64_t forward = 0;
   bool keep_graph = false;
-  Tensors gradients;  // of the outputs; see [Note: differentiable tensors]
+  // Of the outputs (see [Note: differentiable tensors]): tensors, references, or lists of both to be added.
+  value::List gradients;
 };
 
 value::Value to_value(const BackwardRequest& request);
 BackwardRequest to_backward_request(const value::Value& value);
 
+// A list of tensors.
 value::Value to_value(const Tensors& tensors);
 Tensors to_tensors(const value::Value& value);
+// '1' for each tensor that is defined, '0' for each that is not; and a number that stands for such a pattern, never 0.
+std::string pattern(const Tensors& tensors);
+std::uint64_t fingerprint(const std::string& pattern);
+
+// The answer to a forward that the caller waits for.
+struct ForwardAnswer {
+  value::Value outputs;  // references stand for arguments that are handed back as they are
+  value::List written;   // pairs: the number of an argument that the module wrote to, and its new value
+  bool saw_data = false;  // the module let data decide: see data_watch.h
+};
+
+value::Value to_value(ForwardAnswer answer);
+ForwardAnswer to_forward_answer(value::Value value);
 
 // The state that a call brings: torch's modes (ambient.h), then what the face adds (modules.h).
 std::string join_state(const std::string& modes, const std::string& of_face);

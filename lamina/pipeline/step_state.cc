@@ -3,7 +3,7 @@
 
 namespace lamina::pipeline {
 
-base::Step StepState::begin(const std::function<void()>& prepare) {
+base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
   auto ambient = Ambient::capture();
   std::unique_lock lock(mutex_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
@@ -13,7 +13,7 @@ base::Step StepState::begin(const std::function<void()>& prepare) {
   done_ = false;
   ambient_ = std::move(ambient);
   last_event_ = base::Deadline::Clock::now();
-  prepare();
+  prepare(step);
   auto early = std::move(early_[step]);
   early_.erase(step);
   try {
@@ -40,11 +40,7 @@ void StepState::run(std::function<void()> work) {
   start_thread(std::move(work));
 }
 
-void StepState::receive(transport::Message&& request, std::function<void(transport::Message&&)> serve) {
-  const auto step = request.call.step;
-  // std::function must be copyable, a message is moved once: hence the shared holder.
-  auto held = std::make_shared<transport::Message>(std::move(request));
-  auto work = [held, serve = std::move(serve)] { serve(std::move(*held)); };
+void StepState::run(base::Step step, std::function<void()> work) {
   std::unique_lock lock(mutex_);
   if (open_ && step == current_ && !error_) {
     try {

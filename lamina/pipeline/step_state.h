@@ -26,16 +26,16 @@ class StepState {
 
   // Opens the next step in the calling thread, whose ambient state its threads get; `prepare` runs before any of them.
   // After fail_for_good() the step has failed before it begins. Throws base::UsageError inside a step.
-  base::Step begin(const std::function<void()>& prepare);
+  base::Step begin(const std::function<void(base::Step)>& prepare);
   // Ends it; nothing runs in it any more.
   void end();
 
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);
 
-  // A request of another rank, for this step or a later one that this rank has not entered yet; `serve` answers it in
-  // the step's threads. Requests of ended steps are dropped.
-  void receive(transport::Message&& request, std::function<void(transport::Message&&)> serve);
+  // The same for work that another rank has set off, in `step` or, as soon as this rank enters it, a later one. Work of
+  // steps that have ended or failed is dropped.
+  void run(base::Step step, std::function<void()> work);
 
   // The end that the leading rank announced, or an error that another rank ended the step with.
   void receive_end(transport::Message&& end);

@@ -18,6 +18,8 @@ class WorkerPool {
   struct Hooks {
     std::function<void()> thread_begins;
     std::function<void()> thread_ends;
+    // Runs a wait in a thread that may hold a lock of the face (Python's GIL), which must not be held meanwhile.
+    std::function<void(const std::function<void()>& wait)> blocking;
   };
 
   explicit WorkerPool(Hooks hooks) : hooks_(std::move(hooks)) {}

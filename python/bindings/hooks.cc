@@ -88,6 +88,13 @@ void end_thread() {
   PyGILState_Release(worker_state);
 }
 
+// A wait in a thread that may be in Python: reading a tensor's memory holds the GIL, an operation does not.
+void without_gil(const std::function<void()>& wait) {
+  if (!PyGILState_Check()) return wait();
+  const py::gil_scoped_release release;
+  wait();
+}
+
 void check_signals() {
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -156,7 +163,7 @@ std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names) 
 }
 
 pipeline::FaceHooks face_hooks() {
-  return {{begin_thread, end_thread}, std::make_shared<PythonFailures>(), check_signals};
+  return {{begin_thread, end_thread, without_gil}, std::make_shared<PythonFailures>(), check_signals};
 }
 
 }  // namespace lamina::python

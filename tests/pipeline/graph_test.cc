@@ -27,11 +27,12 @@ class Remote {
     auto callee = std::make_shared<CalleeGraph>(received);
     const Value outputs = module_(std::move(received));
     callee->set_outputs(outputs);
-    CallerGraph caller(arguments, "block", [this, callee](const Tensors& gradients, bool keep_graph) {
+    const auto run = [this, callee](const Tensors& gradients, bool keep_graph, const GradientTargets&) {
       kept = keep_graph;
       received_gradients = gradients;
       return sent_gradients = callee->backward(gradients, keep_graph);
-    });
+    };
+    CallerGraph caller(arguments, "block", base::Rank(1), run);
     Value results = value::sent(outputs);
     caller.attach(results);
     return results;
@@ -181,7 +182,10 @@ TEST(Graph, CreateGraphThroughACallIsAUsageErrorThatNamesIt) {
 
 TEST(Graph, WhatTheOtherEndThrowsArrivesAsItWas) {
   const auto x = leaf();
-  CallerGraph caller(x, "block", [](const Tensors&, bool) -> Tensors { throw base::TimeoutError("no answer"); });
+  const auto fail = [](const Tensors&, bool, const GradientTargets&) -> Tensors {
+    throw base::TimeoutError("no answer");
+  };
+  CallerGraph caller(x, "block", base::Rank(1), fail);
   Value output = leaf();
   caller.attach(output);
   EXPECT_THROW(tensor(output).sum().backward(), base::TimeoutError);
@@ -193,7 +197,8 @@ TEST(Graph, GradientsOfAnotherCallAreMalformed) {
   callee.set_outputs(tensor(arguments) * 2);
   EXPECT_THROW(callee.backward({}, false), base::FormatError);
   const auto x = leaf();
-  CallerGraph caller(x, "block", [](const Tensors&, bool) { return Tensors(); });
+  const auto nothing = [](const Tensors&, bool, const GradientTargets&) { return Tensors(); };
+  CallerGraph caller(x, "block", base::Rank(1), nothing);
   Value output = leaf();
   caller.attach(output);
   EXPECT_THROW(tensor(output).sum().backward(), base::FormatError);

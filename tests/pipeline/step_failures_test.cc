@@ -234,8 +234,9 @@ TEST(Memory, NothingOfAStepIsKeptAfterIt) {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> seen;
   std::mutex mutex;
   const auto remember = [&](const at::Tensor& tensor) {
+    auto storage = tensor.storage().getWeakStorageImpl();  // may wait for the other rank
     std::lock_guard guard(mutex);
-    seen.emplace_back(tensor.storage().getWeakStorageImpl());
+    seen.push_back(std::move(storage));
   };
   std::atomic<bool> fail = false;
   const auto module = pipeline.add("square", 1, [&](Job&) {

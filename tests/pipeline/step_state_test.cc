@@ -29,7 +29,7 @@ namespace lamina::pipeline {
 namespace {
 
 const base::Patience kPatience{std::chrono::seconds(30), [] {}};
-const std::function<void()> kNothing = [] {};
+const std::function<void(base::Step)> kNothing = [](base::Step) {};
 
 // A latch that a test opens.
 class Gate {
@@ -102,7 +102,7 @@ class Step : public ::testing::Test {
  protected:
   void TearDown() override { state_.wait_idle(kPatience); }  // as a job does before it goes
 
-  static transport::Message request(std::int64_t step) {
+  static transport::Message end_of_step(std::int64_t step) {
     transport::Message message;
     message.call.step = base::Step(step);
     return message;
@@ -155,26 +155,26 @@ TEST_F(Step, InsideAStepIsAUsageError) {
 
 TEST_F(Step, RequestsThatCameEarlyAreServedAndLateOnesDropped) {
   std::atomic<int> served = 0;
-  const auto serve = [&](transport::Message&&) { ++served; };
-  state_.receive(request(0), serve);
-  state_.receive(request(1), serve);
-  state_.receive(request(1), serve);
+  const auto serve = [&] { ++served; };
+  state_.run(base::Step(0), serve);
+  state_.run(base::Step(1), serve);
+  state_.run(base::Step(1), serve);
   EXPECT_EQ(served, 0);
   state_.begin(kNothing);
   EXPECT_EQ(end(), "");
   EXPECT_EQ(served, 1);
-  state_.receive(request(0), serve);
+  state_.run(base::Step(0), serve);
   state_.begin(kNothing);
-  state_.receive(request(0), serve);
+  state_.run(base::Step(0), serve);
   EXPECT_EQ(end(), "");
   EXPECT_EQ(served, 3);
 }
 
 TEST_F(Step, AnEndThatCameEarlyIsFoundAndALateOneDropped) {
-  state_.receive_end(request(1));
+  state_.receive_end(end_of_step(1));
   state_.begin(kNothing);
   EXPECT_EQ(end(), "");
-  state_.receive_end(request(0));
+  state_.receive_end(end_of_step(0));
   state_.begin(kNothing);
   EXPECT_EQ(state_.wait_end(kPatience, [] { return false; })->call.step, base::Step(1));
 }
@@ -189,8 +189,8 @@ TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
 
 TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   state_.begin(kNothing);
-  state_.receive_end(request(0));
-  state_.receive_end(request(1));  // of the next step, which nothing of this rank is needed for
+  state_.receive_end(end_of_step(0));
+  state_.receive_end(end_of_step(1));  // of the next step, which nothing of this rank is needed for
   state_.lose(base::Rank(0), "it called shutdown");
   EXPECT_TRUE(state_.wait_end(kPatience, [] { return false; }).has_value());
   EXPECT_EQ(end(), "");
@@ -211,7 +211,7 @@ TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
 
 TEST_F(Step, InWhichNothingHappensIsATimeout) {
   state_.begin(kNothing);
-  EXPECT_THROW(state_.wait_end({std::chrono::milliseconds(60), kNothing}, [] { return false; }), base::TimeoutError);
+  EXPECT_THROW(state_.wait_end({std::chrono::milliseconds(60), [] {}}, [] { return false; }), base::TimeoutError);
 }
 
 TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
@@ -229,10 +229,10 @@ TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
 TEST_F(Step, WithoutThreadsARequestEndsItAndNothingEscapes) {
   state_.begin(kNothing);
   no_more_threads = true;
-  EXPECT_NO_THROW(state_.receive(request(0), [](transport::Message&&) {}));
+  EXPECT_NO_THROW(state_.run(base::Step(0), [] {}));
   no_more_threads = false;
   EXPECT_NE(end(), "");
-  state_.receive(request(1), [](transport::Message&&) {});
+  state_.run(base::Step(1), [] {});
   no_more_threads = true;
   EXPECT_NO_THROW(state_.begin(kNothing));
   no_more_threads = false;
@@ -242,10 +242,10 @@ TEST_F(Step, WithoutThreadsARequestEndsItAndNothingEscapes) {
 }
 
 TEST(Requests, ArriveAsTheyWere) {
-  const auto got = to_backward_request(to_value(BackwardRequest{7, true, {at::Tensor(), at::Tensor()}}));
+  const auto got = to_backward_request(to_value(BackwardRequest{7, true, {{at::Tensor(), at::Tensor()}}}));
   EXPECT_EQ(got.forward, 7);
   EXPECT_TRUE(got.keep_graph);
-  EXPECT_EQ(got.gradients.size(), 2);
+  EXPECT_EQ(got.gradients.items.size(), 2);
   EXPECT_EQ(split_state(join_state("modes", std::string("\0face", 5))),
             std::pair(std::string("modes"), std::string("\0face", 5)));
 }
@@ -264,7 +264,7 @@ TEST(Requests, OfAnyOtherShapeAreMalformed) {
     EXPECT_THROW(split_state(std::string_view(whole).substr(0, size)), base::FormatError);
   }
   EXPECT_THROW(split_state(whole + "x"), base::FormatError);
-  EXPECT_THROW(run_with_modes("1", kNothing), base::FormatError);
+  EXPECT_THROW(run_with_modes("1", [] {}), base::FormatError);
 }
 
 }  // namespace

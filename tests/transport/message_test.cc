@@ -20,8 +20,10 @@ Message sample() {
   message.call = {base::Rank(1), base::Step(-2), base::Microbatch(3), 4};
   message.target = base::ModuleId(5);
   message.caller = base::Rank(6);
-  message.reply_to = base::Rank(7);
-  message.consumers = {base::Rank(8), base::Rank(9)};
+  message.deliveries = {{7, base::Rank(8), {base::Rank(9), base::Step(10), base::Microbatch(11), 12}}, {}};
+  message.released = {{message.call, true}, {{}, false}};
+  message.expected = 0xfedcba9876543210;
+  message.done = false;
   message.channel = std::string("a\0channel", 9);
   message.state = std::string("\xff\0state", 7);
   message.body = value::List{{at::arange(10), "text", at::arange(3, at::kDouble)}};
@@ -37,8 +39,10 @@ TEST(Message, ArrivesWithEveryField) {
   EXPECT_EQ(got.call, sent.call);
   EXPECT_EQ(got.target, sent.target);
   EXPECT_EQ(got.caller, sent.caller);
-  EXPECT_EQ(got.reply_to, sent.reply_to);
-  EXPECT_EQ(got.consumers, sent.consumers);
+  EXPECT_EQ(got.deliveries, sent.deliveries);
+  EXPECT_EQ(got.released, sent.released);
+  EXPECT_EQ(got.expected, sent.expected);
+  EXPECT_EQ(got.done, sent.done);
   EXPECT_EQ(got.channel, sent.channel);
   EXPECT_EQ(got.state, sent.state);
   const auto& body = got.body.as<value::List>().items;

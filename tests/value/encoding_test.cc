@@ -38,8 +38,8 @@ class Description {
                               : "undefined";
   }
   void add_held(const Reference& r) {
-    text_ += base::str(r.call.origin, ",", r.call.step, ",", r.call.microbatch, ",", r.call.counter, ",", r.output, ",",
-                       r.holder);
+    text_ += base::str(r.name.origin, ",", r.name.step, ",", r.name.microbatch, ",", r.name.counter, ",", r.argument,
+                       ",", r.requires_grad);
   }
   void add_held(at::ScalarType dtype) { text_ += base::str(dtype); }
   void add_held(at::Device device) { text_ += device.str(); }
@@ -66,7 +66,7 @@ class Description {
 
 std::string text_of(const Value& tree) { return Description(tree).text(); }
 
-const Reference kReference{{base::Rank(3), base::Step(1), base::Microbatch(2), 7}, 5, base::Rank(4)};
+const Reference kReference{{base::Rank(3), base::Step(1), base::Microbatch(2), 7}, 5, true};
 
 TEST(Encoding, EveryKindOfValueArrivesAsItWas) {
   const std::string all_bytes("\0\xff\n text", 8);
