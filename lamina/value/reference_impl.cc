@@ -81,10 +81,7 @@ void ReferenceImpl::require_fits(const at::Tensor& value) const {
 
 void ReferenceImpl::take_over(const TensorImpl& value) {
   if (expected_strides_ == Strides::kAsTheyArrive) {
-    const bool allowed = allow_tensor_metadata_change();
-    set_allow_tensor_metadata_change(true);
     set_sizes_and_strides(value.sizes(), value.strides());
-    set_allow_tensor_metadata_change(allowed);
   }
   storage_ = value.unsafe_storage();
   storage_offset_ = value.storage_offset();
@@ -98,10 +95,7 @@ void ReferenceImpl::take_over(const TensorImpl& value) {
 at::Tensor ReferenceImpl::alias() const {
   const TensorSpec spec{sizes().vec(), strides().vec(), c10::typeMetaToScalarType(dtype()), device()};
   auto source = this->source();
-  if (!source) return {};
-  auto made = at::detail::make_tensor<ReferenceImpl>(spec, std::move(source), expected_strides_);
-  made.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
-  return made;
+  return source ? make_reference(spec, std::move(source), expected_strides_) : at::Tensor();
 }
 
 bool ReferenceImpl::has_storage() const {

@@ -23,7 +23,7 @@ class ReferenceImpl final : public c10::TensorImpl {
   std::shared_ptr<Source> source() const;  // nullptr when it has become its value
   void become() const;
 
-  // A tensor of its own without history that shares its value, as detach() gives.
+  // A tensor of its own without history that shares its value, as detach() gives; undefined when it has become it.
   at::Tensor alias() const;
 
   // Whatever asks for the memory. Operations come by way of the wrapper key; pickle, numpy, tolist, .data and the like
