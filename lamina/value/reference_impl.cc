@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/value/reference_impl.h"
 
-#include <ATen/TensorSubclassLikeUtils.h>
-
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
 namespace {
+
+constexpr c10::DispatchKeySet kSubclass({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper,
+                                         c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Functionalize,
+                                         c10::DispatchKey::Batched});
 
 c10::DispatchKeySet keys_of(const TensorSpec& spec) {
   const auto options = at::TensorOptions().dtype(spec.dtype).device(spec.device);
@@ -133,7 +135,7 @@ ReferenceImpl* pending_impl(const at::Tensor& tensor) {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor._is_zerotensor() && !at::isTensorSubclassLike(tensor);
+         !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.key_set().has_any(kSubclass);
 }
 
 }  // namespace lamina::value

@@ -58,7 +58,9 @@ bool is_plain(const at::Tensor& tensor);
 class Undisturbed {
   const c10::InferenceMode normal_{false};
   const c10::AutoGradMode no_grad_{false};
-  const c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
+  // Copying a TensorImpl asks the modes too, unless Python is excluded.
+  const c10::impl::ForceDispatchKeyGuard keys_{
+      c10::default_included_set, c10::default_excluded_set | c10::DispatchKeySet(c10::DispatchKey::Python)};
 };
 
 }  // namespace lamina::value

@@ -157,6 +157,7 @@ TEST(Reference, AWrongValueIsAnErrorThatNamesBoth) {
       {"Double", at::ones({2, 3}, at::kDouble)},
       {"meta", at::ones({2, 3}, at::kMeta)},
       {"Sparse", at::ones({2, 3}).to_sparse()},
+      {"CPUFloatType", at::_efficientzerotensor({2, 3}, at::kFloat)},
       {"none", at::Tensor()},
   };
   for (const auto& [what, value] : wrong) {
