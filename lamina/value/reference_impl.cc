@@ -127,6 +127,11 @@ void ReferenceImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& othe
   TensorImpl::shallow_copy_from(other);
 }
 
+void ReferenceImpl::release_resources() {
+  source_.reset();
+  TensorImpl::release_resources();
+}
+
 ReferenceImpl* pending_impl(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kWrapperKey)) return nullptr;
   auto* impl = dynamic_cast<ReferenceImpl*>(tensor.unsafeGetTensorImpl());

@@ -36,6 +36,8 @@ class ReferenceImpl final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
 
+  void release_resources() override;  // with the last strong reference; autocast's cache keeps weak ones
+
  private:
   void require_fits(const at::Tensor& value) const;
   void take_over(const TensorImpl& value);

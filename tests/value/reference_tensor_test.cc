@@ -210,6 +210,15 @@ TEST(Reference, LetsGoOfItsSourceWhenItHasItsValue) {
   EXPECT_TRUE(watched.expired());
 }
 
+TEST(Reference, LetsGoOfItsSourceWhenOnlyWeakReferencesAreLeft) {
+  auto source = std::make_shared<Made>(some_value());
+  const std::weak_ptr<Source> watched = source;
+  auto tensor = make_reference(spec_of(some_value()), std::move(source), Strides::kAsSpecified);
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
+  tensor.reset();
+  EXPECT_TRUE(watched.expired());
+}
+
 TEST(Reference, MayBeReleased) {
   auto tensor = reference(some_value());
   release(tensor, "lives on rank 1");
