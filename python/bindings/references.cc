@@ -18,7 +18,9 @@ class PythonSource : public value::Source {
 
   at::Tensor take() override {
     const py::gil_scoped_acquire gil;
-    if (!value_.defined()) value_ = take_().cast<at::Tensor>();
+    if (value_.defined()) return value_;
+    const auto taken = take_().cast<at::Tensor>();  // may let go of the GIL: another reader may be first
+    if (!value_.defined()) value_ = taken;
     return value_;
   }
 

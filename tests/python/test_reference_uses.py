@@ -3,6 +3,7 @@
 
 import copy
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from lamina._lamina import is_pending
+from lamina._lamina import is_pending, pending_reference
 
 VALUE = torch.arange(6.0).view(2, 3)
 
@@ -266,3 +267,59 @@ def test_the_profiler_records_shapes_of_one():
     with torch.profiler.profile(record_shapes=True, profile_memory=True) as profile:
         linear()(pending(VALUE)).sum().backward()
     assert any(event.name == "aten::linear" for event in profile.events())
+
+
+class Remote(torch.autograd.Function):
+    """Twice its input; the gradient of it is a reference. Notes which gradients reach it unread."""
+
+    unread: ClassVar[list] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Remote.unread.append(is_pending(gradient))
+        return pending_reference(gradient, lambda: gradient * 2, gradient=True)
+
+
+def test_gradients_pass_through_a_diamond_unread():
+    Remote.unread.clear()
+    x = VALUE.clone().requires_grad_()
+    a = Remote.apply(x)
+    b, c = Remote.apply(a), Remote.apply(a)
+    (b * VALUE + c).sum().backward()
+    assert Remote.unread == [False, False, True]
+    assert torch.equal(x.grad, (VALUE + 1) * 4)
+
+
+def test_gradients_of_two_backwards_add_up():
+    x = VALUE.clone().requires_grad_()
+    loss = (Remote.apply(Remote.apply(x)) * VALUE).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert torch.equal(x.grad, VALUE * 8)
+
+
+def test_anomaly_detection_reads_every_gradient():
+    Remote.unread.clear()
+    x = VALUE.clone().requires_grad_()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        Remote.apply(Remote.apply(x)).sum().backward()
+    assert not any(Remote.unread)
+    assert torch.equal(x.grad, torch.full((2, 3), 4.0))
+
+
+def test_a_gradient_that_cannot_come_is_raised_by_backward():
+    class Broken(Remote):
+        @staticmethod
+        def backward(ctx, gradient):
+            def take():
+                raise ZeroDivisionError("on rank 1")
+
+            return pending_reference(gradient, take, gradient=True)
+
+    x = VALUE.clone().requires_grad_()
+    with pytest.raises(ZeroDivisionError, match="on rank 1"):
+        Broken.apply(x * 1).sum().backward()
