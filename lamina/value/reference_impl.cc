@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/value/reference_impl.h"
 
-#include <ATen/TensorSubclassLikeUtils.h>
-
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/value/wrapper_key.h"
 
 namespace lamina::value {
 namespace {
+
+constexpr c10::DispatchKeySet kSubclass({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper,
+                                         c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Functionalize,
+                                         c10::DispatchKey::Batched});
 
 c10::DispatchKeySet keys_of(const TensorSpec& spec) {
   const auto options = at::TensorOptions().dtype(spec.dtype).device(spec.device);
@@ -81,10 +83,7 @@ void ReferenceImpl::require_fits(const at::Tensor& value) const {
 
 void ReferenceImpl::take_over(const TensorImpl& value) {
   if (expected_strides_ == Strides::kAsTheyArrive) {
-    const bool allowed = allow_tensor_metadata_change();
-    set_allow_tensor_metadata_change(true);
     set_sizes_and_strides(value.sizes(), value.strides());
-    set_allow_tensor_metadata_change(allowed);
   }
   storage_ = value.unsafe_storage();
   storage_offset_ = value.storage_offset();
@@ -98,10 +97,7 @@ void ReferenceImpl::take_over(const TensorImpl& value) {
 at::Tensor ReferenceImpl::alias() const {
   const TensorSpec spec{sizes().vec(), strides().vec(), c10::typeMetaToScalarType(dtype()), device()};
   auto source = this->source();
-  if (!source) return {};
-  auto made = at::detail::make_tensor<ReferenceImpl>(spec, std::move(source), expected_strides_);
-  made.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
-  return made;
+  return source ? make_reference(spec, std::move(source), expected_strides_) : at::Tensor();
 }
 
 bool ReferenceImpl::has_storage() const {
@@ -131,6 +127,11 @@ void ReferenceImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& othe
   TensorImpl::shallow_copy_from(other);
 }
 
+void ReferenceImpl::release_resources() {
+  source_.reset();
+  TensorImpl::release_resources();
+}
+
 ReferenceImpl* pending_impl(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kWrapperKey)) return nullptr;
   auto* impl = dynamic_cast<ReferenceImpl*>(tensor.unsafeGetTensorImpl());
@@ -139,7 +140,7 @@ ReferenceImpl* pending_impl(const at::Tensor& tensor) {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor._is_zerotensor() && !at::isTensorSubclassLike(tensor);
+         !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.key_set().has_any(kSubclass);
 }
 
 }  // namespace lamina::value

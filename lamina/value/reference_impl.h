@@ -23,7 +23,7 @@ class ReferenceImpl final : public c10::TensorImpl {
   std::shared_ptr<Source> source() const;  // nullptr when it has become its value
   void become() const;
 
-  // A tensor of its own without history that shares its value, as detach() gives.
+  // A tensor of its own without history that shares its value, as detach() gives; undefined when it has become it.
   at::Tensor alias() const;
 
   // Whatever asks for the memory. Operations come by way of the wrapper key; pickle, numpy, tolist, .data and the like
@@ -35,6 +35,8 @@ class ReferenceImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
                                                          bool allow_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+
+  void release_resources() override;  // with the last strong reference; autocast's cache keeps weak ones
 
  private:
   void require_fits(const at::Tensor& value) const;
@@ -58,7 +60,9 @@ bool is_plain(const at::Tensor& tensor);
 class Undisturbed {
   const c10::InferenceMode normal_{false};
   const c10::AutoGradMode no_grad_{false};
-  const c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
+  // Copying a TensorImpl asks the modes too, unless Python is excluded.
+  const c10::impl::ForceDispatchKeyGuard keys_{
+      c10::default_included_set, c10::default_excluded_set | c10::DispatchKeySet(c10::DispatchKey::Python)};
 };
 
 }  // namespace lamina::value

@@ -9,6 +9,7 @@
 #include <ATen/ops/detach.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
@@ -48,8 +49,10 @@ void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
 at::Tensor detach(const at::Tensor& self) {
   require_value(self, "aten::detach");
   const auto* reference = pending_impl(self);
-  // torch makes a normal tensor of a normal one in inference mode too; a new reference would be an inference tensor.
-  if (reference && self.is_inference() == c10::InferenceMode::is_enabled()) {
+  // A mode has a right to see it. And torch makes a normal tensor of a normal one in inference mode too, where a new
+  // reference would be an inference tensor.
+  const bool usual = self.is_inference() == c10::InferenceMode::is_enabled() && !c10::impl::dispatch_mode_enabled();
+  if (reference && usual) {
     if (auto shared = reference->alias(); shared.defined()) return shared;
   }
   materialise(self);

@@ -31,6 +31,19 @@ def set_hooks(
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
+def pending_reference(like: torch.Tensor, take: Callable[[], torch.Tensor], gradient: bool = False) -> torch.Tensor:
+    """A reference that looks like `like` and becomes what `take` returns when something reads it: for tests.
+
+    `take` is called when the value is needed, until it returns; the reader may hold the GIL or not, and sees what it
+    raises. The strides of a gradient's reference are those of the value.
+    """
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a reference that has not become its value."""
+
+def materialise(tensor: torch.Tensor) -> None:
+    """Makes a pending reference become its value; does nothing to other tensors."""
+
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
 
