@@ -111,6 +111,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
       Activity activity(slot_, step, microbatch, plan::Phase::kStart);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
+      activity.retire();
       calls_.settle(activity, calls_.held(activity, {}));
       results->outputs[microbatch.value] = std::move(outputs);
       ++results->ready;

@@ -12,6 +12,8 @@ constexpr c10::DispatchKeySet kSubclass({c10::DispatchKey::Python, c10::Dispatch
                                          c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Functionalize,
                                          c10::DispatchKey::Batched});
 
+Rethrow user_rethrow = nullptr;
+
 c10::DispatchKeySet keys_of(const TensorSpec& spec) {
   const auto options = at::TensorOptions().dtype(spec.dtype).device(spec.device);
   return c10::DispatchKeySet(options.computeDispatchKey()).add(kWrapperKey);
@@ -100,36 +102,51 @@ at::Tensor ReferenceImpl::alias() const {
   return source ? make_reference(spec, std::move(source), expected_strides_) : at::Tensor();
 }
 
+void ReferenceImpl::become_for_user() const {
+  for_user([this] { become(); });
+}
+
 bool ReferenceImpl::has_storage() const {
-  if (pending()) become();
+  if (pending()) become_for_user();
   return TensorImpl::has_storage();
 }
 
 const c10::Storage& ReferenceImpl::storage() const {
-  if (pending()) become();
+  if (pending()) become_for_user();
   return TensorImpl::storage();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> ReferenceImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
                                                                            bool allow_metadata_change) const {
-  become();
+  become_for_user();
   return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> ReferenceImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
                                                                            bool allow_metadata_change) const {
-  become();
+  become_for_user();
   return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
 }
 
 void ReferenceImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
-  become();
+  become_for_user();
   TensorImpl::shallow_copy_from(other);
 }
 
 void ReferenceImpl::release_resources() {
   source_.reset();
   TensorImpl::release_resources();
+}
+
+void set_rethrow(Rethrow rethrow) { user_rethrow = rethrow; }
+
+void for_user(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const base::Error&) {
+    if (user_rethrow) user_rethrow(std::current_exception());
+    throw;
+  }
 }
 
 ReferenceImpl* pending_impl(const at::Tensor& tensor) {

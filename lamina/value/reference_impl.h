@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -22,6 +23,7 @@ class ReferenceImpl final : public c10::TensorImpl {
   Strides expected_strides() const { return expected_strides_; }
   std::shared_ptr<Source> source() const;  // nullptr when it has become its value
   void become() const;
+  void become_for_user() const;  // the same, where errors are thrown as set_rethrow() says
 
   // A tensor of its own without history that shares its value, as detach() gives; undefined when it has become it.
   at::Tensor alias() const;
@@ -48,6 +50,9 @@ class ReferenceImpl final : public c10::TensorImpl {
   mutable std::mutex mutex_;  // of becoming; held for a moment, never while waiting
   std::shared_ptr<Source> source_;
 };
+
+// Runs `work`, which an operation of the user needs; errors are thrown as set_rethrow() says.
+void for_user(const std::function<void()>& work);
 
 // The pending reference behind `tensor`, or nullptr.
 ReferenceImpl* pending_impl(const at::Tensor& tensor);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -50,6 +51,11 @@ at::Tensor make_reference(const TensorSpec& spec, std::shared_ptr<Source> source
 bool is_pending(const at::Tensor& tensor);                    // a reference that has not become its value
 std::shared_ptr<Source> source_of(const at::Tensor& tensor);  // nullptr when it is not pending
 void materialise(const at::Tensor& tensor);                   // makes it become its value; nothing for other tensors
+
+// Code of the user meets what a source throws inside an operation, where a face may know only its own exceptions: it can
+// set how such an error is thrown there. Does not return.
+using Rethrow = void (*)(std::exception_ptr error);
+void set_rethrow(Rethrow rethrow);
 
 // The source of a sum of gradients of which one at least was a reference. Its value adds the parts in their order. A
 // part that is written to before that makes the sum an error (base::UsageError): it would be the sum of something else.

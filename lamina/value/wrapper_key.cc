@@ -39,15 +39,17 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
 void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
-  for (const auto& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) { require_value(tensor, schema.name()); });
-  }
-  for (const auto& argument : arguments) for_each_tensor(argument, materialise);
+  for_user([&] {
+    for (const auto& argument : arguments) {
+      for_each_tensor(argument, [&](const at::Tensor& tensor) { require_value(tensor, schema.name()); });
+    }
+    for (const auto& argument : arguments) for_each_tensor(argument, materialise);
+  });
   op.callBoxed(stack);
 }
 
 at::Tensor detach(const at::Tensor& self) {
-  require_value(self, "aten::detach");
+  for_user([&] { require_value(self, "aten::detach"); });
   const auto* reference = pending_impl(self);
   // A mode has a right to see it. And torch makes a normal tensor of a normal one in inference mode too, where a new
   // reference would be an inference tensor.
@@ -55,7 +57,7 @@ at::Tensor detach(const at::Tensor& self) {
   if (reference && usual) {
     if (auto shared = reference->alias(); shared.defined()) return shared;
   }
-  materialise(self);
+  for_user([&] { materialise(self); });
   return at::detach(self);
 }
 
@@ -90,13 +92,17 @@ std::shared_ptr<Sum> summed(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
-  require_value(self, "aten::add");
-  require_value(other, "aten::add");
+  for_user([&] {
+    require_value(self, "aten::add");
+    require_value(other, "aten::add");
+  });
   if (adds_gradients(self, other, alpha)) {
     return make_reference(spec_of(self), summed(self, other), Strides::kAsTheyArrive);
   }
-  materialise(self);
-  materialise(other);
+  for_user([&] {
+    materialise(self);
+    materialise(other);
+  });
   return at::add(self, other, alpha);
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "lamina/base/error.h"
+#include "lamina/value/reference_tensor.h"
 #include "python/bindings/convert.h"
 
 namespace lamina::python {
@@ -95,6 +96,13 @@ void without_gil(const std::function<void()>& wait) {
   wait();
 }
 
+// In an operation that Python called, torch keeps the type of Python's exceptions alone.
+void raise_in_python(std::exception_ptr error) {
+  py::gil_scoped_acquire gil;
+  set_python_error(error);
+  throw py::error_already_set();
+}
+
 void check_signals() {
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -117,6 +125,7 @@ void bind_hooks(py::module_& module) {
       },
       py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("describe_exception"),
       py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("errors"));
+  value::set_rethrow(&raise_in_python);
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       std::rethrow_exception(error);

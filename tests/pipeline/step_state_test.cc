@@ -256,7 +256,7 @@ TEST(Requests, OfAnyOtherShapeAreMalformed) {
   using value::Value;
   const Value number = std::int64_t{1};
   for (const Value& wrong : {Value(), Value(List{}), Value(Tuple{{number, true}}),
-                             Value(Tuple{{number, number, List{}}}), Value(Tuple{{number, true, List{{number}}}})}) {
+                             Value(Tuple{{number, number, List{}}}), Value(Tuple{{number, true, number}})}) {
     EXPECT_THROW(to_backward_request(wrong), base::FormatError);
   }
   const auto whole = join_state("modes", "face");
