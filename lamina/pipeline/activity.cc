@@ -8,8 +8,14 @@ thread_local Activity* this_thread = nullptr;
 
 }  // namespace
 
-Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin)
-    : slot_(slot), step_(step), microbatch_(microbatch), outer_(this_thread), leads_(begin == plan::Phase::kStart) {
+Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin,
+                   std::uint64_t seed)
+    : slot_(slot),
+      step_(step),
+      microbatch_(microbatch),
+      outer_(this_thread),
+      leads_(begin == plan::Phase::kStart),
+      seed_(seed) {
   acquire(begin);
   this_thread = this;
 }
@@ -28,19 +34,36 @@ void Activity::end_forward() {
 }
 
 void Activity::queue_again(plan::Phase phase) {
-  if (!std::exchange(holds_, false)) return acquire(phase);
+  if (!holds_) return acquire(phase);
+  leave_state();
   slot_.queue_again(phase, microbatch_);
-  holds_ = true;
+  take_state();
 }
 
 void Activity::acquire(plan::Phase phase) {
   slot_.acquire(phase, microbatch_);
-  holds_ = true;
+  take_state();
 }
 
 void Activity::release() {
   // Code that swallows the end of its step may come here again without the slot, which is then another's.
-  if (std::exchange(holds_, false)) slot_.release();
+  if (!holds_) return;
+  leave_state();
+  slot_.release();
+}
+
+void Activity::take_state() {
+  if (!state_) {
+    state_ = ProcessState::current();
+    state_->seed(seed_);
+  }
+  state_->swap();
+  holds_ = true;
+}
+
+void Activity::leave_state() {
+  holds_ = false;
+  state_->swap();
 }
 
 }  // namespace lamina::pipeline

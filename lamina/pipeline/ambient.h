@@ -20,8 +20,12 @@ class Ambient {
   virtual void run(const std::function<void()>& work) const = 0;
 };
 
-// Grad mode, inference mode and autocast of this thread as bytes, and back for as long as `work` runs.
+// Grad mode, inference mode, default dtype and autocast of this thread as bytes, and back for as long as `work` runs.
 std::string capture_modes();
 void run_with_modes(std::string_view modes, const std::function<void()>& work);  // throws base::FormatError
+
+// Throws base::UsageError when this thread has entered a torch function mode in the step, such as `with
+// torch.device(...)`: a call of `module`, on another rank, cannot bring it along.
+void check_modes_travel(const std::string& module);
 
 }  // namespace lamina::pipeline

@@ -3,6 +3,7 @@
 
 #include "lamina/pipeline/ambient.h"
 #include "lamina/pipeline/requests.h"
+#include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
 
@@ -35,10 +36,13 @@ void ExecutionServer::serve(transport::Message&& request) {
 
 value::Value ExecutionServer::forward(transport::Message& request) {
   if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
-  const auto [modes, state] = split_state(request.state);
+  const auto state = split_state(request.state);
   auto graph = std::make_shared<CalleeGraph>(request.body);
   value::Value outputs;
-  run_with_modes(modes, [&] { outputs = modules_->call(request.target, state, std::move(request.body)); });
+  std::optional<Stream> stream;
+  if (state.seed) stream.emplace(*state.seed);
+  run_with_modes(state.modes,
+                 [&] { outputs = modules_->call(request.target, state.of_face, std::move(request.body)); });
   graph->set_outputs(outputs);
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);

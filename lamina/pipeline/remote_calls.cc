@@ -3,6 +3,7 @@
 
 #include "lamina/pipeline/ambient.h"
 #include "lamina/pipeline/requests.h"
+#include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
 
@@ -29,7 +30,10 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   transport::Message request;
   request.kind = transport::Kind::kForward;
   request.target = id;
-  request.state = join_state(capture_modes(), modules.capture_state(id));
+  check_modes_travel(name);
+  CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
+  if (modules.starts_stream(id)) state.seed = draw_seed();
+  request.state = join_state(state);
   request.body = arguments;
   auto pending = start(owner, std::move(request), base::str("forward of ", name, " on rank ", owner));
 

@@ -14,10 +14,11 @@ namespace lamina::pipeline {
 // without bound, since tasks wait for tasks: a bounded pool would deadlock on nested calls.
 class WorkerPool {
  public:
-  // Called on each thread when it begins and ends; a face prepares the thread here.
+  // What a face knows of threads.
   struct Hooks {
-    std::function<void()> thread_begins;
+    std::function<void()> thread_begins;  // called on each thread when it begins, and when it ends
     std::function<void()> thread_ends;
+    std::function<bool()> holds_interpreter_lock;  // see ComputeSlot
   };
 
   explicit WorkerPool(Hooks hooks) : hooks_(std::move(hooks)) {}

@@ -54,9 +54,11 @@ class PythonFailures : public module::Failures {
 
 class PythonModules : public module::Modules {
  public:
-  explicit PythonModules(std::vector<std::string> names) : names_(std::move(names)) {}
+  PythonModules(std::vector<std::string> names, std::vector<bool> streams)
+      : names_(std::move(names)), streams_(std::move(streams)) {}
 
   std::string name(base::ModuleId id) const override { return names_.at(id.value); }
+  bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   std::string capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;
     return hooks().capture_state(id.value).cast<std::string>();
@@ -71,6 +73,7 @@ class PythonModules : public module::Modules {
 
  private:
   const std::vector<std::string> names_;
+  const std::vector<bool> streams_;
 };
 
 // A worker keeps one Python thread state for its whole life.
@@ -151,12 +154,14 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names) {
-  return std::make_shared<PythonModules>(std::move(names));
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams) {
+  return std::make_shared<PythonModules>(std::move(names), std::move(streams));
 }
 
 pipeline::FaceHooks face_hooks() {
-  return {{begin_thread, end_thread}, std::make_shared<PythonFailures>(), check_signals};
+  return {{begin_thread, end_thread, [] { return PyGILState_Check() == 1; }},
+          std::make_shared<PythonFailures>(),
+          check_signals};
 }
 
 }  // namespace lamina::python
