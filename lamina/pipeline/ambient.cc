@@ -30,21 +30,26 @@ at::ScalarType to_default_dtype(char byte) {
 
 class Captured : public Ambient {
  public:
+  explicit Captured(WorkerPool::Hooks::RunInContext run_in_context) : run_in_context_(std::move(run_in_context)) {}
+
   void run(const std::function<void()>& work) const override {
     at::ThreadLocalStateGuard guard(state_);
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     modes_of_step = function_modes();
-    run_with_autocast(autocast_, work);
+    run_with_autocast(autocast_, [&] { run_in_context_ ? run_in_context_(work) : work(); });
   }
 
  private:
+  const WorkerPool::Hooks::RunInContext run_in_context_;
   const at::ThreadLocalState state_;
   const std::string autocast_ = capture_autocast();
 };
 
 }  // namespace
 
-std::shared_ptr<const Ambient> Ambient::capture() { return std::make_shared<Captured>(); }
+std::shared_ptr<const Ambient> Ambient::capture(const WorkerPool::Hooks& face) {
+  return std::make_shared<Captured>(face.capture_context ? face.capture_context() : nullptr);
+}
 
 std::string capture_modes() {
   const std::string modes = {static_cast<char>(at::GradMode::is_enabled()),

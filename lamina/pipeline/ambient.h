@@ -6,13 +6,15 @@
 #include <string>
 #include <string_view>
 
+#include "lamina/pipeline/worker_pool.h"
+
 // Torch's state of a thread, and the part of it that goes with a call to another rank.
 namespace lamina::pipeline {
 
-// The state of the thread that entered a step, lent to the threads that work on it.
+// The state of the thread that entered a step, and the face's context there, lent to the threads that work on it.
 class Ambient {
  public:
-  static std::shared_ptr<const Ambient> capture();
+  static std::shared_ptr<const Ambient> capture(const WorkerPool::Hooks& face = {});
   virtual ~Ambient() = default;
 
   // Runs `work` in this thread under the captured state. A backward in it stays wholly in this thread, so that a node

@@ -25,9 +25,8 @@ void set_default_dtype(at::ScalarType dtype) {
 
 ProcessState ProcessState::current() {
   auto& process = generator();
-  ProcessState state;
   std::lock_guard guard(process.mutex_);
-  state.engine_ = process.engine();
+  ProcessState state(process.engine());
   state.next_float_normal_ = process.next_float_normal_sample();
   state.next_double_normal_ = process.next_double_normal_sample();
   state.default_dtype_ = c10::get_default_dtype_as_scalartype();

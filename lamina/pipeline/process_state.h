@@ -27,7 +27,7 @@ class ProcessState {
   void swap_generator();
 
  private:
-  ProcessState() = default;
+  explicit ProcessState(const at::mt19937& engine) : engine_(engine) {}  // a new one costs 1 us to seed
 
   at::mt19937 engine_;
   std::optional<float> next_float_normal_;

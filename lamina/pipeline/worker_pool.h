@@ -19,11 +19,17 @@ class WorkerPool {
     std::function<void()> thread_begins;  // called on each thread when it begins, and when it ends
     std::function<void()> thread_ends;
     std::function<bool()> holds_interpreter_lock;  // see ComputeSlot
+    // Called in the thread that enters a step. What it returns runs work in a copy of the face's context of that
+    // thread.
+    using RunInContext = std::function<void(const std::function<void()>& work)>;
+    std::function<RunInContext()> capture_context;
   };
 
   explicit WorkerPool(Hooks hooks) : hooks_(std::move(hooks)) {}
   // Waits for the running tasks; they were told to end by whoever gave them.
   ~WorkerPool();
+
+  const Hooks& hooks() const { return hooks_; }
 
   // Runs `task`, which must not throw, on a thread of its own. Throws std::system_error when there is none to have.
   void run(std::function<void()> task);

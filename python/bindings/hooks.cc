@@ -91,6 +91,58 @@ void end_thread() {
   PyGILState_Release(worker_state);
 }
 
+// A context of Python (contextvars) as it was at one moment. May be let go without the GIL.
+class Context {
+ public:
+  static Context of_this_thread() { return Context(PyContext_CopyCurrent()); }
+  Context copy() const { return Context(PyContext_Copy(object_.ptr())); }
+  void enter() const { require(PyContext_Enter(object_.ptr()) == 0); }
+  void exit() const {
+    if (PyContext_Exit(object_.ptr()) != 0) PyErr_WriteUnraisable(object_.ptr());
+  }
+
+  Context(Context&&) = default;
+  ~Context() {
+    py::gil_scoped_acquire gil;
+    object_ = {};
+  }
+
+ private:
+  explicit Context(PyObject* made) : object_(py::reinterpret_steal<py::object>(made)) { require(made != nullptr); }
+  static void require(bool well) {
+    if (!well) throw py::error_already_set();
+  }
+  py::object object_;
+};
+
+// This thread is in a copy of a context while it lives.
+class InContext {
+ public:
+  explicit InContext(const Context& context) : copy_(copied(context)) {}
+  ~InContext() {
+    py::gil_scoped_acquire gil;
+    copy_.exit();
+  }
+  InContext(const InContext&) = delete;
+
+ private:
+  static Context copied(const Context& context) {
+    py::gil_scoped_acquire gil;
+    auto copy = context.copy();
+    copy.enter();
+    return copy;
+  }
+  const Context copy_;
+};
+
+pipeline::WorkerPool::Hooks::RunInContext capture_context() {
+  py::gil_scoped_acquire gil;
+  return [context = std::make_shared<Context>(Context::of_this_thread())](const std::function<void()>& work) {
+    const InContext in_context(*context);
+    work();
+  };
+}
+
 void check_signals() {
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -159,7 +211,7 @@ std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, 
 }
 
 pipeline::FaceHooks face_hooks() {
-  return {{begin_thread, end_thread, [] { return PyGILState_Check() == 1; }},
+  return {{begin_thread, end_thread, [] { return PyGILState_Check() == 1; }, capture_context},
           std::make_shared<PythonFailures>(),
           check_signals};
 }

@@ -30,7 +30,6 @@ class Job:
     microbatches: int
     model: DistributedModel | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    context: contextvars.Context = field(default_factory=contextvars.Context)  # in which this rank entered its step
 
     @property
     def pipelined(self) -> bool:

@@ -11,11 +11,10 @@ _UNIFORM = (b"\x00", b"\x01")
 
 
 def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank, and in a
-    copy of the context in which this rank entered the step."""
+    """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank."""
     module = _modules()[number]
     _apply_state(module, state)
-    return _current.job().context.copy().run(intercept.call_here, module, args, kwargs)
+    return intercept.call_here(module, args, kwargs)
 
 
 def capture_state(number: int) -> bytes:

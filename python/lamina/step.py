@@ -91,7 +91,6 @@ class StepFunction:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         if job.model is not None:
             job.model._enter_step()
-        job.context = contextvars.copy_context()
         count = job.microbatches
         if not job.pipelined:
             seeds = job.session.root_seeds(count)

@@ -204,6 +204,37 @@ def case_context_variables_on_a_serving_rank_are_those_at_entry_of_its_step():
     assert step(X) == ["unset"] * 4
 
 
+seen_in_backward = []
+
+
+class ReadsInBackward(nn.Linear):
+    class Read(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            seen_in_backward.append(variable.get())
+            return gradient
+
+    def forward(self, x):
+        return self.Read.apply(super().forward(x))
+
+
+def case_context_variables_in_a_backward_are_those_of_the_forward():
+    model = two(nn.Sequential(ReadsInBackward(6, 6)))
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).square().mean())
+
+    token = variable.set(f"on rank {RANK}")
+    step(X)
+    variable.reset(token)
+    assert seen_in_backward == ["on rank 1"] * (0, 4)[RANK]
+
+
 def case_a_function_mode_around_the_step_holds_on_every_rank():
     model = two(Reads(6, 6))
     with torch.device("meta"):
