@@ -8,6 +8,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <set>
 #include <stdexcept>
 
@@ -15,6 +16,7 @@
 #include "lamina/pipeline/activity.h"
 #include "lamina/pipeline/ambient.h"
 #include "lamina/pipeline/streams.h"
+#include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -60,12 +62,13 @@ TEST_F(StateOfTheProcess, OfEachActivityIsItsOwnWhateverTheOrderOfTheirTurns) {
   at::manual_seed(5);
   draw();
   slot_.begin_step(2);
+  std::barrier both(2);
   const auto body = [&](Microbatch microbatch, std::uint64_t seed, const std::vector<at::Tensor>& numbers) {
     Activity activity(slot_, Step(0), microbatch, Phase::kStart, seed);
     c10::set_default_dtype(numbers.front().dtype());
     for (const auto& number : numbers) {
       EXPECT_TRUE(at::equal(draw(), number)) << "microbatch " << microbatch;
-      activity.without_slot(Phase::kForward, [] { std::this_thread::yield(); });
+      activity.without_slot(Phase::kForward, [&] { both.arrive_and_wait(); });
       activity.queue_again(Phase::kBackwardStart);
     }
   };
@@ -170,6 +173,39 @@ TEST_F(Streams, AreSeededByAllBitsOfWhatIsMixed) {
     low.insert(static_cast<std::uint32_t>(mix(0, 1ull << bit)));
   }
   EXPECT_EQ(low.size(), 128) << "torch's engine takes the low 32 bits of a seed";
+}
+
+// What the two microbatches of a step draw after a module that draws `count` times.
+std::vector<at::Tensor> drawn_after_a_module_that_draws(int count) {
+  Pipeline alone(1, "interleaved");
+  const auto draws_too = [&](Job&) {
+    return [count](value::Value x) {
+      draws(count);
+      return x;
+    };
+  };
+  const auto module = alone.add("draws", 0, draws_too, /*starts_stream=*/true);
+  at::manual_seed(5);
+  std::vector<at::Tensor> found;
+  const auto body = [&](Microbatch) {
+    alone.job(0).call(module, {});
+    return value::Value(draw());
+  };
+  const auto outcome = alone.step(2, body).front();
+  EXPECT_EQ(message_of(outcome.error), "");
+  for (const auto& output : outcome.outputs) found.push_back(output.as<at::Tensor>());
+  return found;
+}
+
+TEST_F(Streams, KeepWhatAModuleDrawsFromItsCallerAndTheProcess) {
+  const auto none = drawn_after_a_module_that_draws(0), some = drawn_after_a_module_that_draws(7);
+  ASSERT_EQ(none.size(), 2);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(none[i], some[i])) << "microbatch " << i;
+  EXPECT_FALSE(at::equal(none[0], none[1]));
+  const auto next = draw();
+  at::manual_seed(5);
+  draw_seed();
+  EXPECT_TRUE(at::equal(draw(), next)) << "a step takes one draw";
 }
 
 TEST(Modes, BringTheDefaultDtypeForAsLongAsTheWorkRuns) {
