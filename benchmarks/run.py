@@ -44,6 +44,7 @@ class Benchmark:
 BENCHMARKS = [
     Benchmark("transport", "transport.py", needs=TRANSPORT),
     Benchmark("call_overhead", "call_overhead.py", ranks=2),
+    Benchmark("local_call", "local_call.py"),
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2),
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),

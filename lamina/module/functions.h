@@ -15,19 +15,25 @@ class Functions : public Modules {
  public:
   using Function = std::function<value::Value(value::Value)>;
 
-  base::ModuleId add(std::string name, Function function) {
-    functions_.emplace_back(std::move(name), std::move(function));
+  base::ModuleId add(std::string name, Function function, bool starts_stream = false) {
+    functions_.emplace_back(std::move(name), std::move(function), starts_stream);
     return base::ModuleId(static_cast<std::int64_t>(functions_.size()) - 1);
   }
 
-  std::string name(base::ModuleId id) const override { return functions_.at(id.value).first; }
+  std::string name(base::ModuleId id) const override { return functions_.at(id.value).name; }
   std::string capture_state(base::ModuleId) override { return ""; }
+  bool starts_stream(base::ModuleId id) const override { return functions_.at(id.value).starts_stream; }
   value::Value call(base::ModuleId id, const std::string&, value::Value arguments) override {
-    return functions_.at(id.value).second(std::move(arguments));
+    return functions_.at(id.value).function(std::move(arguments));
   }
 
  private:
-  std::vector<std::pair<std::string, Function>> functions_;
+  struct Named {
+    std::string name;
+    Function function;
+    bool starts_stream;
+  };
+  std::vector<Named> functions_;
 };
 
 }  // namespace lamina::module

@@ -25,6 +25,9 @@ class Modules {
   // The caller's state that a call of the module should run under, in the face's own format; "" for none.
   virtual std::string capture_state(base::ModuleId id) = 0;
 
+  // Whether a call of the module runs in a random stream of its own (pipeline/streams.h).
+  virtual bool starts_stream(base::ModuleId) const { return false; }
+
   // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
   // throw anything.
   virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;

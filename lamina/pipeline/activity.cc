@@ -10,12 +10,14 @@ thread_local Activity* this_thread = nullptr;
 
 }  // namespace
 
-Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin)
+Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin,
+                   std::uint64_t seed)
     : slot_(slot),
       step_(step),
       microbatch_(microbatch),
       outer_(this_thread),
       leads_(begin == plan::Phase::kStart),
+      seed_(seed),
       in_backward_(begin == plan::Phase::kBackward),
       issued_(std::make_shared<Issued>()) {
   acquire(begin);
@@ -36,9 +38,10 @@ void Activity::end_forward() {
 }
 
 void Activity::queue_again(plan::Phase phase) {
-  if (!std::exchange(holds_, false)) return acquire(phase);
+  if (!holds_) return acquire(phase);
+  leave_state();
   slot_.queue_again(phase, microbatch_);
-  holds_ = true;
+  take_state();
 }
 
 void Activity::retire() {
@@ -49,12 +52,28 @@ void Activity::retire() {
 void Activity::acquire(plan::Phase phase) {
   if (retired_) return;
   slot_.acquire(phase, microbatch_);
-  holds_ = true;
+  take_state();
 }
 
 void Activity::release() {
   // Code that swallows the end of its step may come here again without the slot, which is then another's.
-  if (std::exchange(holds_, false)) slot_.release();
+  if (!holds_) return;
+  leave_state();
+  slot_.release();
+}
+
+void Activity::take_state() {
+  if (!state_) {
+    state_ = ProcessState::current();
+    state_->seed(seed_);
+  }
+  state_->swap();
+  holds_ = true;
+}
+
+void Activity::leave_state() {
+  holds_ = false;
+  state_->swap();
 }
 
 }  // namespace lamina::pipeline

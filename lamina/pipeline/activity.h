@@ -2,27 +2,34 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "lamina/base/ids.h"
 #include "lamina/pipeline/compute_slot.h"
+#include "lamina/pipeline/process_state.h"
 
 namespace lamina::pipeline {
 
 struct Issued;  // remote_calls.h: the calls that an activity made
 
 // What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
-// while it waits for another rank (see [Note: compute slot]).
+// while it waits for another rank (see [Note: compute slot]). With the slot comes the process's state: each activity
+// has its own, and where none computes the process has that of its main thread.
 class Activity {
  public:
-  // Waits for the slot. Throws base::CancelledError.
-  Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin);
+  // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
+  // Throws base::CancelledError.
+  Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin, std::uint64_t seed = 0);
   ~Activity();
   Activity(const Activity&) = delete;
 
   // That of this thread, or nullptr outside any step.
   static Activity* current();
+
+  // Whether the process's state is this thread's to change: in an activity that has lost the slot it is another's.
+  static bool has_process_state() { return current() == nullptr || current()->holds_; }
 
   base::Step step() const { return step_; }
   base::Microbatch microbatch() const { return microbatch_; }
@@ -31,6 +38,7 @@ class Activity {
   // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`.
   template <class Wait>
   auto without_slot(plan::Phase phase, const Wait& wait) {
+    slot_.check_lock_order();
     release();
     try {
       if constexpr (std::is_void_v<decltype(wait())>) {
@@ -67,12 +75,16 @@ class Activity {
  private:
   void acquire(plan::Phase phase);
   void release();
+  void take_state();
+  void leave_state();
 
   ComputeSlot& slot_;
   const base::Step step_;
   const base::Microbatch microbatch_;
   Activity* const outer_;
   const bool leads_;
+  const std::uint64_t seed_;
+  std::optional<ProcessState> state_;  // its own while it lacks the slot, else the main thread's
   bool holds_ = false;
   bool forward_ended_ = false;
   bool in_backward_ = false;

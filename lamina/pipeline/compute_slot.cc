@@ -2,11 +2,19 @@
 #include "lamina/pipeline/compute_slot.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace lamina::pipeline {
 
-ComputeSlot::ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout)
-    : schedule_(std::move(schedule)), patience_{timeout, nullptr, /*tell=*/nullptr} {}
+ComputeSlot::ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout,
+                         std::function<bool()> holds_interpreter_lock)
+    : schedule_(std::move(schedule)),
+      patience_{timeout, nullptr, /*tell=*/nullptr},
+      holds_interpreter_lock_(std::move(holds_interpreter_lock)) {}
+
+void ComputeSlot::check_lock_order() const {
+  assert((!holds_interpreter_lock_ || !holds_interpreter_lock_()) && "a thread waits for its turn holding the GIL");
+}
 
 void ComputeSlot::begin_step(int microbatches) {
   std::lock_guard guard(mutex_);
@@ -37,6 +45,7 @@ void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
 }
 
 void ComputeSlot::wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock) {
+  check_lock_order();
   Waiter self;
   self.ticket = {phase, microbatch, arrivals_++};
   waiters_.push_back(&self);

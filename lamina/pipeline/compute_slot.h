@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -17,7 +18,9 @@ namespace lamina::pipeline {
 // nobody waits for the slot while holding the GIL.
 class ComputeSlot {
  public:
-  ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout);
+  // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
+  ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout,
+              std::function<bool()> holds_interpreter_lock = nullptr);
 
   // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
   void begin_step(int microbatches);
@@ -31,6 +34,9 @@ class ComputeSlot {
   void release();
   // Both in one: gives the slot up and waits for it among those that wait already.
   void queue_again(plan::Phase phase, base::Microbatch microbatch);
+
+  // In debug builds ends the process of whoever is about to wait for the slot, or for another rank, with the GIL.
+  void check_lock_order() const;
 
   // A microbatch has reached its first backward, or ended without one; its step body has ended.
   void forward_done();
@@ -48,6 +54,7 @@ class ComputeSlot {
 
   const std::unique_ptr<plan::Schedule> schedule_;
   const base::Patience patience_;
+  const std::function<bool()> holds_interpreter_lock_;
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;
   plan::Progress progress_;

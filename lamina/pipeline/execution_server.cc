@@ -11,6 +11,7 @@
 #include "lamina/pipeline/data_watch.h"
 #include "lamina/pipeline/requests.h"
 #include "lamina/pipeline/signature.h"
+#include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -155,7 +156,7 @@ void ExecutionServer::serve(Parked& parked) {
 
 Tensors ExecutionServer::forward(Message& request, Message& answer) {
   if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
-  const auto [modes, state] = split_state(request.state);
+  const auto state = split_state(request.state);
   auto graph = std::make_shared<CalleeGraph>(request.body);
   const auto arguments = distinct_tensors(request.body);
   const auto before = versions(arguments);
@@ -163,7 +164,11 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   {
     std::optional<DataWatch> watch;
     if (request.expected == 0) watch.emplace();
-    run_with_modes(modes, [&] { result.outputs = modules_->call(request.target, state, std::move(request.body)); });
+    std::optional<Stream> stream;
+    if (state.seed) stream.emplace(*state.seed);
+    run_with_modes(state.modes, [&] {
+      result.outputs = modules_->call(request.target, state.of_face, std::move(request.body));
+    });
     result.saw_data = watch && watch->saw_data();
   }
   replace_arguments(result.outputs, arguments);

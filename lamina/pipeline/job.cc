@@ -47,7 +47,9 @@ std::vector<value::Value> outputs_of(transport::Message&& end) {
 Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(checked(std::move(options), transport->rank())),
       transport_(std::move(transport)),
-      slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout)),
+      seeds_(options_.seed, options_.microbatches_before),
+      slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
+            options_.thread_hooks.holds_interpreter_lock),
       calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks),
       server_(*transport_, slot_, inbox_, calls_, *options_.failures,
               [this](base::Step step, std::function<void()> work) { state_.run(step, std::move(work)); }),
@@ -74,10 +76,13 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
+  std::optional<ProcessState> mine;  // which threads of a step that fails may change
   const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
     inbox_.begin_step();
     calls_.begin_step(beginning);
+    seeds_.begin_step();
+    mine = ProcessState::current();
   });
   std::vector<value::Value> outputs;
   try {
@@ -93,7 +98,9 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
       base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
     }
   }
-  if (const auto error = leave_step(step, check_interrupt)) std::rethrow_exception(error);
+  const auto error = leave_step(step, check_interrupt);
+  mine->swap();
+  if (error) std::rethrow_exception(error);
   return outputs;
 }
 
@@ -107,8 +114,9 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
   auto results = std::make_shared<Results>();
   results->outputs.resize(microbatches);
   for (int i = 0; i < microbatches; ++i) {
-    state_.run([this, step, microbatch = base::Microbatch(i), body, results] {
-      Activity activity(slot_, step, microbatch, plan::Phase::kStart);
+    const base::Microbatch microbatch(i);
+    state_.run([this, step, microbatch, seed = seeds_.of(microbatch), body, results] {
+      Activity activity(slot_, step, microbatch, plan::Phase::kStart, seed);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
       activity.retire();
@@ -174,7 +182,11 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (!modules_) throw base::UsageError("a module was called before the model was set");
   const auto owner = owners_.at(id.value);
-  if (owner == rank()) return modules_->call(id, modules_->capture_state(id), std::move(arguments));
+  if (owner == rank()) {
+    std::optional<Stream> stream;
+    if (modules_->starts_stream(id) && in_streams()) stream.emplace(draw_seed());
+    return modules_->call(id, modules_->capture_state(id), std::move(arguments));
+  }
   if (Activity::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
                                      ": call it inside a step function, in the thread that runs the step's body"));

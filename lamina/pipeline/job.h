@@ -12,6 +12,7 @@
 #include "lamina/pipeline/execution_server.h"
 #include "lamina/pipeline/remote_calls.h"
 #include "lamina/pipeline/step_state.h"
+#include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
 
@@ -19,6 +20,8 @@ struct JobOptions {
   std::string schedule = "interleaved";
   int active_microbatches = 3;
   std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
+  std::optional<std::uint64_t> seed;                                   // see RootSeeds
+  std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   WorkerPool::Hooks thread_hooks;
   std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
@@ -40,6 +43,7 @@ class Job {
   base::Rank rank() const { return transport_->rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
   collective::Mailbox& mailbox() { return mailbox_; }
+  RootSeeds& root_seeds() { return seeds_; }  // for a face that runs bodies itself, where there is one rank
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
@@ -77,6 +81,7 @@ class Job {
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;
+  RootSeeds seeds_;
   ComputeSlot slot_;
   Inbox inbox_;
   RemoteCalls calls_;

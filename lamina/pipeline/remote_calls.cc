@@ -10,6 +10,7 @@
 #include "lamina/pipeline/crossing.h"
 #include "lamina/pipeline/data_watch.h"
 #include "lamina/pipeline/requests.h"
+#include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -75,10 +76,13 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   Message request;
   request.kind = Kind::kForward;
   request.target = id;
-  request.state = join_state(capture_modes(), modules.capture_state(id));
-  call->learned = experience_.of(kind_of(id, request.state, arguments));
+  check_modes_travel(modules.name(id));
+  CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
+  call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
   const auto outline = modules.dynamic(id) ? nullptr : call->learned->outline();
+  if (modules.starts_stream(id)) state.seed = draw_seed();
+  request.state = join_state(state);
   request.body = departing(arguments, owner);
   const auto given = distinct_tensors(arguments);
 

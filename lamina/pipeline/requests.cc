@@ -48,18 +48,23 @@ ForwardAnswer to_forward_answer(value::Value value) {
   return {std::move(items[0]), std::move(items[1].as<value::List>()), items[2].as<bool>()};
 }
 
-std::string join_state(const std::string& modes, const std::string& of_face) {
+std::string join_state(const CallState& state) {
   value::Writer out;
-  out.put_block(modes);
-  out.put_block(of_face);
+  out.put_block(state.modes);
+  out.put_block(state.of_face);
+  out.put<std::uint8_t>(state.seed.has_value());
+  if (state.seed) out.put(*state.seed);
   return out.take();
 }
 
-std::pair<std::string, std::string> split_state(std::string_view state) {
-  value::Reader in(state);
-  std::string modes(in.get_block()), of_face(in.get_block());
+CallState split_state(std::string_view bytes) {
+  value::Reader in(bytes);
+  CallState state;
+  state.modes = in.get_block();
+  state.of_face = in.get_block();
+  if (in.get<std::uint8_t>() != 0) state.seed = in.get<std::uint64_t>();
   in.expect_end();
-  return {std::move(modes), std::move(of_face)};
+  return state;
 }
 
 }  // namespace lamina::pipeline

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "lamina/pipeline/graph.h"
 #include "lamina/value/value.h"
@@ -40,8 +40,16 @@ struct ForwardAnswer {
 value::Value to_value(ForwardAnswer answer);
 ForwardAnswer to_forward_answer(value::Value value);
 
-// The state that a call brings: torch's modes (ambient.h), then what the face adds (modules.h).
-std::string join_state(const std::string& modes, const std::string& of_face);
-std::pair<std::string, std::string> split_state(std::string_view state);
+// The state that a call brings. Calls that are alike have the same modes and the same state of the face.
+struct CallState {
+  std::string modes;                  // torch's: ambient.h
+  std::optional<std::uint64_t> seed;  // where the module starts a stream: streams.h
+  std::string of_face;                // modules.h
+
+  friend bool operator==(const CallState&, const CallState&) = default;
+};
+
+std::string join_state(const CallState& state);
+CallState split_state(std::string_view state);
 
 }  // namespace lamina::pipeline

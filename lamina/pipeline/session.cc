@@ -26,12 +26,15 @@ std::unique_ptr<transport::Transport> connect(const base::Config& config, const 
   return transport::open_ucx(options);
 }
 
-JobOptions job_options(const base::Config& config, std::vector<base::Rank> pipeline, FaceHooks hooks) {
+JobOptions job_options(const base::Config& config, const topology::Topology& topology, base::Rank rank,
+                       FaceHooks hooks) {
   JobOptions options;
   options.schedule = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
   options.active_microbatches = config.active_microbatches.value_or(config.partitions + 2);
   options.timeout = std::chrono::duration<double>(config.timeout_s);
-  options.pipeline = std::move(pipeline);
+  if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
+  options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
+  options.pipeline = topology.members(Group::kPp, rank);
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
   return options;
@@ -48,7 +51,7 @@ Session::Session(base::Config config, base::World world, FaceHooks hooks)
   base::require_available(config_, topology_.size(Group::kDp));
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   auto transport = connect(config_, world_, check_interrupt_);
-  job_ = std::make_unique<Job>(job_options(config_, members(Group::kPp), std::move(hooks)), std::move(transport));
+  job_ = std::make_unique<Job>(job_options(config_, topology_, world_.rank, std::move(hooks)), std::move(transport));
 }
 
 base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }

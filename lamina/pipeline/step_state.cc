@@ -4,7 +4,7 @@
 namespace lamina::pipeline {
 
 base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
-  auto ambient = Ambient::capture();
+  auto ambient = Ambient::capture(pool_.hooks());
   std::unique_lock lock(mutex_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
   const auto step = current_ = base::Step(current_.value + 1);

@@ -55,9 +55,11 @@ class PythonFailures : public module::Failures {
 
 class PythonModules : public module::Modules {
  public:
-  explicit PythonModules(std::vector<std::string> names) : names_(std::move(names)) {}
+  PythonModules(std::vector<std::string> names, std::vector<bool> streams)
+      : names_(std::move(names)), streams_(std::move(streams)) {}
 
   std::string name(base::ModuleId id) const override { return names_.at(id.value); }
+  bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   std::string capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;
     return hooks().capture_state(id.value).cast<std::string>();
@@ -72,6 +74,7 @@ class PythonModules : public module::Modules {
 
  private:
   const std::vector<std::string> names_;
+  const std::vector<bool> streams_;
 };
 
 // A worker keeps one Python thread state for its whole life.
@@ -101,6 +104,58 @@ void raise_in_python(std::exception_ptr error) {
   py::gil_scoped_acquire gil;
   set_python_error(error);
   throw py::error_already_set();
+}
+
+// A context of Python (contextvars) as it was at one moment. May be let go without the GIL.
+class Context {
+ public:
+  static Context of_this_thread() { return Context(PyContext_CopyCurrent()); }
+  Context copy() const { return Context(PyContext_Copy(object_.ptr())); }
+  void enter() const { require(PyContext_Enter(object_.ptr()) == 0); }
+  void exit() const {
+    if (PyContext_Exit(object_.ptr()) != 0) PyErr_WriteUnraisable(object_.ptr());
+  }
+
+  Context(Context&&) = default;
+  ~Context() {
+    py::gil_scoped_acquire gil;
+    object_ = {};
+  }
+
+ private:
+  explicit Context(PyObject* made) : object_(py::reinterpret_steal<py::object>(made)) { require(made != nullptr); }
+  static void require(bool well) {
+    if (!well) throw py::error_already_set();
+  }
+  py::object object_;
+};
+
+// This thread is in a copy of a context while it lives.
+class InContext {
+ public:
+  explicit InContext(const Context& context) : copy_(copied(context)) {}
+  ~InContext() {
+    py::gil_scoped_acquire gil;
+    copy_.exit();
+  }
+  InContext(const InContext&) = delete;
+
+ private:
+  static Context copied(const Context& context) {
+    py::gil_scoped_acquire gil;
+    auto copy = context.copy();
+    copy.enter();
+    return copy;
+  }
+  const Context copy_;
+};
+
+pipeline::WorkerPool::Hooks::RunInContext capture_context() {
+  py::gil_scoped_acquire gil;
+  return [context = std::make_shared<Context>(Context::of_this_thread())](const std::function<void()>& work) {
+    const InContext in_context(*context);
+    work();
+  };
 }
 
 void check_signals() {
@@ -167,12 +222,18 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names) {
-  return std::make_shared<PythonModules>(std::move(names));
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams) {
+  return std::make_shared<PythonModules>(std::move(names), std::move(streams));
 }
 
 pipeline::FaceHooks face_hooks() {
-  return {{begin_thread, end_thread, without_gil}, std::make_shared<PythonFailures>(), check_signals};
+  return {{.thread_begins = begin_thread,
+           .thread_ends = end_thread,
+           .blocking = without_gil,
+           .holds_interpreter_lock = [] { return PyGILState_Check() == 1; },
+           .capture_context = capture_context},
+          std::make_shared<PythonFailures>(),
+          check_signals};
 }
 
 }  // namespace lamina::python

@@ -128,10 +128,11 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
                                    "same partition with set_partition"));
 }
 
-void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners) {
+void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
+               std::vector<bool> streams) {
   std::vector<base::Rank> ranks;
   for (int partition : owners) ranks.push_back(session.owner(base::Partition(partition)));
-  session.job().set_model(python_modules(std::move(names)), std::move(ranks));
+  session.job().set_model(python_modules(std::move(names), std::move(streams)), std::move(ranks));
 }
 
 // The step.
@@ -178,6 +179,14 @@ py::list run_step(Session& session, int microbatches, const py::object& function
     objects.append(to_object(outputs.at(i)));
   }
   return objects;
+}
+
+std::vector<std::uint64_t> root_seeds(Session& session, int microbatches) {
+  auto& seeds = session.job().root_seeds();
+  seeds.begin_step();
+  std::vector<std::uint64_t> of_each;
+  for (int i = 0; i < microbatches; ++i) of_each.push_back(seeds.of(base::Microbatch(i)));
+  return of_each;
 }
 
 py::object call(Session& session, int index, const py::tuple& args, const py::dict& kwargs) {
@@ -239,6 +248,7 @@ void bind_session(py::module_& module) {
       .def("release", &release_tensor)
       .def("set_model", &set_model)
       .def("run_step", &run_step)
+      .def("root_seeds", &root_seeds)
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)

@@ -31,6 +31,12 @@ def set_hooks(
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
+def run_body(root_seed: int, body: Callable[[], Any]) -> Any:
+    """A step body in this thread: its random numbers are the stream of that seed, its default dtype is its own."""
+
+def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
+
 def pending_reference(like: torch.Tensor, take: Callable[[], torch.Tensor], gradient: bool = False) -> torch.Tensor:
     """A reference that looks like `like` and becomes what `take` returns when something reads it: for tests.
 
@@ -100,13 +106,16 @@ class Session:
     def gather(self, entries: Sequence[tuple[str, torch.Tensor | None, int]]) -> dict[str, torch.Tensor]:
         """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
         in the order of `entries`."""
-    def set_model(self, names: Sequence[str], owners: Sequence[int]) -> None:
-        """The modules by index and the partition of each, before the first call."""
+    def set_model(self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool]) -> None:
+        """The modules by index, before the first call: the partition of each, and whether its calls run in a random
+        stream of their own."""
 
     # The step.
     def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
         rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank."""
+    def root_seeds(self, microbatches: int) -> list[int]:
+        """Begins a step whose bodies are run by `run_body` instead of `run_step`: the seed of each."""
     def in_step(self) -> bool:
         """Whether this thread runs a step body, or a module for another rank."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model spread over the ranks of its pipeline."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _current, intercept
+from lamina import _current, intercept, streams
 from lamina.errors import UsageError
 from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel, partition
@@ -81,6 +82,7 @@ class DistributedModel(nn.Module):
         self._average = average_grads_across_microbatches
         self._pipelined = job.pipelined
         self._partitioned: PartitionedModel | None = None
+        self._routed = False
         job.model = self
         if not self._pipelined:
             self._partition()
@@ -242,6 +244,20 @@ class DistributedModel(nn.Module):
 
     # Inside.
 
+    def _enter_step(self) -> None:
+        """Cuts the model and routes its calls, the first time; collective over the world."""
+        self._partition()
+        if self._routed:
+            return
+        session, model = _current.session(), self._partitioned
+        own_stream = streams.agree(model.tree.modules, session)
+        if self._pipelined:
+            session.set_model(model.tree.names, model.owners, own_stream)
+        remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
+        if remote or streamed:
+            intercept.install(remote, self._call_remote, streamed)
+        self._routed = True
+
     def _partition(self) -> None:
         """Cuts the model, the first time; collective over the world."""
         if self._partitioned is not None:
@@ -251,9 +267,6 @@ class DistributedModel(nn.Module):
         for optimizer in job.optimizers:
             trim(optimizer, model)
         self._partitioned = model
-        if self._pipelined:
-            job.session.set_model(model.tree.names, model.owners)
-            intercept.install(model.remote(), self._call_remote)
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _current.in_step():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, nest
+from lamina import _current, _lamina, nest
 from lamina.errors import UsageError
 from lamina.output import merge
 from lamina.split import split
@@ -90,10 +90,12 @@ class StepFunction:
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         if job.model is not None:
-            job.model._partition()
+            job.model._enter_step()
         count = job.microbatches
         if not job.pipelined:
-            return merge([body() for body in self._bodies(count, owner, args, kwargs)])
+            seeds = job.session.root_seeds(count)
+            bodies = self._bodies(count, owner, args, kwargs)
+            return merge([_lamina.run_body(*each) for each in zip(seeds, bodies, strict=True)])
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, failure = None, None
         if job.leads:

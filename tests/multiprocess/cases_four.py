@@ -4,6 +4,7 @@
 import os
 
 import torch
+from multiprocess import drawing
 from torch import nn
 
 import lamina
@@ -72,3 +73,20 @@ def case_with_one_partition_all_copies_begin_with_the_values_of_rank_0():
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
     batch = torch.full((4, 3), float(RANK))
     assert torch.allclose(lamina.step(lambda x: model(x))(batch).concat(), plain(batch))
+
+
+def case_random_numbers_over_four_partitions_are_those_of_one_rank():
+    alone = drawing.train(1, replica=0)
+    for schedule in ("simple", "interleaved"):
+        drawing.assert_same(drawing.train(4, schedule=schedule), alone)
+        drawing.assert_same(drawing.train(4, schedule=schedule, reentrant=False, default_partition=3), alone)
+
+
+def case_random_numbers_of_two_pipelines_are_those_of_one_rank_with_both_batches():
+    whole = drawing.train(4)
+    start()
+    replica = lamina.dp_rank()
+    lamina.shutdown()
+    half = drawing.train(2, microbatches=2, batch=drawing.BATCH[4 * replica : 4 * replica + 4])
+    for losses, all_losses in zip(half.losses, whole.losses, strict=True):
+        assert torch.equal(losses, all_losses[2 * replica : 2 * replica + 2])

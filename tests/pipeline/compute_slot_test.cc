@@ -150,6 +150,19 @@ TEST(ComputeSlot, QueuingAgainDoesNotLetThroughWhoComesLaterByTheSchedule) {
   EXPECT_TRUE(started);
 }
 
+// Release builds check nothing; there the death test only runs the wait.
+TEST(ComputeSlotDeathTest, ADebugBuildEndsWhoeverWaitsHoldingTheInterpretersLock) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  bool holds = false;
+  ComputeSlot slot(plan::make_schedule("simple", 2), std::chrono::seconds(30), [&] { return holds; });
+  slot.begin_step(2);
+  Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  holds = true;
+  EXPECT_DEBUG_DEATH(activity.without_slot(Phase::kForward, [&] { holds = false; }), "holding the GIL");
+  holds = true;
+  EXPECT_DEBUG_DEATH(activity.queue_again(Phase::kForward), "holding the GIL");
+}
+
 TEST(Activity, IsThatOfItsThreadAndOfNoOther) {
   auto slot = slot_with("simple");
   slot.begin_step(1);

@@ -29,9 +29,10 @@ class Pipeline {
   transport::inproc::Network& network() { return network_; }
 
   // `make(job)` gives the function as the rank with that job runs it.
-  base::ModuleId add(const std::string& name, int owner, const std::function<module::Functions::Function(Job&)>& make) {
+  base::ModuleId add(const std::string& name, int owner, const std::function<module::Functions::Function(Job&)>& make,
+                     bool starts_stream = false) {
     base::ModuleId id;
-    for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)));
+    for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)), starts_stream);
     owners_.emplace_back(owner);
     for (int rank = 0; rank < size(); ++rank) job(rank).set_model(modules_[rank], owners_);
     return id;

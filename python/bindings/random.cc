@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/streams.h"
+#include "python/bindings/bindings.h"
+
+namespace lamina::python {
+namespace {
+
+// A C function without pybind11 around it: it is in the way of every call of a module that starts a stream, and hands
+// the arguments on as they lie.
+PyObject* call_in_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* keywords) {
+  if (count < 1) {
+    PyErr_SetString(PyExc_TypeError, "call_in_stream() takes a function");
+    return nullptr;
+  }
+  const auto call = [&] { return PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, keywords); };
+  if (!pipeline::in_streams()) return call();
+  const pipeline::Stream stream(pipeline::draw_seed());
+  return call();
+}
+
+// The cast goes through void(*)() because the signature depends on the flags.
+PyMethodDef kCallInStream = {"call_in_stream",
+                             reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_in_stream)),
+                             METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+py::object run_body(std::uint64_t root_seed, const py::object& body) {
+  const pipeline::InlineBody scope(root_seed);
+  return body();
+}
+
+}  // namespace
+
+void bind_random(py::module_& module) {
+  module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
+  module.def("run_body", &run_body);
+}
+
+}  // namespace lamina::python
