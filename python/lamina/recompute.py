@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call whose backward computes it again.
+
+[Note: split checkpoints] A call that reaches modules on other ranks is checkpointed reentrantly: it runs without grad
+mode, so that nobody keeps a graph, and once more inside the backward, with a graph on every rank. The other kind would
+drop only what this rank saved. Everything else is checkpointed without reentrance.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lamina import intercept, nest
+
+
+def recompute(
+    call: Callable, modules: list[nn.Module], preserve_rng_state: bool, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """`call(*args, **kwargs)`, of which only arguments and result are kept until its backward.
+
+    Args:
+        call: calls `modules`, and no others that live on other ranks.
+        preserve_rng_state: whether the second run draws the random numbers of the first.
+    """
+    if not torch.is_grad_enabled():
+        return call(*args, **kwargs)
+    if any(intercept.number(part) is not None for module in modules for part in module.modules()):
+        return _recompute_split(call, modules, preserve_rng_state, args, kwargs)
+    run = functools.partial(call, **kwargs)  # whatever the keywords are called
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+def _recompute_split(
+    call: Callable, modules: list[nn.Module], preserve_rng_state: bool, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """See [Note: split checkpoints]. The reentrant kind sees only tensors that are arguments or results themselves."""
+    tensors = _tensors((args, kwargs))
+    trained = any(parameter.requires_grad for module in modules for parameter in module.parameters())
+    if not trained and not any(tensor.requires_grad for tensor in tensors):
+        return call(*args, **kwargs)
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    output = None
+
+    def run(_: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nonlocal output
+        here, named = nest.map_tensors(lambda tensor: given[places[id(tensor)]], (args, kwargs))
+        if torch.is_grad_enabled():
+            return tuple(_tensors(call(*here, **named)))
+        with _uncached_autocast():
+            output = call(*here, **named)
+        return tuple(_tensors(output))
+
+    # The first argument requires grad, so that parameters get their gradients where no other does.
+    root = torch.empty(0, requires_grad=True)
+    results = checkpoint(run, root, *tensors, use_reentrant=True, preserve_rng_state=preserve_rng_state)
+    structure, output = output, None
+    by_id = dict(zip(map(id, _tensors(structure)), results, strict=True))
+    return nest.map_tensors(lambda tensor: by_id[id(tensor)], structure)
+
+
+@contextlib.contextmanager
+def _uncached_autocast() -> Iterator[None]:
+    """What is cast without grad mode must not be found where there is grad mode: it has no history."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers, each once."""
+    found: dict[int, torch.Tensor] = {}
+    nest.map_tensors(lambda tensor: found.setdefault(id(tensor), tensor), value)
+    return list(found.values())
