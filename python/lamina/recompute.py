@@ -6,9 +6,8 @@ mode, so that nobody keeps a graph, and once more inside the backward, with a gr
 drop only what this rank saved. Everything else is checkpointed without reentrance.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,11 +48,10 @@ def _recompute_split(
     def run(_: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal output
         here, named = nest.map_tensors(lambda tensor: given[places[id(tensor)]], (args, kwargs))
-        if torch.is_grad_enabled():
-            return tuple(_tensors(call(*here, **named)))
-        with _uncached_autocast():
-            output = call(*here, **named)
-        return tuple(_tensors(output))
+        result = call(*here, **named)
+        if not torch.is_grad_enabled():
+            output = result
+        return tuple(_tensors(result))
 
     # The first argument requires grad, so that parameters get their gradients where no other does.
     root = torch.empty(0, requires_grad=True)
@@ -61,17 +59,6 @@ def _recompute_split(
     structure, output = output, None
     by_id = dict(zip(map(id, _tensors(structure)), results, strict=True))
     return nest.map_tensors(lambda tensor: by_id[id(tensor)], structure)
-
-
-@contextlib.contextmanager
-def _uncached_autocast() -> Iterator[None]:
-    """What is cast without grad mode must not be found where there is grad mode: it has no history."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
