@@ -50,6 +50,11 @@ class CountsActivations(nn.Module):
         return x.clone()
 
 
+def seeded(make):
+    torch.manual_seed(0)
+    return make()
+
+
 def placed(module, *partitions):
     """`module`, its children on the partitions given."""
     for child, partition in zip(module.children(), partitions, strict=True):

@@ -4,6 +4,7 @@
 import os
 
 import torch
+from multiprocess.cases_checkpointing import SCHEDULES, Around, Block, assert_equal, placed, plain, seeded, train
 from torch import nn
 
 import lamina
@@ -72,3 +73,19 @@ def case_with_one_partition_all_copies_begin_with_the_values_of_rank_0():
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
     batch = torch.full((4, 3), float(RANK))
     assert torch.allclose(lamina.step(lambda x: model(x))(batch).concat(), plain(batch))
+
+
+def case_checkpoints_within_checkpoints_over_four_partitions():
+    def build(use_reentrant):
+        inner = Around(Around(Around(Block(), True), False), use_reentrant)
+        return nn.Sequential(Block(), inner, Block())
+
+    def place(model):
+        placed(model, 0, 1, 0)
+        for depth, path in enumerate(("1.child", "1.child.child", "1.child.child.child"), start=2):
+            lamina.set_partition(model.get_submodule(path), depth % 4)
+        lamina.set_activation_checkpointing(model.get_submodule("1.child"))
+
+    for schedule, use_reentrant in zip(SCHEDULES, (True, False), strict=True):
+        found = train(seeded(lambda use=use_reentrant: build(use)), place, partitions=4, schedule=schedule)
+        assert_equal(found, plain(seeded(lambda use=use_reentrant: build(use))))
