@@ -77,7 +77,7 @@ class _Snapshot(pickle.Pickler):
         self.clear_memo()
 
     def persistent_id(self, value: Any) -> int | str | None:
-        if _is_cache(type(value)):
+        if is_cache(type(value)):
             self.caches = True
             return "cache" if self._training else None
         if isinstance(value, (torch.Tensor, nn.Module)):
@@ -89,11 +89,11 @@ class _Snapshot(pickle.Pickler):
 def _is_unchanging(value: Any) -> bool:
     if isinstance(value, tuple) and not hasattr(value, "__dict__"):
         return all(_is_unchanging(part) for part in value)
-    return isinstance(value, _UNCHANGING) or (isinstance(value, nn.Module) and not _is_cache(type(value)))
+    return isinstance(value, _UNCHANGING) or (isinstance(value, nn.Module) and not is_cache(type(value)))
 
 
 @functools.lru_cache
-def _is_cache(kind: type) -> bool:
+def is_cache(kind: type) -> bool:
     """Whether a class is a key-value cache of Hugging Face's transformers, which need not be installed."""
     return any(base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lamina import intercept, nest
+from lamina import codec, intercept, nest
+from lamina.arguments import is_cache
+from lamina.errors import UsageError
 
 
 def recompute(
@@ -25,6 +27,9 @@ def recompute(
     Args:
         call: calls `modules`, and no others that live on other ranks.
         preserve_rng_state: whether the second run draws the random numbers of the first.
+
+    Errors:
+        UsageError: a result across ranks has tensors in an object that is no container; they would have no gradient.
     """
     if not torch.is_grad_enabled():
         return call(*args, **kwargs)
@@ -50,6 +55,7 @@ def _recompute_split(
         here, named = nest.map_tensors(lambda tensor: given[places[id(tensor)]], (args, kwargs))
         result = call(*here, **named)
         if not torch.is_grad_enabled():
+            _check_result(result)
             output = result
         return tuple(_tensors(result))
 
@@ -66,3 +72,26 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     nest.map_tensors(lambda tensor: found.setdefault(id(tensor), tensor), value)
     return list(found.values())
+
+
+def _check_result(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        return
+    parts = nest.children(value)
+    for _, part in parts or ():
+        _check_result(part)
+    if parts is None and not is_cache(type(value)) and _holds_tensors(value):
+        raise UsageError(
+            f"a checkpointed module with parts on other ranks returned tensors in an object of type "
+            f"{type(value).__qualname__}, where they get no gradient: return them in tuples, lists, dictionaries or "
+            "dataclasses"
+        )
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (type(None), int, float, str)):
+        return False
+    try:
+        return bool(codec.pack(value)[1])
+    except UsageError:  # it cannot travel, nor be looked into
+        return False

@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -91,6 +92,14 @@ def train(model, prepare=None, call=None, x=BATCH, context=contextlib.nullcontex
     torch.manual_seed(5)
     loss = step(x).reduce_mean()
     return loss, {name: parameter.grad for name, parameter in wrapped.local_named_parameters()}
+
+
+def mark_first(model):
+    lamina.set_activation_checkpointing(model[0])
+
+
+def mark_inner(model):
+    lamina.set_activation_checkpointing(model[1])
 
 
 def assert_equal(found, expected, tolerance=1e-9):
@@ -227,9 +236,7 @@ def case_a_checkpointed_module_whose_children_live_apart():
     expected = plain(split())
     for schedule in SCHEDULES:
         model = split()
-        assert_equal(
-            train(model, lambda model: lamina.set_activation_checkpointing(model[1]), schedule=schedule), expected
-        )
+        assert_equal(train(model, mark_inner, schedule=schedule), expected)
         inside = [module for module in model[1].modules() if isinstance(module, Block)]
         assert {block.runs for block in inside} == {0, 8}  # elsewhere, and here
 
@@ -247,7 +254,7 @@ def case_nested_checkpoints_across_ranks():
 
 
 def case_a_split_module_holds_no_activations_on_any_rank():
-    for mark, held in ((None, (2, 1)), (lambda model: lamina.set_activation_checkpointing(model[0]), (0, 0))):
+    for mark, held in ((None, (2, 1)), (mark_first, (0, 0))):
         module = Split(0, Block())
         counts = [CountsActivations([part for part in module.modules() if isinstance(part, Block)]) for _ in range(2)]
         train(placed(nn.Sequential(module, *counts), 0, 0, 1), mark, microbatches=1)
@@ -258,8 +265,7 @@ def case_a_split_module_called_twice_with_keywords():
     def call(model, x):
         return model[2](model[1](model[1](model[0](x), scale=0.5), scale=2.0))
 
-    mark = lambda model: lamina.set_activation_checkpointing(model[1])  # noqa: E731
-    assert_equal(train(split(), mark, call), plain(split(), call))
+    assert_equal(train(split(), mark_inner, call), plain(split(), call))
 
 
 def case_a_call_of_a_split_module_is_checkpointed():
@@ -301,9 +307,29 @@ def case_structures_through_a_split_checkpoint():
         torch.manual_seed(0)
         return nn.Sequential(Block(), Structures())
 
-    assert_equal(
-        train(build(), lambda model: lamina.set_activation_checkpointing(model[1]), call), plain(build(), call)
-    )
+    assert_equal(train(build(), mark_inner, call), plain(build(), call))
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+class Boxes(Structures):
+    def forward(self, x):
+        return Box(self.there(x))
+
+
+def case_a_result_whose_gradient_would_be_lost_is_an_error():
+    def call(model, x):
+        return model[0](x).value
+
+    def build():
+        return nn.Sequential(Boxes())
+
+    with pytest.raises(lamina.UsageError, match=r"returned tensors in an object of type Box.*dataclasses"):
+        train(build(), mark_first, call)
+    assert_equal(train(seeded(build), call=call), plain(seeded(build), call))
 
 
 def case_a_frozen_split_module_passes_gradients_on_and_needs_none():
@@ -316,9 +342,7 @@ def case_a_frozen_split_module_passes_gradients_on_and_needs_none():
         assert not model[1](x).requires_grad
         return model(x)
 
-    assert_equal(
-        train(build(), lambda model: lamina.set_activation_checkpointing(model[1]), call), plain(build(), call)
-    )
+    assert_equal(train(build(), mark_inner, call), plain(build(), call))
 
 
 def case_checkpoints_under_autocast_with_the_backward_inside():
@@ -327,8 +351,25 @@ def case_checkpoints_under_autocast_with_the_backward_inside():
         return train(split().float(), mark, x=BATCH.float(), context=context)
 
     expected = cast()
-    for mark in (lambda model: lamina.set_activation_checkpointing(model[1]), lamina.set_activation_checkpointing):
+    for mark in (mark_inner, lamina.set_activation_checkpointing):
         assert_equal(cast(mark), expected, tolerance=1e-3)
+
+
+def case_it_may_be_set_on_the_distributed_model_before_and_after_it_is_partitioned():
+    start()
+    wrapped = lamina.distribute(placed(seeded(chain)[:2], 0, 1))
+    own = wrapped.module[RANK]
+
+    @lamina.step
+    def step(x):
+        wrapped.backward(wrapped(x).square().mean())
+
+    lamina.set_activation_checkpointing(wrapped.module[0])
+    step(BATCH)
+    assert own.runs == (8, 4)[RANK]
+    lamina.set_activation_checkpointing(wrapped.get_module()[1])
+    step(BATCH)
+    assert own.runs == (16, 12)[RANK]
 
 
 def case_checkpointed_modules_are_evaluated_once():
