@@ -29,12 +29,12 @@ def set_activation_checkpointing(
         module: a module, before or after it is distributed; of an nn.ModuleList or nn.ModuleDict each child, of an
             nn.Sequential its children as `strategy` says.
         preserve_rng_state: whether the second run draws the random numbers of the first.
-        pack_args_as_tuple: for an nn.Sequential; accepted, and needed for nothing: tuples are passed on as they are.
+        pack_args_as_tuple: for these containers; accepted, and needed for nothing: tuples are passed on as they are.
         strategy: for an nn.Sequential, see `checkpoint_sequential`.
 
     Errors:
-        UsageError: not a module, or `strategy` or `pack_args_as_tuple` for one that is not an nn.Sequential; no such
-            strategy; groups in a Sequential whose class has a forward of its own.
+        UsageError: not a module; `strategy` or `pack_args_as_tuple` for one without children to be called one after the
+            other; no such strategy; groups in a Sequential whose class has a forward of its own.
     """
     if isinstance(module, DistributedModel):
         module = module.get_module()
@@ -42,11 +42,13 @@ def set_activation_checkpointing(
     size = _group_size(strategy)
     if isinstance(module, nn.Sequential):
         _set_sequential(module, preserve_rng_state, strategy, size)
-    elif strategy != "each" or pack_args_as_tuple:
-        raise UsageError(f"strategy and pack_args_as_tuple are for an nn.Sequential, not {type(module).__name__}")
+    elif strategy != "each":
+        raise UsageError(f"strategy {strategy!r} is for an nn.Sequential, not {type(module).__name__}")
     elif isinstance(module, (nn.ModuleList, nn.ModuleDict)) and _has_no_forward(module):
         for child in module.children():
             set_activation_checkpointing(child, preserve_rng_state)
+    elif pack_args_as_tuple:
+        raise UsageError(f"pack_args_as_tuple is for an nn.Sequential, not {type(module).__name__}")
     else:
         _set(module, preserve_rng_state)
 

@@ -55,7 +55,7 @@ def _recompute_split(
         here, named = nest.map_tensors(lambda tensor: given[places[id(tensor)]], (args, kwargs))
         result = call(*here, **named)
         if not torch.is_grad_enabled():
-            _check_result(result)
+            _check_result(result, type(modules[-1]).__qualname__)
             output = result
         return tuple(_tensors(result))
 
@@ -74,15 +74,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _check_result(value: Any) -> None:
+def _check_result(value: Any, kind: str) -> None:
     if isinstance(value, torch.Tensor):
         return
     parts = nest.children(value)
     for _, part in parts or ():
-        _check_result(part)
+        _check_result(part, kind)
     if parts is None and not is_cache(type(value)) and _holds_tensors(value):
         raise UsageError(
-            f"a checkpointed module with parts on other ranks returned tensors in an object of type "
+            f"a {kind}, checkpointed with parts on other ranks, returned tensors in an object of type "
             f"{type(value).__qualname__}, where they get no gradient: return them in tuples, lists, dictionaries or "
             "dataclasses"
         )

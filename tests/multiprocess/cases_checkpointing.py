@@ -327,9 +327,26 @@ def case_a_result_whose_gradient_would_be_lost_is_an_error():
     def build():
         return nn.Sequential(Boxes())
 
-    with pytest.raises(lamina.UsageError, match=r"returned tensors in an object of type Box.*dataclasses"):
+    with pytest.raises(lamina.UsageError, match=r"^a Boxes, .* returned tensors in an object of type Box.*dataclasses"):
         train(build(), mark_first, call)
     assert_equal(train(seeded(build), call=call), plain(seeded(build), call))
+
+
+class RaisesAgain(Block):
+    def forward(self, x):
+        if self.runs == 1:
+            raise ZeroDivisionError("in the second run")
+        return super().forward(x)
+
+
+def case_an_error_in_the_second_run_keeps_its_type_on_every_rank():
+    def mark(model):
+        model[1].there = RaisesAgain()
+        placed(model[1], 0, 1, 0)
+        mark_inner(model)
+
+    with pytest.raises(ZeroDivisionError, match="in the second run"):
+        train(split(), mark, microbatches=1)
 
 
 def case_a_frozen_split_module_passes_gradients_on_and_needs_none():

@@ -100,7 +100,7 @@ def test_checkpoint_passes_positions_and_keywords():
 def test_of_a_container_without_forward_each_child_is_checkpointed(container):
     inner = nn.ModuleList([Block()])
     held = container([Block(), inner])
-    lamina.set_activation_checkpointing(held)
+    lamina.set_activation_checkpointing(held, pack_args_as_tuple=True)
     block = next(held.children())
     block(inner[0](BATCH)).sum().backward()
     assert (block.runs, inner[0].runs) == (2, 2)
@@ -303,6 +303,7 @@ def test_each_child_of_a_sequential_with_a_forward_of_its_own():
         (lambda: lamina.checkpoint_sequential(Block(), BATCH), "takes an nn.Sequential, not Block"),
         (lambda: lamina.checkpoint_sequential(OwnForward(), BATCH), "OwnForward has a forward of its own"),
         (lambda: lamina.set_activation_checkpointing(Block(), strategy="group_2"), "for an nn.Sequential, not Block"),
+        (lambda: lamina.set_activation_checkpointing(nn.ModuleList(), strategy="group_2"), "not ModuleList"),
         (lambda: lamina.set_activation_checkpointing(Block(), True, True), "for an nn.Sequential, not Block"),
         (lambda: lamina.set_activation_checkpointing(blocks(), strategy="group_0"), "a strategy is .*not 'group_0'"),
         (lambda: lamina.set_activation_checkpointing(blocks(), strategy="all"), "a strategy is .*not 'all'"),
