@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _current, intercept
 from lamina.errors import UsageError
 from lamina.model import DistributedModel
-from lamina.recompute import recompute
+from lamina.recompute import elsewhere, recompute
 
 
 def set_activation_checkpointing(
@@ -167,17 +166,11 @@ def _groups(children: Iterable[nn.Module], size: int) -> list[list[nn.Module]]:
     groups: list[list[nn.Module]] = []
     owner = None
     for child in children:
-        if not groups or _owner(child) != owner or len(groups[-1]) == size:
+        if not groups or elsewhere(child) != owner or len(groups[-1]) == size:
             groups.append([])
-        owner = _owner(child)
+        owner = elsewhere(child)
         groups[-1].append(child)
     return groups
-
-
-def _owner(module: nn.Module) -> int | None:
-    """The partition of a module that another rank owns, None for others."""
-    number = intercept.number(module)
-    return None if number is None else _current.job().model._partitioned.owners[number]
 
 
 # Checks.

@@ -38,11 +38,6 @@ def remove() -> None:
         nn.Module.__call__ = _original
 
 
-def number(module: nn.Module) -> int | None:
-    """The number of a module that another rank owns, None for others."""
-    return _remote.get(id(module))
-
-
 def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Calls a module that this rank owns, hooks included, whatever its class adds around calls: the caller did that."""
     return _original(module, *args, **kwargs)

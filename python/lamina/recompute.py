@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lamina import codec, intercept, nest
+from lamina import _current, codec, nest
 from lamina.arguments import is_cache
 from lamina.errors import UsageError
 
@@ -33,10 +33,16 @@ def recompute(
     """
     if not torch.is_grad_enabled():
         return call(*args, **kwargs)
-    if any(intercept.number(part) is not None for module in modules for part in module.modules()):
+    if any(elsewhere(part) is not None for module in modules for part in module.modules()):
         return _recompute_split(call, modules, preserve_rng_state, args, kwargs)
     run = functools.partial(call, **kwargs)  # whatever the keywords are called
     return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+def elsewhere(module: nn.Module) -> int | None:
+    """The partition of a module that another rank owns, None for any other module."""
+    model = _current.job().model if _current.is_initialized() else None
+    return model._partitioned.elsewhere(module) if model is not None and model.partitioned else None
 
 
 def _recompute_split(
