@@ -24,6 +24,7 @@ import importlib.metadata
 from lamina import _hooks as _hooks
 from lamina import state
 from lamina._current import init, is_initialized, shutdown
+from lamina.checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from lamina.errors import (
     CancelledError,
     ConfigError,
@@ -111,6 +112,8 @@ __all__ = [
     "allgather",
     "barrier",
     "broadcast",
+    "checkpoint",
+    "checkpoint_sequential",
     "distribute",
     "dp_barrier",
     "dp_rank",
@@ -136,6 +139,7 @@ __all__ = [
     "rdp_size",
     "recv_from",
     "send",
+    "set_activation_checkpointing",
     "set_partition",
     "shutdown",
     "size",
@@ -159,11 +163,9 @@ _NOT_YET = {
     "load",
     "model_creation",
     "optimizers",
-    "patches",
     "resume_from_checkpoint",
     "save",
     "save_checkpoint",
-    "set_activation_checkpointing",
     "set_tensor_parallelism",
     "tensor_parallelism",
     "tp_register",

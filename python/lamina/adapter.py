@@ -6,15 +6,23 @@ from typing import Any
 from torch import nn
 
 from lamina import _current, intercept
+from lamina.arguments import ArgumentCheck
 
 _UNIFORM = (b"\x00", b"\x01")
 
 
 def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank."""
+    """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank.
+
+    Errors:
+        UsageError: it changed an argument that is no tensor. And whatever it raises.
+    """
     module = _modules()[number]
     _apply_state(module, state)
-    return intercept.call_here(module, args, kwargs)
+    check = ArgumentCheck(module, _name(number), args, kwargs)
+    output = intercept.call_here(module, args, kwargs)
+    check.after()
+    return output
 
 
 def capture_state(number: int) -> bytes:
@@ -22,6 +30,10 @@ def capture_state(number: int) -> bytes:
     flags = bytes(module.training for module in _modules()[number].modules())
     uniform = _UNIFORM[flags[0]]
     return uniform if flags == uniform * len(flags) else flags
+
+
+def _name(number: int) -> str:
+    return _current.job().model._partitioned.tree.names[number] or "the model"
 
 
 def _modules() -> list[nn.Module]:

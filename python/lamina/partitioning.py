@@ -38,6 +38,11 @@ class PartitionedModel:
         """Whether this rank owns what has that name; see `owner_of`."""
         return self.owner_of(name) == self.partition
 
+    def elsewhere(self, module: nn.Module) -> int | None:
+        """The partition of a module that another rank owns, None for any other module."""
+        node = self.tree.node(module)
+        return None if node is None or self.owners[node] == self.partition else self.owners[node]
+
     def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]

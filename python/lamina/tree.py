@@ -33,6 +33,10 @@ class ModuleTree:
         self._add(root, "", -1, 0)
         _refuse_uninitialized(root)
 
+    def node(self, module: nn.Module) -> int | None:
+        """The number of a module of the tree, None for any other."""
+        return self._node_of.get(id(module))
+
     def rows(self) -> list[tuple[int, str, int, list[int], bool, int | None]]:
         """Per node what a plan is made from: (parent, name, bytes of its own parameters, ids of its own parameters,
         whether it is ever called, the partition it was placed on by hand or None)."""

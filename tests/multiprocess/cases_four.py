@@ -5,6 +5,7 @@ import os
 
 import torch
 from multiprocess import drawing
+from multiprocess.cases_checkpointing import SCHEDULES, Around, Block, assert_equal, placed, plain, seeded, train
 from torch import nn
 
 import lamina
@@ -90,3 +91,19 @@ def case_random_numbers_of_two_pipelines_are_those_of_one_rank_with_both_batches
     half = drawing.train(2, microbatches=2, batch=drawing.BATCH[4 * replica : 4 * replica + 4])
     for losses, all_losses in zip(half.losses, whole.losses, strict=True):
         assert torch.equal(losses, all_losses[2 * replica : 2 * replica + 2])
+
+
+def case_checkpoints_within_checkpoints_over_four_partitions():
+    def build(use_reentrant):
+        inner = Around(Around(Around(Block(), True), False), use_reentrant)
+        return nn.Sequential(Block(), inner, Block())
+
+    def place(model):
+        placed(model, 0, 1, 0)
+        for depth, path in enumerate(("1.child", "1.child.child", "1.child.child.child"), start=2):
+            lamina.set_partition(model.get_submodule(path), depth % 4)
+        lamina.set_activation_checkpointing(model.get_submodule("1.child"))
+
+    for schedule, use_reentrant in zip(SCHEDULES, (True, False), strict=True):
+        found = train(seeded(lambda use=use_reentrant: build(use)), place, partitions=4, schedule=schedule)
+        assert_equal(found, plain(seeded(lambda use=use_reentrant: build(use))))

@@ -269,6 +269,26 @@ def case_an_argument_that_cannot_be_sent_is_named():
         step(BATCH)
 
 
+class AppendsTo(nn.Linear):
+    def forward(self, x, seen):
+        seen.append(self.out_features)
+        return super().forward(x)
+
+
+def case_a_changed_argument_is_an_error_that_names_module_and_argument():
+    by_hand()
+    model = lamina.distribute(two(AppendsTo(6, 6)))
+    step = lamina.step(lambda x: model.module[1](x, []))
+    for _ in range(2):
+        with pytest.raises(
+            lamina.UsageError, match=r"^1 changed its argument 'seen'.*arguments .* are copies"
+        ) as caught:
+            step(BATCH)
+        if RANK == 0:
+            assert isinstance(caught.value, lamina.RemoteError) and caught.value.rank == 1
+    assert lamina.step(lambda x: model.module[0](x))(BATCH).concat().shape == (8, 6)
+
+
 @dataclasses.dataclass
 class Hidden:
     states: torch.Tensor

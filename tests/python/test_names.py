@@ -56,6 +56,7 @@ NAMES = [
     "broadcast",
     "recv_from",
     "send",
+    "set_activation_checkpointing",
     "state",
 ]
 
@@ -70,6 +71,8 @@ def test_submodules_that_scripts_import():
 
     assert smp.model.DistributedModel is DistributedModel is lamina.DistributedModel
     assert smp.core.barrier is lamina.barrier
+    assert smp.patches.checkpoint.checkpoint is lamina.checkpoint
+    assert smp.patches.checkpoint.checkpoint_sequential is lamina.checkpoint_sequential
 
 
 def test_scripts_find_the_package_and_compare_its_version():

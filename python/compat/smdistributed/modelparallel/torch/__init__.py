@@ -5,6 +5,7 @@ import lamina
 from lamina import *  # noqa: F403
 from smdistributed.modelparallel.torch import core as core
 from smdistributed.modelparallel.torch import model as model
+from smdistributed.modelparallel.torch import patches as patches
 
 
 def __getattr__(name: str) -> object:
