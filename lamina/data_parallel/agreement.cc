@@ -40,7 +40,7 @@ std::vector<bool> any_replica(std::span<const NamedTensor> tensors, const std::v
         "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "
         "all replicas alike, or make the DistributedModel with broadcast_buffers=False if only buffers differ");
   }
-  return {numbers + 2, numbers + 2 + count};
+  return std::vector<bool>(numbers + 2, numbers + 2 + count);
 }
 
 }  // namespace lamina::data_parallel
