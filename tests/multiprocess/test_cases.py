@@ -4,7 +4,12 @@
 import pytest
 from multiprocess.job import cases, verdicts
 
-LAUNCHES = {"multiprocess.cases_pair": 2, "multiprocess.cases_four": 4}
+LAUNCHES = {
+    "multiprocess.cases_pair": 2,
+    "multiprocess.cases_replicas": 2,
+    "multiprocess.cases_four": 4,
+    "multiprocess.cases_replicated_pipelines": 4,
+}
 
 
 @pytest.mark.parametrize("module, case", [(module, case) for module in LAUNCHES for case in cases(module)])
