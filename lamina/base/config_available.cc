@@ -46,8 +46,6 @@ void require_available(const Config& config, int replicas) {
   check.missing(&Config::load_partition, "load_partition");
   check.missing(complete.partition_file.has_value(), "partition_file", "leave it out");
   check.missing(&Config::contiguous, "contiguous");
-  check.missing(complete.ddp && replicas > 1, "ddp",
-                str("start as many processes as there are partitions, not ", replicas, " times as many"));
   check.missing(&Config::horovod, "horovod");
   check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");
   check.missing(&Config::fp16, "fp16");

@@ -62,6 +62,19 @@ std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members,
   return values;
 }
 
+std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::milliseconds within) {
+  std::unique_lock lock(mutex_);
+  std::string clause;
+  arrived_.wait_for(lock, within, [&] {
+    for (auto rank : members) {
+      const auto lost = lost_.find(rank);
+      if (lost != lost_.end()) clause = base::str("rank ", rank, " is lost: ", lost->second);
+    }
+    return !clause.empty();
+  });
+  return clause;
+}
+
 void Mailbox::deliver(transport::Message&& message) {
   {
     std::lock_guard guard(mutex_);

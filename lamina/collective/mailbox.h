@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -31,6 +32,9 @@ class Mailbox {
                                        const base::Patience& patience);
   // Returns when every member has called.
   void barrier(std::span<const base::Rank> members, const base::Patience& patience);
+
+  // Waits until one of `members` is lost, at most `within`: a clause that names it, "" when none is.
+  std::string loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
 
   void deliver(transport::Message&& message);          // from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread

@@ -35,6 +35,14 @@ from lamina.errors import (
     TimeoutError,
     UsageError,
 )
+from lamina.groups import (
+    get_dp_process_group,
+    get_mp_process_group,
+    get_pp_process_group,
+    get_rdp_process_group,
+    get_tp_process_group,
+    get_world_process_group,
+)
 from lamina.model import DistributedModel, distribute
 from lamina.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from lamina.optimizer import DistributedOptimizer
@@ -119,10 +127,16 @@ __all__ = [
     "dp_rank",
     "dp_size",
     "get_dp_group",
+    "get_dp_process_group",
     "get_mp_group",
+    "get_mp_process_group",
     "get_pp_group",
+    "get_pp_process_group",
     "get_rdp_group",
+    "get_rdp_process_group",
     "get_tp_group",
+    "get_tp_process_group",
+    "get_world_process_group",
     "init",
     "is_initialized",
     "local_rank",
@@ -153,12 +167,6 @@ _NOT_YET = {
     "CheckpointManager",
     "amp",
     "delay_param_initialization",
-    "get_dp_process_group",
-    "get_mp_process_group",
-    "get_pp_process_group",
-    "get_rdp_process_group",
-    "get_tp_process_group",
-    "get_world_process_group",
     "is_tracing",
     "load",
     "model_creation",

@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, intercept
+from lamina import _lamina, clipping, intercept
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from lamina.groups import ProcessGroups
     from lamina.model import DistributedModel
+    from lamina.replicas import Replicas
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Job:
     microbatches: int
     model: DistributedModel | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    groups: ProcessGroups | None = None  # from the first use
+    replicas: Replicas | None = None  # where gradients are averaged over several copies of the model
 
     @property
     def pipelined(self) -> bool:
@@ -77,8 +81,11 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     _job = Job(session, parsed.microbatches)
-    if (replicas := session.group_size("dp")) > 1 and session.rank == 0:
-        warnings.warn(f"{replicas} replicas of the model train apart: their gradients are not averaged", stacklevel=2)
+    if (replicas := session.group_size("dp")) > 1 and session.rank == 0 and not parsed.ddp:
+        warnings.warn(
+            f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
+            stacklevel=2,
+        )
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()
@@ -99,7 +106,9 @@ def shutdown() -> None:
     global _stuck
     if _job is not None:
         outside_step("shutdown()")
+        groups = _job.groups
         _stuck = not _end().close(True) or _stuck
+        _stuck = (groups is not None and not groups.close()) or _stuck
 
 
 def job() -> Job:
@@ -154,7 +163,10 @@ def _end() -> _lamina.Session:
     """Ends the current job; its session is for the caller to close."""
     global _job
     ended, _job = _job, None
+    if ended.replicas is not None:
+        ended.replicas.unwatch()
     intercept.remove()
+    clipping.remove()
     return ended.session
 
 
@@ -163,10 +175,11 @@ def _at_exit() -> None:
     for the first cause finds this process first."""
     if os.getpid() != _process:
         return
-    if (_job is None or _end().leave()) and not _stuck:
+    groups = _job.groups if _job is not None else None
+    if (_job is None or _end().leave()) and not _stuck and (groups is None or groups.close(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
-    print("lamina: the body of a failed step did not end; ending the process around it", file=sys.stderr)
+    print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) else 1)

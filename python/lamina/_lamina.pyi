@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.distributed import ProcessGroup
 
 Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp"]
 
@@ -129,3 +130,13 @@ class Session:
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
+
+# The replicas. `group` is torch's process group of this rank's kind "dp"; collective over it.
+
+def average_gradients(
+    session: Session, group: ProcessGroup, parameters: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int
+) -> None:
+    """The gradient of each parameter becomes its mean over the replicas; see lamina/data_parallel/gradients.h."""
+
+def broadcast_buffers(session: Session, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Each buffer gets the value it has on the first replica."""

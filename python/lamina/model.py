@@ -2,6 +2,7 @@
 """A model spread over the ranks of its pipeline."""
 
 import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _current, intercept, streams
+from lamina import _current, clipping, groups, intercept, streams
 from lamina.errors import UsageError
 from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel, partition
+from lamina.replicas import Replicas
 
 _NOT_YET = {
     "join",
@@ -39,16 +41,26 @@ class DistributedModel(nn.Module):
     functions only; with one it is ready at once and may be called anywhere. Names of parameters, buffers and modules
     are those of the module that is wrapped.
 
+    With several replicas and `ddp`, gradients are their mean over the replicas when a step function, or a backward
+    outside of one, returns. Every replica runs as many backward passes. A gradient that no replica has stays None; one
+    that only some have counts as zero on the others; sparse gradients become dense.
+
     Args:
         module: the model. All ranks build the same; the values are those of world rank 0.
         average_grads_across_microbatches: whether `backward` in a step divides gradients by the number of microbatches.
-        trace_device, overlapping_allreduce, backward_passes_per_step, bucket_cap_mb, broadcast_buffers,
-            gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they could change.
+        backward_passes_per_step: with `ddp`: after how many backward passes the gradients are averaged over the
+            replicas. Until then they add up on each; they are not divided by this number. A pass is a call of a step
+            function in which there was a backward or, outside step functions, a backward.
+        bucket_cap_mb: with `ddp`: about how many MiB of gradients travel at a time.
+        broadcast_buffers: with `ddp`: whether buffers get the values of the first replica whenever gradients have been
+            averaged, so that running statistics are the same on all.
+        trace_device, overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing
+            yet that they could change. Parameters without a gradient are always allowed.
         trace_execution_times, trace_memory_usage: not available yet.
 
     Errors:
-        UsageError: no `init`, a second model, a model inside torch's own data-parallel wrapper, an option that is not
-            available yet.
+        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, an
+            option that is not available yet.
     """
 
     def __init__(
@@ -78,12 +90,19 @@ class DistributedModel(nn.Module):
         ):
             if given:
                 raise UsageError(f"{name}=True is not available yet")
+        if type(backward_passes_per_step) is not int or backward_passes_per_step < 1:
+            raise UsageError(f"backward_passes_per_step is an integer, at least 1, not {backward_passes_per_step!r}")
+        if not bucket_cap_mb > 0:
+            raise UsageError(f"bucket_cap_mb is a number above 0, not {bucket_cap_mb!r}")
         self.module = module
         self._average = average_grads_across_microbatches
         self._pipelined = job.pipelined
         self._partitioned: PartitionedModel | None = None
         self._routed = False
+        self._reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
         job.model = self
+        if job.session.config.ddp:
+            groups.of_job()
         if not self._pipelined:
             self._partition()
 
@@ -92,7 +111,11 @@ class DistributedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""
         self._check_called("the model was called")
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        job = _current._job
+        if job is not None and job.replicas is not None and not self._pipelined:
+            job.replicas.note_forward(output)
+        return output
 
     def backward(
         self,
@@ -119,11 +142,38 @@ class DistributedModel(nn.Module):
             gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
-        scale = 1 / _current.job().microbatches if self._average and _current.in_step() else 1.0
+        job = _current.job()
+        if job.replicas is not None:
+            job.replicas.note_backward()
+        scale = 1 / job.microbatches if self._average and _current.in_step() else 1.0
         if self._pipelined:
             _current.session().backward(outputs, gradients, scale)
         else:
             torch.autograd.backward(outputs, [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)])
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """Scales the gradients so that their norm over the whole model, all partitions, is at most `max_norm`.
+
+        What `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` does, too. Called on every rank of the pipeline,
+        after the step.
+
+        Args:
+            max_norm, norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm before, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._job("clip_grad_norm_()")
+        return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
 
     # What it is made of.
 
@@ -224,7 +274,10 @@ class DistributedModel(nn.Module):
             RuntimeError: as torch's: names or shapes do not fit.
         """
         if not self._pipelined or not self.partitioned:
-            return self.module.load_state_dict(state_dict, strict, assign)
+            loaded = self.module.load_state_dict(state_dict, strict, assign)
+            if assign:
+                self._watch()  # its parameters are others now
+            return loaded
         self._job("load_state_dict()")
         if assign:
             raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
@@ -267,6 +320,17 @@ class DistributedModel(nn.Module):
         for optimizer in job.optimizers:
             trim(optimizer, model)
         self._partitioned = model
+        if job.session.config.ddp and job.session.group_size("dp") > 1:
+            job.replicas = Replicas(job.session, job.groups, self.module, model, *self._reduction)
+        self._watch()
+        if self._pipelined:
+            clipping.install(self.module, model)
+
+    def _watch(self) -> None:
+        """With one partition backwards may begin anywhere, also outside step functions."""
+        job = _current.job()
+        if job.replicas is not None and not self._pipelined:
+            job.replicas.watch()
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _current.in_step():
@@ -310,8 +374,19 @@ def _check_module(module: Any) -> None:
         raise UsageError(f"DistributedModel takes an nn.Module, not {type(module).__name__}")
     if isinstance(module, DistributedModel):
         raise UsageError("this is a DistributedModel already")
-    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise UsageError(f"take the model out of its {type(module).__name__} first: lamina sees to data parallelism")
+    for name, part in module.named_modules():
+        if isinstance(part, DistributedModel):
+            raise UsageError(f"{name} is a DistributedModel already")
+        if isinstance(part, _torch_wrappers()):
+            what = f"{name}, which is in torch's" if name else "the model"
+            raise UsageError(f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism")
+
+
+def _torch_wrappers() -> tuple[type, ...]:
+    """torch's own data-parallel modules; nobody has one of FSDP without its import, which takes long."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrappers = [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
+    return (nn.parallel.DistributedDataParallel, nn.DataParallel, *wrappers)
 
 
 def _scaled(output: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:

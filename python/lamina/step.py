@@ -91,11 +91,34 @@ class StepFunction:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         if job.model is not None:
             job.model._enter_step()
+        if job.replicas is None:
+            return merge(self._run_bodies(job, owner, args, kwargs))
+        with job.replicas.step() as passed:
+            # The ranks that follow hear from the leading one whether there was a backward.
+            outputs = self._run_bodies(job, owner, args, kwargs, passed)
+        merged = merge([output for output, _ in outputs])
+        if any(passed for _, passed in outputs):
+            job.replicas.finish_pass()
+        return merged
+
+    def _run_bodies(
+        self,
+        job: _current.Job,
+        owner: tuple,
+        args: tuple,
+        kwargs: dict[str, Any],
+        note: Callable[[], Any] | None = None,
+    ) -> list[Any]:
+        """What the function returned for each microbatch; with `note`, pairs of it and of what `note` returned then."""
+
+        def noted(output: Any) -> Any:
+            return output if note is None else (output, note())
+
         count = job.microbatches
         if not job.pipelined:
             seeds = job.session.root_seeds(count)
             bodies = self._bodies(count, owner, args, kwargs)
-            return merge([_lamina.run_body(*each) for each in zip(seeds, bodies, strict=True)])
+            return [noted(_lamina.run_body(*each)) for each in zip(seeds, bodies, strict=True)]
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, failure = None, None
         if job.leads:
@@ -107,9 +130,9 @@ class StepFunction:
         def body(microbatch: int) -> Any:
             if failure is not None:
                 raise failure
-            return bodies[microbatch]()
+            return noted(bodies[microbatch]())
 
-        return merge(job.session.run_step(count, body))
+        return job.session.run_step(count, body)
 
     def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""

@@ -14,7 +14,7 @@ TEST(Available, WhatWorksIsAccepted) {
        {"{}", R"({"partitions": 2, "microbatches": 8, "schedule": "simple", "active_microbatches": 1})",
         R"({"placement_strategy": "spread", "auto_partition": false, "default_partition": 0, "seed": 3})",
         R"({"partitions": 2, "optimize": "speed"})", R"({"partitions": 2, "memory_weight": 0.8})",
-        R"({"skip_tracing": true, "timeout_s": 5})"}) {
+        R"({"skip_tracing": true, "timeout_s": 5})", R"({"ddp": true, "partitions": 2})"}) {
     EXPECT_NO_THROW(require_available(parsed(json), 2)) << json;
   }
 }
@@ -36,7 +36,6 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
       {"\"load_partition\": true", "load_partition: true"},
       {"\"partition_file\": \"a\"", "partition_file: \"a\""},
       {"\"contiguous\": false", "contiguous: false"},
-      {"\"ddp\": true", "ddp: true"},
       {"\"horovod\": true", "horovod: true"},
       {"\"fp16\": true", "fp16: true"},
       {"\"bf16\": true", "bf16: true"},
@@ -56,8 +55,7 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
 
 TEST(Available, EverythingMissingIsNamedAtOnce) {
   EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "fp16": true})", 2),
-            "configuration, valid but not available yet: 3 errors\n"
-            "  ddp: true is not available yet; start as many processes as there are partitions, not 2 times as many\n"
+            "configuration, valid but not available yet: 2 errors\n"
             "  tensor_parallel_degree: 2 is not available yet; leave it at 1\n"
             "  fp16: true is not available yet; leave it at false");
 }

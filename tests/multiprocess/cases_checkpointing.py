@@ -400,3 +400,18 @@ def case_checkpointed_modules_are_evaluated_once():
         output = step(BATCH).concat()
         assert torch.allclose(output, split()(BATCH), atol=1e-9)
     assert runs(wrapped) == {4}
+
+
+def case_dropout_on_other_ranks_is_the_same_in_both_runs():
+    def dropping():
+        torch.manual_seed(0)
+        model = split()
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.dropout.p = 0.5
+        return model
+
+    for schedule in SCHEDULES:
+        expected = train(dropping(), schedule=schedule)
+        for mark in (mark_inner, lambda model: lamina.set_activation_checkpointing(model, strategy="contiguous")):
+            assert_equal(train(dropping(), mark, schedule=schedule), expected)

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/process_group.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace lamina::collective {
+namespace {
+
+using Clock = base::Deadline::Clock;
+
+// A backend tells of a broken connection, liveness of whose process ended. Whichever is first leaves the other this
+// long: a rank that did its part may end while its last bytes are still on their way.
+constexpr auto kOtherWitness = std::chrono::seconds(1);
+
+// When work ends. Shared with the thread of the backend that ends it.
+struct End {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool reached = false;
+
+  void reach() {
+    {
+      std::lock_guard guard(mutex);
+      reached = true;
+    }
+    changed.notify_all();
+  }
+};
+
+class C10dGroup : public ProcessGroup {
+ public:
+  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options)
+      : group_(group), mailbox_(mailbox), options_(std::move(options)) {}
+
+  int size() const override { return group_.getSize(); }
+
+  void sum(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::SUM); }
+  void max(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::MAX); }
+
+  void broadcast(at::Tensor& tensor) override {
+    std::vector<at::Tensor> tensors{tensor};
+    run([&] { return group_.broadcast(tensors); });
+  }
+
+ private:
+  void all_reduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = operation;
+    std::vector<at::Tensor> tensors{tensor};
+    run([&] { return group_.allreduce(tensors, options); });
+  }
+
+  template <class Start>
+  void run(const Start& start) {
+    try {
+      const auto work = start();
+      wait(*work);
+      work->wait();  // it has ended: what it threw, or the order of streams
+    } catch (const base::Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      blame(error);
+    }
+  }
+
+  void wait(c10d::Work& work) const {
+    const auto end = std::make_shared<End>();
+    work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
+    std::unique_lock lock(end->mutex);
+    base::wait_until(lock, end->changed, patience(), [&] { return end->reached; }, [&] { return what(); });
+  }
+
+  // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.
+  base::Patience patience() const {
+    base::Patience patience = options_.patience;
+    std::optional<Clock::time_point> lost_at;
+    patience.check_interrupt = [this, interrupt = options_.patience.check_interrupt, lost_at]() mutable {
+      if (interrupt) interrupt();
+      const auto loss = mailbox_.loss(options_.members, {});
+      if (loss.empty()) return;
+      if (!lost_at) lost_at = Clock::now();
+      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss));
+    };
+    return patience;
+  }
+
+  [[noreturn]] void blame(const std::exception& error) const {
+    const auto loss = mailbox_.loss(options_.members, kOtherWitness);
+    const std::string text = error.what();
+    throw base::PeerError(base::str(what(), ": ", loss.empty() ? "failed" : loss, "\n", text));
+  }
+
+  std::string what() const {
+    std::string ranks;
+    for (auto rank : options_.members) ranks += base::str(ranks.empty() ? "" : ", ", rank);
+    return base::str(options_.purpose, " over ranks ", ranks);
+  }
+
+  c10d::ProcessGroup& group_;
+  Mailbox& mailbox_;
+  const GroupOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options) {
+  return std::make_unique<C10dGroup>(group, mailbox, std::move(options));
+}
+
+}  // namespace lamina::collective

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/base/wait.h"
+#include "lamina/collective/mailbox.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace lamina::collective {
+
+// Ranks that compute on tensors together. Every member makes the same calls in the same order, with dense contiguous
+// tensors of the same size and type; a call returns when the tensor holds the result. All throw base::PeerError when a
+// member is gone, base::TimeoutError, and what an interrupt throws; the tensor is then lost, and so is the group.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+
+  virtual int size() const = 0;
+  virtual void sum(at::Tensor& tensor) = 0;
+  virtual void max(at::Tensor& tensor) = 0;
+  // Of member 0.
+  virtual void broadcast(at::Tensor& tensor) = 0;
+};
+
+// What a wait for torch's collectives needs to know of the job.
+struct GroupOptions {
+  std::string purpose;              // what an error begins with, such as "averaging gradients"
+  std::vector<base::Rank> members;  // world ranks
+  base::Patience patience;
+};
+
+// torch's group, which has to outlive this one. `mailbox` knows who is lost.
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options);
+
+}  // namespace lamina::collective

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/agreement.h"
+
+#include <ATen/ops/empty.h>
+
+#include <functional>
+
+#include "lamina/base/error.h"
+
+namespace lamina::data_parallel {
+namespace {
+
+// A positive number that differs, almost surely, where anything of the tensors does.
+std::int64_t layout(std::span<const NamedTensor> tensors) {
+  std::size_t mixed = 0;
+  const auto mix = [&](std::size_t more) { mixed = (mixed ^ more) * 0x9E3779B97F4A7C15u + (mixed >> 29); };
+  for (const auto& [name, tensor] : tensors) {
+    mix(std::hash<std::string>()(name));
+    mix(static_cast<std::size_t>(tensor.scalar_type()));
+    for (auto extent : tensor.sizes()) mix(static_cast<std::size_t>(extent));
+  }
+  return static_cast<std::int64_t>(mixed >> 2);
+}
+
+}  // namespace
+
+std::vector<bool> any_replica(std::span<const NamedTensor> tensors, const std::vector<bool>& flags,
+                              collective::ProcessGroup& replicas) {
+  const std::int64_t mine = layout(tensors);
+  const auto count = static_cast<std::int64_t>(flags.size());
+  // The largest layout, and the negative of the smallest, come out of the same exchange as the flags.
+  auto exchanged = at::empty({count + 2}, at::kLong);
+  auto* numbers = exchanged.mutable_data_ptr<std::int64_t>();
+  numbers[0] = mine;
+  numbers[1] = -mine;
+  std::copy(flags.begin(), flags.end(), numbers + 2);
+  replicas.max(exchanged);
+  if (numbers[0] != mine || numbers[1] != -mine) {
+    throw base::UsageError(
+        "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "
+        "all replicas alike, or make the DistributedModel with broadcast_buffers=False if only buffers differ");
+  }
+  return std::vector<bool>(numbers + 2, numbers + 2 + count);
+}
+
+}  // namespace lamina::data_parallel

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lamina/data_parallel/buffers.h"
+#include "lamina/data_parallel/gradients.h"
+#include "lamina/pipeline/session.h"
+#include "python/bindings/bindings.h"
+
+namespace lamina::python {
+namespace {
+
+using pipeline::Session;
+using Rows = std::vector<std::pair<std::string, at::Tensor>>;
+
+std::unique_ptr<collective::ProcessGroup> replicas(Session& session, c10d::ProcessGroup& group,
+                                                   const std::string& purpose) {
+  return collective::wrap(group, session.job().mailbox(),
+                          {purpose, session.members(topology::Group::kDp), session.patience()});
+}
+
+std::vector<data_parallel::NamedTensor> named(const Rows& rows) {
+  std::vector<data_parallel::NamedTensor> tensors;
+  for (const auto& [name, tensor] : rows) tensors.push_back({name, tensor});
+  return tensors;
+}
+
+void average_gradients(Session& session, c10d::ProcessGroup& group, const Rows& parameters, std::int64_t bucket_bytes) {
+  data_parallel::average_gradients(named(parameters), *replicas(session, group, "averaging gradients"), bucket_bytes);
+}
+
+void broadcast_buffers(Session& session, c10d::ProcessGroup& group, const Rows& buffers) {
+  data_parallel::broadcast_buffers(named(buffers), *replicas(session, group, "broadcasting buffers"));
+}
+
+}  // namespace
+
+void bind_data_parallel(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> release;
+  module.def("average_gradients", &average_gradients, release);
+  module.def("broadcast_buffers", &broadcast_buffers, release);
+}
+
+}  // namespace lamina::python

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's process groups of this rank, one per axis. See [Note: axes]."""
+
+import contextlib
+import itertools
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from lamina import _current, _lamina
+from lamina.errors import UsageError
+
+_AXES = ("mp", "dp", "pp", "tp", "rdp")
+_STUCK_S = 2.0
+_jobs = itertools.count()  # what one job leaves in the store is not the next one's
+
+
+class ProcessGroups:
+    """This rank's groups; making them is collective over the world.
+
+    torch's default group is made unless the script has made it: then that one is the world's, and stays the script's.
+    """
+
+    def __init__(self, session: _lamina.Session):
+        self.broken = False  # a collective failed, and may never end
+        self._made_default = not dist.is_initialized()
+        mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
+        everyone = session.all_gather("world", (self._made_default, list(mine.values())))
+        _check_default([made for made, _ in everyone])
+        timeout = timedelta(seconds=session.config.timeout_s)
+        if self._made_default:
+            _make_default(session, timeout)
+        elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
+            raise UsageError(
+                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
+                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job"
+            )
+        # Every rank takes part in making every group, in the same order.
+        every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
+        made = {ranks: dist.new_group(list(ranks), timeout, _backend()) for ranks in every_group}
+        self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
+
+    def get(self, axis: str) -> dist.ProcessGroup:
+        """The group of that axis that this rank is in."""
+        return self._by_axis[axis]
+
+    def close(self, at_exit: bool = False) -> bool:
+        """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
+        aborts the process. False when a collective that failed never ends, and with it the groups."""
+        own = {id(group): group for axis, group in self._by_axis.items() if axis != "world"}
+        self._by_axis.clear()
+        if not self.broken:
+            _destroy(list(own.values()), self._made_default or at_exit)
+            return True
+        thread = threading.Thread(
+            target=_destroy, args=(list(own.values()), self._made_default or at_exit), daemon=True
+        )
+        own.clear()
+        thread.start()
+        thread.join(_STUCK_S)
+        return not thread.is_alive()
+
+
+def of_job() -> ProcessGroups:
+    """The groups of the current job, made the first time; then collective over the world.
+
+    Errors:
+        UsageError: `ddp` is off, or inside a step function.
+    """
+    job = _current.job()
+    if not job.session.config.ddp:
+        raise UsageError("process groups need the configuration ddp: true")
+    if job.groups is None:
+        job.groups = ProcessGroups(_current.outside_step("the first use of process groups").session)
+    return job.groups
+
+
+def get_world_process_group() -> dist.ProcessGroup:
+    """All ranks of the job, for torch.distributed. Needs `ddp`; the first call of any of these functions is collective,
+    unless there is a DistributedModel."""
+    return of_job().get("world")
+
+
+def get_mp_process_group() -> dist.ProcessGroup:
+    """The ranks that hold one copy of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("mp")
+
+
+def get_dp_process_group() -> dist.ProcessGroup:
+    """The ranks that read different data, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("dp")
+
+
+def get_pp_process_group() -> dist.ProcessGroup:
+    """The partitions of one copy of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("pp")
+
+
+def get_tp_process_group() -> dist.ProcessGroup:
+    """The slices of the same layers, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("tp")
+
+
+def get_rdp_process_group() -> dist.ProcessGroup:
+    """The copies of the same part of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("rdp")
+
+
+def _backend() -> str:
+    """Gloo for tensors of the CPU, NCCL for those of CUDA."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _check_default(missing: list[bool]) -> None:
+    if any(missing) and not all(missing):
+        raise UsageError(
+            f"rank {missing.index(False)} called torch.distributed.init_process_group and rank {missing.index(True)} "
+            "did not: call it on all ranks, or on none"
+        )
+
+
+def _make_default(session: _lamina.Session, timeout: timedelta) -> None:
+    """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
+    if session.launched:
+        # libuv's server asks for the name of whoever connects, and serves nobody meanwhile.
+        store, _, _ = next(rendezvous("env://?use_libuv=0", timeout=timeout))
+    else:
+        store = dist.HashStore()
+    store.set_timeout(timeout)
+    store = dist.PrefixStore(f"lamina/groups/{next(_jobs)}", store)
+    dist.init_process_group(_backend(), store=store, rank=session.rank, world_size=session.size, timeout=timeout)
+
+
+def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
+    if not dist.is_initialized():  # the script destroyed them all
+        return
+    if default:
+        dist.destroy_process_group()
+        return
+    for group in groups:
+        with contextlib.suppress(ValueError):  # the script destroyed it
+            dist.destroy_process_group(group)

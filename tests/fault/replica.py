@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas train until one dies or stops, right before gradients are averaged.
+
+replica.py RANK HOW PARTITIONS TIMEOUT_S, with HOW one of killed, silent. Times and errors are noted as in victim.py.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+import torch
+from torch import nn
+from victim import note
+
+import lamina
+from lamina.replicas import Replicas
+
+FATAL_PASS = 3
+passes = 0
+finish_pass = Replicas.finish_pass
+
+
+def fail_before_the_third(replicas):
+    global passes
+    passes += 1
+    if passes == FATAL_PASS and lamina.rank() == int(sys.argv[1]):
+        note("death", "")
+        if sys.argv[2] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+    finish_pass(replicas)
+
+
+def main():
+    Replicas.finish_pass = fail_before_the_third
+    lamina.init(partitions=int(sys.argv[3]), ddp=True, timeout_s=float(sys.argv[4]))
+    model = lamina.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+
+    @lamina.step
+    def train(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for _ in range(1000):
+        train(torch.randn(8, 4))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except lamina.Error as error:
+        note("error", f"{type(error).__name__}: {error}")
+        raise

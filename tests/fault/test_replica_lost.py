@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replica that never comes to the averaging of gradients: the others leave with an error that says so."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from fault.test_rank_killed import BOUND_S, read, start_without_launcher
+
+REPLICA = Path(__file__).with_name("replica.py")
+
+
+@pytest.mark.parametrize(("size", "partitions", "victim"), [(2, 1, 0), (2, 1, 1), (4, 2, 3)])
+def test_when_it_is_killed_every_survivor_ends_within_5_s_and_says_what_it_was_doing(
+    size, partitions, victim, launcher
+):
+    ranks = start_without_launcher(launcher, size, REPLICA, victim, "killed", partitions, 60)
+    outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
+    ended = time.time()
+    assert ranks[victim].returncode == -9, outputs[victim]
+    assert ended - read(launcher, f"death.{victim}")["at"] < BOUND_S
+    for rank in set(range(size)) - {victim}:
+        assert ranks[rank].returncode == 1, outputs[rank]
+        error = read(launcher, f"error.{rank}")["text"]
+        assert error.startswith("PeerError") and "is lost" in error
+        if rank % partitions == victim % partitions:
+            members = ", ".join(str(member) for member in range(size) if member % partitions == rank % partitions)
+            assert f"averaging gradients over ranks {members}: rank {victim} is lost" in error
+
+
+def test_when_it_is_silent_the_others_leave_after_timeout_s(launcher):
+    silent, other = start_without_launcher(launcher, 2, REPLICA, 0, "silent", 1, 4)
+    output = other.communicate(timeout=60)[1]
+    late = time.time() - read(launcher, "death.0")["at"] - 4
+    assert other.returncode == 1, output
+    error = read(launcher, "error.1")["text"]
+    assert error.startswith("TimeoutError: averaging gradients over ranks 0, 1: no answer for 4 s"), error
+    assert late < BOUND_S
+    with pytest.raises(subprocess.TimeoutExpired):
+        silent.wait(0)
+    silent.kill()
+    silent.communicate()
+
+
+def test_the_launcher_blames_the_killed_rank(launcher):
+    run = launcher.run("run", "-n", 2, REPLICA, 1, "killed", 1, 60)
+    verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
+    assert verdicts[0] == "lamina run: rank 1 failed: killed by signal 9 (SIGKILL)"

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for two ranks that are two copies of a model."""
+
+import copy
+import os
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from multiprocess.replicas import agrees, batch, close, share, train, whole
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lamina
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+def start(**keys):
+    lamina.init(**({"ddp": True, "microbatches": 2, "timeout_s": 30} | keys))
+
+
+def seeded(*layers, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(layer() for layer in layers)).double()
+
+
+def linear(seed=0):
+    return seeded(lambda: nn.Linear(6, 4), nn.Tanh, lambda: nn.Linear(4, 1), seed=seed)
+
+
+def case_it_trains_like_one_process_with_the_whole_batch():
+    start()
+    train(linear())
+
+
+def case_all_copies_begin_with_the_values_of_rank_0():
+    for ddp in (True, False):
+        start(ddp=ddp)
+        model = lamina.distribute(linear(seed=RANK))
+        assert all(torch.equal(value, linear().state_dict()[name]) for name, value in model.state_dict().items())
+        lamina.shutdown()
+
+
+def case_a_plain_loop_trains_alike():
+    start()
+    plain = linear()
+    model = lamina.distribute(copy.deepcopy(plain))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
+    for _ in range(3):
+        plain(whole()).square().mean().backward()
+        model(share()).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours, theirs)
+
+
+def case_a_backward_through_checkpoints_is_one_backward():
+    start()
+    plain = linear()
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = copy.deepcopy(plain)
+
+        def forward(self, x):
+            for part in self.parts:
+                x = checkpoint(part, x, use_reentrant=True)
+            return x
+
+    model = lamina.DistributedModel(Checkpointed(), backward_passes_per_step=2)
+    for rows in whole().chunk(2):
+        plain(rows).square().mean().backward()
+    for rows, passes in zip(share().chunk(2), (1, 2), strict=True):
+        model(rows.requires_grad_()).square().mean().backward()
+        assert agrees(next(model.parameters()).grad) == (passes == 2)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
+
+
+def case_a_backward_that_reaches_no_parameter_is_none():
+    start()
+    model = lamina.distribute(linear())
+    x = share().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x)
+    assert gradient.shape == x.shape
+    if RANK == 0:
+        torch.autograd.grad(model(x).sum(), x)  # nothing of it is collective
+    model(x).sum().backward()
+    assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+def case_a_backward_that_failed_leaves_the_next_one_alone():
+    start()
+    model = lamina.distribute(linear())
+
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    hook = model.module[1].register_forward_hook(lambda module, args, output: output.register_hook(fail) and None)
+    with pytest.raises(ZeroDivisionError):
+        model(share()).sum().backward()
+    hook.remove()
+    model(share()).sum().backward()
+    assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+class Branches(nn.Module):
+    """Uses of its parts those that it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(6, 1, bias=False) for _ in range(4)])
+        self.parts[3].requires_grad_(False)
+
+    def forward(self, x, used):
+        return sum(self.parts[i](x) for i in used)
+
+
+def case_gradients_that_are_missing_everywhere_stay_none_and_on_one_copy_count_as_zero():
+    start()
+    model = lamina.distribute(Branches().double())
+    parts = model.module.parts
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x, [0, 2 * RANK, 3]).sum())
+
+    step(share())
+    alone = (batch(1).sum(0, keepdim=True) / 2, batch(0).sum(0, keepdim=True) / 2)  # microbatches are averaged
+    close(parts[2].weight.grad, alone[0] / 2)
+    close(parts[0].weight.grad, alone[0] / 2 + alone[1])
+    assert parts[1].weight.grad is None and parts[3].weight.grad is None
+
+
+def case_a_parameter_may_be_trained_later():
+    start()
+    model = lamina.distribute(Branches().double())
+    model.module.parts[3].requires_grad_(True)
+    model(share(), [3]).sum().backward()
+    assert agrees(model.module.parts[3].weight.grad)
+
+
+def case_parameters_that_are_replaced_by_loading_are_averaged():
+    start()
+    model = lamina.distribute(linear())
+    model.load_state_dict({name: value + 1 for name, value in linear().state_dict().items()}, assign=True)
+    model(share()).sum().backward()
+    assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+def case_gradients_accumulate_until_the_nth_step():
+    start()
+    model = lamina.DistributedModel(seeded(lambda: nn.Linear(6, 1, bias=False)), backward_passes_per_step=3)
+    (weight,) = model.parameters()
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).sum())
+
+    evaluate = lamina.step(lambda x: model(x))
+    each = share().sum(0, keepdim=True) / 2
+    for calls in (1, 2):
+        step(share())
+        evaluate(share())
+        close(weight.grad, calls * each)
+    step(share())
+    close(weight.grad, 3 * whole().sum(0, keepdim=True) / 4)
+    step(share())  # the next three
+    close(weight.grad, 3 * whole().sum(0, keepdim=True) / 4 + each)
+
+
+def case_gradients_accumulate_until_the_nth_backward_of_a_plain_loop():
+    start()
+    model = lamina.DistributedModel(seeded(lambda: nn.Linear(6, 1, bias=False)), backward_passes_per_step=2)
+    (weight,) = model.parameters()
+    model(share()).sum().backward()
+    close(weight.grad, share().sum(0, keepdim=True))
+    model(share()).sum().backward()
+    close(weight.grad, whole().sum(0, keepdim=True))
+
+
+def case_a_step_without_backward_is_not_collective():
+    start()
+    model = lamina.distribute(linear())
+    evaluate = lamina.step(lambda x: model(x))
+    for _ in range(1 + RANK):
+        evaluate(share())
+
+
+def case_a_step_that_fails_is_no_pass():
+    start()
+    model = lamina.distribute(linear())
+
+    @lamina.step
+    def step(x, fails):
+        model.backward(model(x).sum())
+        if fails:
+            raise KeyError("mine")
+
+    if RANK == 0:
+        with pytest.raises(KeyError, match="mine"):
+            step(share(), True)
+        model.module.zero_grad()
+    step(share(), False)
+    assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+def norm_layers():
+    return seeded(lambda: nn.BatchNorm1d(6), lambda: nn.Linear(6, 1))
+
+
+def case_buffers_become_those_of_the_first_copy():
+    start()
+    model = lamina.distribute(norm_layers())
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).sum())
+
+    step(share())
+    first = norm_layers()
+    for rows in batch(0).chunk(2):
+        first(rows)
+    for name, value in model.module.named_buffers():
+        assert agrees(value)
+        close(value.double(), first.get_buffer(name).double())
+
+
+def case_buffers_are_left_alone_on_request():
+    start()
+    model = lamina.DistributedModel(norm_layers(), broadcast_buffers=False)
+    model(share()).sum().backward()
+    assert not agrees(model.module[0].running_mean)
+
+
+def case_copies_whose_buffers_differ_in_shape_are_an_error_on_all():
+    start()
+    model = lamina.distribute(norm_layers())
+    model.module.register_buffer("cache", torch.zeros(1 + RANK))
+    with pytest.raises(lamina.UsageError, match=r"replicas of the model differ.*broadcast_buffers=False"):
+        model(share()).sum().backward()
+
+
+def case_without_ddp_the_copies_train_apart_and_one_warning_says_so():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        start(ddp=False)
+        model = lamina.distribute(linear())
+        model(share()).sum().backward()
+    said = [str(warning.message) for warning in caught if "train apart" in str(warning.message)]
+    assert len(said) == (RANK == 0)
+    assert not any(agrees(parameter.grad) for parameter in list(model.parameters())[:1])
+    for axis in ("world", "mp", "dp", "pp", "tp", "rdp"):
+        with pytest.raises(lamina.UsageError, match="ddp: true"):
+            getattr(lamina, f"get_{axis}_process_group")()
+    assert not dist.is_initialized()
+
+
+def case_with_ddp_nothing_is_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start()
+
+
+def case_process_groups():
+    start()
+    for axis in ("world", "dp", "rdp"):
+        assert dist.get_process_group_ranks(getattr(lamina, f"get_{axis}_process_group")()) == [0, 1]
+    for axis in ("mp", "pp", "tp"):
+        assert dist.get_process_group_ranks(getattr(lamina, f"get_{axis}_process_group")()) == [RANK]
+    total = torch.ones(2) * (1 + RANK)
+    dist.all_reduce(total, group=lamina.get_dp_process_group())
+    assert total.tolist() == [3, 3]
+    objects = [None, None]
+    dist.all_gather_object(objects, {"rank": RANK}, group=lamina.get_world_process_group())
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    assert lamina.get_dp_process_group() is lamina.get_dp_process_group()
+    lamina.shutdown()
+    assert not dist.is_initialized()
+
+
+def case_the_scripts_own_groups_are_used_and_stay_its_own():
+    dist.init_process_group("gloo")
+    start()
+    assert lamina.get_world_process_group() is dist.group.WORLD
+    train(linear())
+    lamina.shutdown()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    dist.destroy_process_group()
+
+
+def case_a_script_may_make_its_groups_after_init():
+    start()
+    dist.init_process_group("gloo")
+    train(linear())
+    dist.destroy_process_group()  # before shutdown
+
+
+def case_groups_that_only_some_ranks_made_are_an_error():
+    store = dist.HashStore()
+    if RANK == 0:
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    start()
+    with pytest.raises(lamina.UsageError, match=r"rank 0 called .*init_process_group and rank 1 did not"):
+        lamina.get_dp_process_group()
+    if RANK == 0:
+        dist.destroy_process_group()
+
+
+def case_groups_of_another_world_are_an_error():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    start()
+    with pytest.raises(lamina.UsageError, match=rf"as rank 0 of 1, but this is rank {RANK} of 2"):
+        lamina.get_dp_process_group()
+    dist.destroy_process_group()
+
+
+def case_groups_are_not_made_inside_a_step():
+    start()
+    with pytest.raises(lamina.UsageError, match="inside a step function"):
+        lamina.step(lambda x: lamina.get_dp_process_group())(share())

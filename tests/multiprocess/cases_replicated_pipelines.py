@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks: two copies of a model that is cut into two."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from multiprocess.replicas import agrees, close, share, train, whole
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+import lamina
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+def start(**keys):
+    lamina.init(**({"partitions": 2, "ddp": True, "microbatches": 2, "timeout_s": 30} | keys))
+
+
+def layers(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def backward_step(model):
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    return step
+
+
+def everywhere(value):
+    return all(lamina.allgather(value, lamina.WORLD))
+
+
+def case_it_trains_like_one_process_with_the_whole_batch():
+    start()
+    train(layers())
+
+
+def case_it_does_so_when_the_copies_are_neighbours():
+    start(placement_strategy="spread")
+    train(layers())
+
+
+def case_ranks_that_seeded_differently_train_alike():
+    start()
+    model = lamina.distribute(layers(seed=RANK))
+    backward_step(model)(share())
+    plain = layers()
+    plain(whole()).square().mean().backward()
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)
+
+
+def case_gradients_accumulate_until_the_nth_step_on_every_partition():
+    start()
+    model = lamina.DistributedModel(layers(), backward_passes_per_step=2)
+    step = backward_step(model)
+    plain = layers()
+    plain(share()).square().mean().backward()
+    step(share())
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)
+    lamina.step(lambda x: model(x))(share())
+    step(share())
+    plain.zero_grad()
+    for _ in range(2):
+        plain(whole()).square().mean().backward()
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)
+
+
+class Choice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(6, 1, bias=False) for _ in range(4)])
+
+    def forward(self, x, used):
+        return sum(self.ways[i](x) for i in used)
+
+
+def case_missing_gradients_on_a_partition_that_does_not_lead():
+    start(auto_partition=False, default_partition=0)
+    module = Choice().double()
+    for way in module.ways:
+        lamina.set_partition(way, 1)
+    model = lamina.distribute(module)
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x, [0] if lamina.dp_rank() == 0 else [0, 1]).sum())
+
+    step(share())
+    if lamina.pp_rank() == 1:
+        assert module.ways[2].weight.grad is None
+        only = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).sum(0, keepdim=True)
+        close(module.ways[1].weight.grad, only / 4)
+        close(module.ways[0].weight.grad, whole().sum(0, keepdim=True) / 4)
+
+
+def case_buffers_of_every_partition_become_those_of_the_first_copy():
+    start(auto_partition=False, default_partition=0)
+    module = nn.Sequential(nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
+    lamina.set_partition(module[1], 1)
+    model = lamina.distribute(module)
+    backward_step(model)(share())
+    values = [value for _, value in model.local_named_buffers()]
+    assert len(values) == 3 and all(agrees(value) for value in values)
+
+
+def case_process_groups():
+    start()
+    expected = {
+        "world": [0, 1, 2, 3],
+        "mp": lamina.get_mp_group(),
+        "dp": lamina.get_dp_group(),
+        "pp": lamina.get_pp_group(),
+        "tp": [RANK],
+        "rdp": lamina.get_rdp_group(),
+    }
+    for axis, ranks in expected.items():
+        group = getattr(lamina, f"get_{axis}_process_group")()
+        assert dist.get_process_group_ranks(group) == ranks
+        total = torch.ones(1) * RANK
+        dist.all_reduce(total, group=group)
+        assert total.item() == sum(ranks), axis
+
+
+NORMS = (2.0, 1, 3.5, float("inf"))
+
+
+def case_norms_are_those_of_the_plain_model():
+    start()
+    module = layers()
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    step = backward_step(model)
+    for kind in NORMS:
+        plain.zero_grad()
+        plain(whole()).square().mean().backward()
+        model.module.zero_grad()
+        step(share())
+        expected = get_total_norm([p.grad for p in plain.parameters()], kind)
+        ways = [
+            get_total_norm([p.grad for p in model.parameters() if p.grad is not None], kind),
+            clip_grad_norm_(model.parameters(), 1e9, kind),
+            clip_grad_norm_(list(model.local_parameters()), 1e9, norm_type=kind),
+            torch.nn.utils.clip_grad_norm_((p for p in model.parameters()), 1e9, kind, foreach=False),
+            model.clip_grad_norm_(1e9, kind),
+            model.clip_grad_norm_(0.01, kind),
+        ]
+        for norm in ways:
+            close(norm, expected)
+            assert agrees(norm) and everywhere(norm.item() == lamina.allgather(norm, lamina.PP_GROUP)[0].item())
+        clip_grad_norm_(list(plain.parameters()), 0.01, kind)
+        for name, parameter in model.local_named_parameters():
+            close(parameter.grad, plain.get_parameter(name).grad)
+    close(get_total_norm(model.parameters()), get_total_norm(plain.parameters()))
+
+
+def case_gradients_of_one_partition_alone_count_on_all():
+    start()
+    model = lamina.distribute(layers())
+    backward_step(model)(share())
+    names = [name for name, _ in model.named_parameters()]
+    for name in names:
+        alone = [parameter for other, parameter in model.named_parameters() if other == name]
+        norm = clip_grad_norm_(alone, 1e9)
+        assert norm > 0 and everywhere(norm.item() == lamina.allgather(norm, lamina.PP_GROUP)[0].item())
+    model.module.zero_grad()
+    assert clip_grad_norm_(model.parameters(), 1.0) == 0
+
+
+def case_norms_of_other_tensors_are_local():
+    start()
+    model = lamina.distribute(layers())
+    backward_step(model)(share())
+    other = nn.Linear(2, 1).double()
+    other(torch.ones(2).double() * (1 + RANK)).sum().backward()
+    if RANK == 1:  # not collective
+        close(clip_grad_norm_(other.parameters(), 1e9), torch.tensor(9.0).double().sqrt())
+    both = clip_grad_norm_([*model.parameters(), *other.parameters()], 1e9)
+    own = clip_grad_norm_(model.parameters(), 1e9)
+    close(both.square(), own.square() + 2 * (1 + RANK) ** 2 + 1)
+
+
+def case_a_norm_that_is_not_finite_is_an_error_on_every_rank():
+    start()
+    model = lamina.distribute(layers())
+    backward_step(model)(share() * (float("inf") if RANK < 2 else 1))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        model.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    assert not model.clip_grad_norm_(1.0).isfinite()
+
+
+def case_norms_are_not_taken_inside_a_step():
+    start()
+    model = lamina.distribute(layers())
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).sum())
+        clip_grad_norm_(model.parameters(), 1.0)
+
+    with pytest.raises(lamina.UsageError, match="norm of a partitioned model was called inside a step"):
+        step(share())
+
+
+def case_after_shutdown_norms_are_torchs_again():
+    start()
+    model = lamina.distribute(layers())
+    backward_step(model)(share())
+    lamina.shutdown()
+    if RANK == 0:
+        clip_grad_norm_([parameter for parameter in model.parameters() if parameter.grad is not None], 1.0)

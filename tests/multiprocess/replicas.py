@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cases with several copies of a model share: their data, and how they compare with a plain run."""
+
+import copy
+
+import torch
+
+import lamina
+
+
+def batch(copy_number: int) -> torch.Tensor:
+    """What one copy of the model reads."""
+    return torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(copy_number))
+
+
+def share() -> torch.Tensor:
+    """What this rank's copy reads."""
+    return batch(lamina.dp_rank())
+
+
+def whole() -> torch.Tensor:
+    """What all copies read."""
+    return torch.cat([batch(number) for number in range(lamina.dp_size())])
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Asserts that both are equal up to rounding."""
+    assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12), (ours, theirs)
+
+
+def agrees(tensor: torch.Tensor) -> bool:
+    """Whether all copies hold the same; collective."""
+    values = lamina.allgather(tensor.detach(), lamina.DP_GROUP)
+    return all(torch.equal(value, values[0]) for value in values)
+
+
+def train(module: torch.nn.Module) -> None:
+    """Three steps with clipping, compared with the plain loop over the whole batch after each."""
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
+    lamina.DistributedOptimizer(optimizers[1])
+
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for _ in range(3):
+        expected = plain(whole()).square().mean()
+        expected.backward()
+        losses = lamina.allgather(step(share()).reduce_mean(), lamina.DP_GROUP)
+        close(sum(losses) / len(losses), expected)
+        for name, parameter in model.local_named_parameters():
+            close(parameter.grad, plain.get_parameter(name).grad)
+        norms = [
+            model.clip_grad_norm_(0.05),
+            torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05),
+        ]
+        close(*norms)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, parameter in model.local_named_parameters():
+        close(parameter, plain.get_parameter(name))

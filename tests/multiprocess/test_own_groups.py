@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed next to lamina, under each launcher."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("own_groups.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
+    run = launcher.run("run", "-n", 2, PROGRAM, when)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_they_do_so_under_torchrun(when):
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    words = [*TORCHRUN, PROGRAM, when]
+    run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ddp` with a world of one, and what is refused before anything starts."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+import lamina
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def with_ddp():
+    lamina.init(ddp=True, microbatches=2)
+
+
+@pytest.fixture
+def world_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_process_has_all_groups(with_ddp):
+    for axis in ("world", "mp", "dp", "pp", "tp", "rdp"):
+        group = getattr(lamina, f"get_{axis}_process_group")()
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        assert (group.size(), total.item()) == (1, 1)
+    lamina.shutdown()
+    assert not dist.is_initialized()
+
+
+def test_process_groups_need_ddp():
+    lamina.init()
+    with pytest.raises(lamina.UsageError, match="ddp: true"):
+        lamina.get_dp_process_group()
+
+
+def test_process_groups_need_init():
+    with pytest.raises(lamina.UsageError, match="init"):
+        lamina.get_world_process_group()
+
+
+def test_it_trains_as_without(with_ddp):
+    module = nn.Linear(4, 1)
+    plain = copy.deepcopy(module)
+    model = lamina.DistributedModel(module, backward_passes_per_step=2)
+    plain(X).sum().backward()
+    model(X).sum().backward()
+    assert torch.equal(module.weight.grad, plain.weight.grad)
+
+
+@pytest.mark.parametrize("kind", [2.0, float("inf")])
+def test_gradients_are_clipped_as_torch_does(start, kind):
+    module = nn.Linear(4, 1)
+    plain = copy.deepcopy(module)
+    model = lamina.DistributedModel(module)
+    for one in (model, plain):
+        one(X).sum().backward()
+    assert torch.equal(model.clip_grad_norm_(0.1, kind), clip_grad_norm_(plain.parameters(), 0.1, kind))
+    assert torch.equal(module.weight.grad, plain.weight.grad)
+
+
+def test_gradients_are_not_clipped_inside_a_step(start):
+    model = lamina.DistributedModel(nn.Linear(4, 1))
+    with pytest.raises(lamina.UsageError, match=r"clip_grad_norm_\(\) was called inside a step"):
+        lamina.step(lambda x: model.clip_grad_norm_(1.0))(X)
+
+
+@pytest.mark.parametrize(
+    "option, text",
+    [
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step is an integer, at least 1, not 0"),
+        ({"backward_passes_per_step": 1.5}, "not 1.5"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb is a number above 0, not 0"),
+    ],
+)
+def test_options_that_make_no_sense(start, option, text):
+    with pytest.raises(lamina.UsageError, match=text):
+        lamina.DistributedModel(nn.Linear(1, 1), **option)
+
+
+def test_a_model_in_or_around_torchs_wrapper_is_refused(start, world_of_one):
+    wrapped = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    with pytest.raises(lamina.UsageError, match="take the model out of its DistributedDataParallel first"):
+        lamina.DistributedModel(wrapped)
+    with pytest.raises(lamina.UsageError, match=r"take 1, which is .* out of its DistributedDataParallel first"):
+        lamina.DistributedModel(nn.Sequential(nn.Linear(1, 1), wrapped))
+
+
+def test_a_model_in_fsdp_is_refused(start, world_of_one):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    with pytest.raises(lamina.UsageError, match="FullyShardedDataParallel first"):
+        lamina.DistributedModel(FullyShardedDataParallel(nn.Linear(1, 1), device_id=torch.device("cpu")))
+    with pytest.raises(lamina.UsageError, match="FSDPLinear first"):
+        lamina.DistributedModel(nn.Sequential(fully_shard(nn.Linear(1, 1))))
+
+
+def test_a_distributed_model_inside_another_is_refused(start):
+    model = lamina.DistributedModel(nn.Linear(1, 1))
+    lamina.shutdown()
+    lamina.init()
+    with pytest.raises(lamina.UsageError, match="0 is a DistributedModel already"):
+        lamina.DistributedModel(nn.Sequential(model))
+
+
+def test_importing_lamina_does_not_import_fsdp():
+    program = "import sys, lamina; assert 'torch.distributed.fsdp' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
