@@ -98,7 +98,7 @@ class _Drawing:
 
     def __init__(self, draw: random.Random, wanted: set[str]):
         self.draw = draw
-        extra = [kind for kind in PART_TRAITS if kind in wanted]
+        extra = [kind for kind in PART_TRAITS if kind in wanted] + ["linear"] * (2 * ("shared_weight" in wanted))
         self.parts = [Part(kind) for kind in extra + draw.choices(SIMPLE, k=draw.randint(1, 3))]
         self.simple = [*range(len(self.parts))]
         self.uncalled = set(self.simple)
@@ -130,9 +130,8 @@ class _Drawing:
             children = tuple(self.child(kind, budget) for kind in kinds)
             self.uncalled -= set(children)
             part.calls += times * sum(self.parts[child].calls for child in children)
-            part.program.append(
-                Operation(name, children, self.draw.randint(max(0, at - 1), at), self.draw.randint(0, at))
-            )
+            x, y = self.draw.randint(max(0, at - 1), at), self.draw.randint(0, at)
+            part.program.append(Operation(name, children, x, y))
         number = self.add(part)
         self.simple.append(number)
         self.uncalled.add(number)
@@ -155,7 +154,7 @@ def draw_case(number: int) -> RandomCase:
         replicas = 1
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
-    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(1, 9))), by_hand, microbatches, replicas)
+    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(1, 10))), by_hand, microbatches, replicas)
     parts = _draw_parts(draw, wanted)
     return RandomCase(
         number=number,
@@ -166,7 +165,7 @@ def draw_case(number: int) -> RandomCase:
         schedule=draw.choice(("simple", "interleaved")),
         rows=draw.randint(1, 2),
         placed_by_hand=by_hand,
-        traits=frozenset(wanted - {"reads_weight_anywhere", "shared_weight"} | _seen_in(parts)),
+        traits=frozenset(wanted - {"reads_weight_anywhere"} | _seen_in(parts)),
         parts=parts,
     )
 
@@ -201,7 +200,7 @@ def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
         del operations[:count]
     drawing.root(operations)
     linear = [n for n, part in enumerate(drawing.parts) if part.kind == "linear"]
-    if "shared_weight" in wanted and len(linear) > 1:
+    if "shared_weight" in wanted:
         one, other = sorted(draw.sample(linear, 2))
         drawing.parts[other].shares_weight_with = one
     if "frozen" in wanted:
@@ -210,10 +209,9 @@ def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
 
 
 def _seen_in(parts: list[Part]) -> set[str]:
-    """Traits that may have come about without being wanted, or the other way round."""
+    """Traits that came about without being wanted."""
     parents = [child for part in parts for child in {n for op in part.program for n in op.parts}]
-    seen = {"several_parents"} if len(parents) > len(set(parents)) else set()
-    return seen | ({"shared_weight"} if any(part.shares_weight_with is not None for part in parts) else set())
+    return {"several_parents"} if len(parents) > len(set(parents)) else set()
 
 
 def cases(world: int, soak: bool) -> list[RandomCase]:

@@ -93,7 +93,7 @@ def train_body(case: RandomCase, model, backward, x, y, tokens) -> dict:
 
 
 def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parameters) -> Trained:
-    """The loop that both sides run. step(batch) and evaluate(batch) give the outputs by microbatch of the whole batch."""
+    """The loop that both sides run. step(batch) and evaluate(batch) give outputs by microbatch of the whole batch."""
     trained = Trained()
     calls = 2 if "accumulated" in case.traits else 1
     for at, batch in enumerate(batches(case)):

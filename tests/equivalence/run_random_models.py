@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs random cases; each rank writes a JSON line per case with what is wrong on it.
+"""Runs random cases.
 
     python tests/equivalence/run_random_models.py NUMBER...     prints these cases and what is wrong with them
 
-Started by the launcher it runs the cases of its world size: those numbers, else the sample, or with LAMINA_SOAK all.
+Started by the launcher it runs the cases of its world size: those numbers, else the sample, or all with LAMINA_SOAK;
+each rank writes a JSON line per case with what is wrong on it.
 """
 
 import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -17,28 +19,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from equivalence.random_cases import cases, draw_case
 
 
-def run(numbers: list[int]) -> None:
-    """On a rank."""
+def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
+    """The name of each case of this world size, and what is wrong with it on this rank."""
     from equivalence.random_comparison import check
 
-    world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+    world = int(os.environ["WORLD_SIZE"])
     drawn = map(draw_case, numbers) if numbers else cases(world, bool(os.environ.get("LAMINA_SOAK")))
-    file = Path(os.environ["DIR"], f"wrong-{rank}").open("w", buffering=1) if "DIR" in os.environ else None
     for case in drawn:
-        if case.world != world:
-            continue
-        wrong = checked(check, case)
-        if file:
-            print(json.dumps([case.name, wrong]), file=file)
-        else:
+        if case.world == world:
+            try:
+                yield case.name, check(case)
+            except Exception:
+                yield case.name, [traceback.format_exc()]
+
+
+def run(numbers: list[int]) -> None:
+    """On a rank."""
+    rank = os.environ["RANK"]
+    if "DIR" not in os.environ:
+        for _, wrong in results(numbers):
             print(f"rank {rank}:", *(wrong or ["equal"]), sep="\n  ")
-
-
-def checked(check, case) -> list[str]:
-    try:
-        return check(case)
-    except Exception:
-        return [traceback.format_exc()]
+        return
+    with Path(os.environ["DIR"], f"wrong-{rank}").open("w", buffering=1) as file:
+        for result in results(numbers):
+            print(json.dumps(result), file=file)
 
 
 def launch(numbers: list[int]) -> None:
