@@ -22,6 +22,7 @@ NOT_YET = {
     "dropout",  # random streams of microbatches
     "clipped",  # the norm over all ranks
     "changed_argument",  # a remote module that writes an argument which its caller reads again
+    "aliased_argument",  # a remote module that returns its argument, which the caller then writes
     "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
     "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
     "ordered_batch_norm",  # running statistics that depend on the order of the microbatches
@@ -29,8 +30,8 @@ NOT_YET = {
 }
 REPLICAS = False  # whether cases with more than one copy of the model are drawn
 
-PART_TRAITS = ("embedding", "batch_norm", "ordered_batch_norm", "dropout")  # kinds that SIMPLE lacks
-MODEL_TRAITS = ("shared_weight", "frozen", "idle")
+PART_TRAITS = ("embedding", "batch_norm", "ordered_batch_norm", "dropout", "mode")  # kinds that SIMPLE lacks
+MODEL_TRAITS = ("shared_weight", "frozen", "idle", "module_hook")
 LOSSES = ("two_losses", "given_gradient", "two_calls", "two_calls_reversed", "backward_between")
 TRAINING_TRAITS = ("lengths", "input_gradient", "accumulated", "evaluated", "zeroed", "clipped", "twice", *LOSSES)
 DTYPES = ("float32", "autocast")
@@ -55,6 +56,7 @@ class Part:
     kind: str
     program: list[Operation] = field(default_factory=list)  # of a composite
     frozen: bool = False
+    hooked: bool = False
     shares_weight_with: int | None = None  # both "linear"
     calls: int = 1  # of parts in one forward of it
 
@@ -84,7 +86,11 @@ class RandomCase:
     def describe(self) -> str:
         lines = [self.name, f"active_microbatches={self.active_microbatches}, rows of a microbatch: {self.rows}"]
         for number, part in enumerate(self.parts):
-            about = f"  part {number}: {part.kind}" + (" (frozen)" if part.frozen else "")
+            about = (
+                f"  part {number}: {part.kind}"
+                + (" (frozen)" if part.frozen else "")
+                + (" (with a hook)" if part.hooked else "")
+            )
             if part.shares_weight_with is not None:
                 about += f" with the weight of {part.shares_weight_with}"
             lines.append(about)
@@ -154,7 +160,7 @@ def draw_case(number: int) -> RandomCase:
         replicas = 1
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
-    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(1, 10))), by_hand, microbatches, replicas)
+    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(2, 16))), by_hand, microbatches, replicas)
     parts = _draw_parts(draw, wanted)
     return RandomCase(
         number=number,
@@ -178,6 +184,10 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
         wanted.discard("reads_weight")
     if "ordered_batch_norm" not in NOT_YET or microbatches == 1:
         wanted = {"ordered_batch_norm" if t == "batch_norm" and draw.random() < 0.5 else t for t in wanted}
+    if "evaluated" in wanted:
+        wanted.add("mode")
+    if "checkpointed" in wanted:  # torch stops recomputing early, after how many calls depends on who saved what
+        wanted -= {"batch_norm", "ordered_batch_norm"}
     if "autocast" in wanted:
         wanted -= DECISIONS | {"float32"}
     for group in (LOSSES, ("checkpointed", "reentrant_checkpointed") if "dropout" in wanted else ()):
@@ -203,6 +213,8 @@ def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
     if "shared_weight" in wanted:
         one, other = sorted(draw.sample(linear, 2))
         drawing.parts[other].shares_weight_with = one
+    if "module_hook" in wanted:
+        drawing.parts[draw.choice(drawing.simple[:-1])].hooked = True
     if "frozen" in wanted:
         drawing.parts[draw.randrange(len(drawing.parts) - 1)].frozen = True
     return drawing.parts

@@ -135,13 +135,33 @@ def aliased_outputs(parent, parts, x, y, tokens):
     return z + same_memory + itself
 
 
+@operation("identity")
+def aliased_argument(parent, parts, x, y, tokens):
+    x = x * 1.5
+    z = parts[0](x)
+    z.add_(1.0)
+    return x + z
+
+
 @operation("structured", calls=2)
 def structured(parent, parts, x, y, tokens):
     one = parts[0]({"x": x, "more": (y, None)}, scale=0.5)
     again = {"x": one.first, "more": (one.rest[3][1][0], None)}
     two = parts[0](again, scale=2.0, mode="relu", mask=tokens > 2, rows=slice(0, None))
     assert one.rest["none"] is None and two.rest[3][1][1] == "relu"
-    return one.rest["b"] + two.first + two.rest[3][0]
+    assert two.rest["empty"].shape[0] == 0
+    return one.rest["b"] + two.first + two.rest[3][0] + one.rest["sum"].tanh()
+
+
+@operation("sieve", "simple")
+def missing_gradients(parent, parts, x, y, tokens):
+    used, _, detached = parts[0](x, run(parts[1], y, tokens))
+    return used + detached
+
+
+@operation("identity")
+def returns_argument(parent, parts, x, y, tokens):
+    return parts[0](x) + y
 
 
 @operation("picker")

@@ -39,6 +39,17 @@ class BatchNorm(nn.Module):
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Mode(nn.Module):
+    """Does something else in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.linear(x) if self.training else self.linear(2 * x)
+
+
 class Writer(nn.Module):
     """Writes its argument."""
 
@@ -83,7 +94,19 @@ class Structured(nn.Module):
         assert extra is None and mode in ("tanh", "relu") and isinstance(scale, float)
         a = getattr(torch, mode)(self.a(x[rows])) * scale
         b = self.b(y) if mask is None else self.b(y).masked_fill(mask.unsqueeze(-1), 0.0)
-        return Pair(a, {"b": b, "none": None, 3: [a.detach(), (b * 2, mode)]})
+        return Pair(a, {"b": b, "none": None, 3: [a.detach(), (b * 2, mode)], "sum": b.sum(), "empty": b[:0]})
+
+
+class Sieve(nn.Module):
+    """An argument that has no effect, and an output for nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, without_effect):
+        return self.used(x), self.unused(x), without_effect.detach()
 
 
 class Picker(nn.Module):
@@ -144,9 +167,12 @@ KINDS = {
     "batch_norm": BatchNorm,
     "ordered_batch_norm": lambda: BatchNorm(momentum=0.1),
     "dropout": dropout_layer,
+    "mode": Mode,
     "writer": Writer,
     "aliases": Aliases,
     "structured": Structured,
+    "sieve": Sieve,
+    "identity": nn.Identity,
     "picker": Picker,
     "giver": Giver,
     "scaler": Scaler,

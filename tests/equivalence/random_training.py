@@ -34,6 +34,8 @@ class Model(nn.Module):
             parts.append(part := build_part(spec, parts))
             if spec.shares_weight_with is not None:
                 part.weight = parts[spec.shares_weight_with].weight
+            if spec.hooked:
+                part.register_forward_hook(lambda module, arguments, output: output * 0.9)
             if spec.frozen:
                 part.requires_grad_(False)
         called = {number for part in case.parts for op in part.program for number in op.parts}
