@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the two sides of a random case, on this rank.
+
+See [Note: equal] in cases.py. Under autocast to bfloat16 the two sides round differently wherever gradients are added
+in another order, or a cast weight is kept for several calls: with 8 bits kept, only the outputs of the first call and
+the first gradients are compared, to what some roundings make of them.
+"""
+
+import traceback
+
+import torch
+from equivalence.cases import difference
+from equivalence.random_cases import RandomCase
+from equivalence.random_sides import distributed, reference
+from equivalence.random_training import Trained
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "autocast": 0.05}
+
+
+def check(case: RandomCase) -> list[str]:
+    """All that differs between the two ways of training, on this rank; an empty list is the promise kept."""
+    try:
+        theirs = reference(case)
+    except Exception:
+        return [f"the reference is ill-defined: {traceback.format_exc()}"]
+    if "twice" not in case.traits:
+        return compare(case, distributed(case), theirs)
+    ours, again = (distributed(case, deterministic_server=True) for _ in range(2))
+    return compare(case, ours, theirs) + compare_runs(ours, again)
+
+
+@torch.no_grad()
+def compare(case: RandomCase, ours: Trained, theirs: Trained) -> list[str]:
+    kind = next(iter(case.traits & {"float32", "autocast"}), "float64")
+    tolerance = TOLERANCE[kind]
+    wrong = []
+    # A difference of roundings in the first call grows with every update.
+    for at in range(len(ours.outputs) if kind == "float64" else 1):
+        numbers, others = split(ours.outputs[at])
+        numbers_there, others_there = split(theirs.outputs[at])
+        wrong += difference(numbers, numbers_there, tolerance, f"call {at}:")
+        if kind != "autocast":
+            wrong += compare_exactly(others, others_there, f"call {at}:")
+    wrong += difference(ours.first_gradients, theirs.first_gradients, tolerance, "first gradient of")
+    if kind != "autocast":
+        wrong += difference(ours.parameters, theirs.parameters, tolerance, "parameter")
+    if kind == "float64":
+        wrong += difference(ours.gradients, theirs.gradients, tolerance, "gradient of")
+        wrong += difference(ours.buffers, theirs.buffers, tolerance, "buffer")
+        wrong += difference(ours.others, theirs.others, tolerance, "")
+    return wrong
+
+
+def compare_runs(ours: Trained, again: Trained) -> list[str]:
+    """What is not the same, bit by bit, in a second run."""
+    wrong = []
+    for what, here in vars(ours).items():
+        there = vars(again)[what]
+        for part, other in zip(here, there, strict=True) if isinstance(here, list) else [(here, there)]:
+            wrong += compare_exactly(part, other, f"second run, {what}:")
+    return wrong
+
+
+def compare_exactly(ours: dict, theirs: dict, what: str) -> list[str]:
+    return [f"{what} {n}: {ours[n]} here, {theirs[n]} there" for n in ours if not identical(ours[n], theirs[n])]
+
+
+def identical(a, b) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def split(outputs: dict) -> tuple[dict, dict]:
+    """Floating tensors, and all others."""
+    numbers = {n: v for n, v in outputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return numbers, {name: value for name, value in outputs.items() if name not in numbers}

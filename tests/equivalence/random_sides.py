@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two sides of a comparison: lamina, and a plain loop over the same microbatches. With dropout the other side is
+lamina in a world of one, since only lamina knows a microbatch's random numbers.
+"""
+
+import contextlib
+import os
+import random
+
+import torch
+from equivalence.cases import adamw
+from equivalence.random_cases import RandomCase
+from equivalence.random_training import Model, Trained, build, train, train_body
+from torch import nn
+
+import lamina
+
+TIMEOUT_S = 60.0  # no case takes a second
+
+
+def plain(case: RandomCase) -> Trained:
+    model = build(case)
+    count = case.microbatches * case.replicas
+
+    def backward(tensors, gradients=None):
+        tensors = tensors if isinstance(tensors, list) else [tensors]
+        gradients = [torch.ones_like(t) for t in tensors] if gradients is None else [gradients]
+        torch.autograd.backward(tensors, [gradient / count for gradient in gradients])
+
+    def microbatches(batch):
+        return enumerate(zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True))
+
+    def step(batch):
+        return {at: detached(train_body(case, model, backward, *piece)) for at, piece in microbatches(batch)}
+
+    def evaluate(batch):
+        return {at: model(x, y=y, tokens=tokens) for at, (x, y, tokens) in microbatches(batch)}
+
+    def clip(norm):
+        return nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+    trained = train(case, model, adamw(model.parameters()), step, evaluate, clip, model.named_parameters)
+    trained.buffers = dict(model.named_buffers())
+    return trained
+
+
+def detached(tree: dict) -> dict:
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in tree.items()}
+
+
+def distributed(case: RandomCase, **config) -> Trained:
+    manual = {"auto_partition": False, "default_partition": 0} if case.placed_by_hand else {}
+    replicas = {"ddp": True} if case.replicas > 1 else {}
+    keys = {
+        "partitions": case.partitions,
+        "microbatches": case.microbatches,
+        "active_microbatches": case.active_microbatches,
+        "schedule": case.schedule,
+        "seed": case.number,
+        "timeout_s": TIMEOUT_S,
+    }
+    lamina.init(**(keys | manual | replicas | config))
+    try:
+        return _distributed(case)
+    finally:
+        lamina.shutdown()
+
+
+def _distributed(case: RandomCase) -> Trained:
+    model = build(case)
+    if case.placed_by_hand:
+        place_by_hand(model, case.number)
+    model = lamina.distribute(model)
+    optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+
+    @lamina.step
+    def train_step(model, x, y, tokens):
+        return train_body(case, model, model.backward, x, y, tokens)
+
+    @lamina.step
+    def evaluation_step(model, x, y, tokens):
+        return model(x, y=y, tokens=tokens)
+
+    def own(batch):
+        """This replica's part of the batch; only the leading rank's inputs count, so the others pass nonsense."""
+        if lamina.pp_rank() != 0:
+            return dict.fromkeys(batch, torch.empty(case.microbatches, 0))
+        if lamina.dp_size() == 1:
+            return batch
+        return {name: tensor.chunk(lamina.dp_size())[lamina.dp_rank()] for name, tensor in batch.items()}
+
+    def step(batch):
+        return by_microbatch(train_step(model, **own(batch)))
+
+    def evaluate(batch):
+        return by_microbatch(evaluation_step(model, **own(batch)))
+
+    def clip(norm):
+        return model.clip_grad_norm_(norm)
+
+    trained = train(case, model, optimizer, step, evaluate, clip, model.local_named_parameters)
+    trained.buffers = dict(model.local_named_buffers())
+    if lamina.pp_rank() != 0:  # the inputs live on the leading rank
+        trained.others = {name: value for name, value in trained.others.items() if "input" not in name}
+    assert set(trained.parameters) <= set(model.state_dict()), "names of parameters are not those of the state dict"
+    return trained
+
+
+def by_microbatch(outputs: dict) -> dict[int, dict]:
+    """This replica's outputs, by microbatch of the whole batch."""
+    count = lamina.num_microbatches()
+    pieces = {
+        name: value.outputs if isinstance(value, lamina.StepOutput) else value or [None] * count
+        for name, value in outputs.items()
+    }
+    return {lamina.dp_rank() * count + at: {name: pieces[name][at] for name in pieces} for at in range(count)}
+
+
+def place_by_hand(model: Model, number: int) -> None:
+    """Every module anywhere; together those that share a parameter, or of which one reads the other's parameters."""
+    draw = random.Random(number)
+    group = {module: {module} for module in model.modules()}
+    holders = {}
+    for module in model.modules():
+        for other in [holders.setdefault(p, module) for p in module.parameters(recurse=False)] + list(
+            module.__dict__.get("reads", [])
+        ):
+            group[module] |= group[other]
+            group.update(dict.fromkeys(group[module], group[module]))
+    placed = {}
+    for module in model.modules():
+        partition = placed.setdefault(id(group[module]), draw.randrange(lamina.pp_size()))
+        lamina.set_partition(module, partition)
+
+
+@contextlib.contextmanager
+def world_of_one():
+    """Inside, this process is no rank of a job."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    saved = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(saved)
+
+
+def reference(case: RandomCase) -> Trained:
+    if "dropout" not in case.traits:
+        return plain(case)
+    with world_of_one():
+        return distributed(case, partitions=1, default_partition=0, microbatches=case.microbatches * case.replicas)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs random cases.
+
+    python tests/equivalence/run_random_models.py NUMBER...     prints these cases and what is wrong with them
+
+Started by the launcher it runs the cases of its world size: those numbers, else the sample, or all with LAMINA_SOAK;
+each rank writes a JSON line per case with what is wrong on it.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from equivalence.random_cases import cases, draw_case
+
+
+def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
+    """The name of each case of this world size, and what is wrong with it on this rank."""
+    from equivalence.random_comparison import check
+
+    world = int(os.environ["WORLD_SIZE"])
+    drawn = map(draw_case, numbers) if numbers else cases(world, bool(os.environ.get("LAMINA_SOAK")))
+    for case in drawn:
+        if case.world == world:
+            try:
+                yield case.name, check(case)
+            except Exception:
+                yield case.name, [traceback.format_exc()]
+
+
+def run(numbers: list[int]) -> None:
+    """On a rank."""
+    rank = os.environ["RANK"]
+    if "DIR" not in os.environ:
+        for _, wrong in results(numbers):
+            print(f"rank {rank}:", *(wrong or ["equal"]), sep="\n  ")
+        return
+    with Path(os.environ["DIR"], f"wrong-{rank}").open("w", buffering=1) as file:
+        for result in results(numbers):
+            print(json.dumps(result), file=file)
+
+
+def launch(numbers: list[int]) -> None:
+    from launch.launcher_harness import command
+
+    for number in numbers:
+        case = draw_case(number)
+        print(case.describe(), flush=True)
+        os.spawnv(os.P_WAIT, command(), ["lamina", "run", "-n", str(case.world), __file__, str(number)])
+
+
+if __name__ == "__main__":
+    chosen = [int(word) for word in sys.argv[1:]]
+    run(chosen) if "RANK" in os.environ else launch(chosen)
