@@ -78,6 +78,7 @@ at::Tensor summed(const value::Value& item) {
 struct ExecutionServer::Parked {
   Message request;
   std::map<base::CallId, Arrival> inputs;  // its nodes are made before the first arrives
+  std::shared_ptr<Served> forward;         // of a backward: the call whose graph it runs
   std::atomic<int> missing = 1;
 
   // Puts what has arrived in the place of the references to it. Throws what came instead of an input.
@@ -125,7 +126,22 @@ void ExecutionServer::await_inputs(Message&& request) {
       one_more();
     });
   }
+  if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
   one_more();
+}
+
+// A caller that does not read what a call returns may ask for its backward before it has run.
+void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished) {
+  base::CallId forward = parked->request.call;
+  forward.counter = to_backward_request(parked->request.body).forward;
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(forward);
+  if (found == served_.end()) return;  // the backward says so
+  parked->forward = found->second;
+  ++found->second->backwards;
+  if (found->second->finished) return;
+  ++parked->missing;
+  found->second->readers.push_back(std::move(finished));
 }
 
 void ExecutionServer::serve(Parked& parked) {
@@ -141,7 +157,7 @@ void ExecutionServer::serve(Parked& parked) {
   std::optional<value::Failure> failure;
   try {
     parked.fill();
-    outputs = forwards ? forward(request, answer) : backward(request, answer);
+    outputs = forwards ? forward(request, answer) : backward(parked, answer);
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
@@ -196,14 +212,18 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   return outputs;
 }
 
-Tensors ExecutionServer::backward(Message& request, Message& answer) {
+Tensors ExecutionServer::backward(Parked& parked, Message& answer) {
+  auto& request = parked.request;
   const auto what = to_backward_request(request.body);
   request.body = {};
   Tensors gradients;
   for (const auto& item : what.gradients.items) gradients.push_back(summed(item));
-  base::CallId forward = request.call;
-  forward.counter = what.forward;
-  auto result = graph_of(forward, what.keep_graph)->backward(gradients, what.keep_graph);
+  std::shared_ptr<CalleeGraph> graph;
+  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), what.keep_graph);
+  if (!graph) {
+    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+  }
+  auto result = graph->backward(gradients, what.keep_graph);
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
     answer.body = to_value(result);
@@ -215,13 +235,11 @@ Tensors ExecutionServer::backward(Message& request, Message& answer) {
   return result;
 }
 
-std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(const base::CallId& forward, bool keep) {
+std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool keep) {
   std::lock_guard guard(mutex_);
-  const auto found = served_.find(forward);
-  if (found == served_.end() || !found->second->graph) {
-    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
-  }
-  return keep ? found->second->graph : std::exchange(found->second->graph, nullptr);
+  --forward.backwards;
+  if (forward.failure) throw value::RemoteFailure(*forward.failure);
+  return keep ? forward.graph : std::exchange(forward.graph, nullptr);
 }
 
 void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
@@ -229,17 +247,20 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
   activity.retire();
   std::vector<Delivery> owed;
+  std::vector<std::function<void()>> readers;
   {
     std::lock_guard guard(mutex_);
     const auto served = served_.find(request.call);
     if (served == served_.end()) return;  // the step has ended
     owed = std::move(served->second->owed);
+    readers = std::move(served->second->readers);
     served->second->finished = true;
     served->second->failure = failure;
     served->second->outputs = outputs;
     const bool needed = failure || !outputs.empty() || served->second->graph;
     if (!needed) served_.erase(served);
   }
+  for (const auto& reader : readers) reader();
   // What the caller wants itself goes with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
     return delivery.to != request.caller || (!failure && value::is_pending(outputs.at(delivery.output)));
@@ -325,7 +346,8 @@ void ExecutionServer::forget(const transport::Release& release) {
   const auto found = served_.find(release.call);
   if (found == served_.end()) return;
   auto& served = *found->second;
-  release.graph ? graph.swap(served.graph) : outputs.swap(served.outputs);
+  if (!release.graph) outputs.swap(served.outputs);
+  if (release.graph && served.backwards == 0) graph.swap(served.graph);
   if (served.finished && !served.graph && served.outputs.empty()) served_.erase(found);
 }
 

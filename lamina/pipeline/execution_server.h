@@ -42,15 +42,18 @@ class ExecutionServer {
     Tensors outputs;
     std::optional<value::Failure> failure;
     std::shared_ptr<CalleeGraph> graph;
+    int backwards = 0;                          // asked for, and not begun
+    std::vector<std::function<void()>> readers;  // to be told that it has finished
   };
   struct Parked;
 
   void await_inputs(transport::Message&& request);
+  void await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished);
   void serve(Parked& parked);
   void deliver(const transport::Message& request);
   Tensors forward(transport::Message& request, transport::Message& answer);
-  Tensors backward(transport::Message& request, transport::Message& answer);
-  std::shared_ptr<CalleeGraph> graph_of(const base::CallId& forward, bool keep);
+  Tensors backward(Parked& parked, transport::Message& answer);
+  std::shared_ptr<CalleeGraph> graph_of(Served& forward, bool keep);
   // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
   void finish(const transport::Message& request, Tensors outputs, std::optional<value::Failure> failure,
               transport::Message&& answer, Activity& activity);

@@ -115,17 +115,22 @@ class CallerGraph::Node : public TakesReferences {
   GradientTarget target() const override { return {GradientTarget::Kind::kRemote, owner_, {}}; }
 
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
-    if (at::GradMode::is_enabled()) {
-      throw base::UsageError(
-          base::str("create_graph=True through ", name_,
-                    ", which runs on another rank, is not supported; place it on the caller's rank"));
-    }
-    auto result = run_(gradients, autograd::get_current_graph_task_keep_graph(), targets());
+    Tensors result;
+    value::for_user([&] {
+      require_no_graph();
+      result = run_(gradients, autograd::get_current_graph_task_keep_graph(), targets());
+    });
     if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
     return result;
   }
 
  private:
+  void require_no_graph() const {
+    if (!at::GradMode::is_enabled()) return;
+    throw base::UsageError(base::str("create_graph=True through ", name_,
+                                     ", which runs on another rank, is not supported; place it on the caller's rank"));
+  }
+
   GradientTargets targets() const {
     GradientTargets targets;
     for (const auto& edge : next_edges()) targets.push_back(target_of(edge));

@@ -71,11 +71,10 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
                                value::Value arguments) {
   require_can_cross(modules.name(id), arguments);
-  const auto pending = begin(owner, modules.name(id), /*backward=*/false);
-  const auto call = std::const_pointer_cast<IssuedCall>(pending->call);
+  const auto pending = begin({{}, owner, id, modules.name(id)});
+  const auto& call = pending->call;
   Message request;
   request.kind = Kind::kForward;
-  request.target = id;
   check_modes_travel(modules.name(id));
   CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
@@ -150,7 +149,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   if (activity == nullptr || activity->step() != forward.id.step) {
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
   }
-  const auto pending = begin(forward.owner, forward.name, /*backward=*/true);
+  const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   Message request;
   request.kind = Kind::kBackward;
@@ -215,15 +214,11 @@ value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, base::R
   return departing(gradient, to);
 }
 
-RemoteCalls::Pending RemoteCalls::begin(base::Rank owner, const std::string& name, bool backward) {
+RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
   const Activity& activity = *Activity::current();
-  auto call = std::make_shared<IssuedCall>();
-  call->id = new_name(activity.step(), activity.microbatch());
-  call->owner = owner;
-  call->name = name;
-  call->backward = backward;
+  call.id = new_name(activity.step(), activity.microbatch());
   auto pending = std::make_shared<PendingCall>();
-  pending->call = std::move(call);
+  pending->call = std::make_shared<IssuedCall>(std::move(call));
   return pending;
 }
 
@@ -235,6 +230,7 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
     pending_[call.id] = pending;
   }
   request.call = call.id;
+  request.target = call.module;
   request.caller = rank();
   request.released = releases_->take(call.owner);
   transport_.send(call.owner, request);

@@ -21,7 +21,7 @@ namespace lamina::pipeline {
 
 // A call whose end this rank waits for. Guarded by the mutex of RemoteCalls.
 struct PendingCall {
-  std::shared_ptr<const IssuedCall> call;
+  std::shared_ptr<IssuedCall> call;
   std::condition_variable changed;
   std::optional<value::Value> answer;
   std::optional<value::Failure> failure;
@@ -77,7 +77,7 @@ class RemoteCalls {
  private:
   using Pending = std::shared_ptr<PendingCall>;
 
-  Pending begin(base::Rank owner, const std::string& name, bool backward);
+  Pending begin(IssuedCall call);
   void send(const Pending& pending, transport::Message&& request);
   value::Value wait_answer(PendingCall& pending);
   void wait_done(PendingCall& pending);

@@ -22,6 +22,7 @@ class RemoteCalls;
 struct IssuedCall {
   base::CallId id;
   base::Rank owner;
+  base::ModuleId module;
   std::string name;  // of the module
   bool backward = false;
   std::shared_ptr<Learned> learned;

@@ -6,7 +6,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -50,9 +49,6 @@ class ReferenceImpl final : public c10::TensorImpl {
   mutable std::mutex mutex_;  // of becoming; held for a moment, never while waiting
   std::shared_ptr<Source> source_;
 };
-
-// Runs `work`, which an operation of the user needs; errors are thrown as set_rethrow() says.
-void for_user(const std::function<void()>& work);
 
 // The pending reference behind `tensor`, or nullptr.
 ReferenceImpl* pending_impl(const at::Tensor& tensor);

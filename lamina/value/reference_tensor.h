@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -56,6 +57,7 @@ void materialise(const at::Tensor& tensor);                   // makes it become
 // set how such an error is thrown there. Does not return.
 using Rethrow = void (*)(std::exception_ptr error);
 void set_rethrow(Rethrow rethrow);
+void for_user(const std::function<void()>& work);  // runs `work`, whose errors are thrown so
 
 // The source of a sum of gradients of which one at least was a reference. Its value adds the parts in their order. A
 // part that is written to before that makes the sum an error (base::UsageError): it would be the sum of something else.
