@@ -361,8 +361,6 @@ def _check_module(module: Any) -> None:
     if isinstance(module, DistributedModel):
         raise UsageError("this is a DistributedModel already")
     for name, part in module.named_modules():
-        if isinstance(part, DistributedModel):
-            raise UsageError(f"{name} is a DistributedModel already")
         if isinstance(part, _torch_wrappers()):
             what = f"{name}, which is in torch's" if name else "the model"
             raise UsageError(f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism")
