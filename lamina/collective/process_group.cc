@@ -38,14 +38,17 @@ class C10dGroup : public ProcessGroup {
   void max(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::MAX); }
 
   void broadcast(at::Tensor& tensor) override {
+    c10d::BroadcastOptions options;
+    options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
-    run([&] { return group_.broadcast(tensors); });
+    run([&] { return group_.broadcast(tensors, options); });
   }
 
  private:
   void all_reduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
     c10d::AllreduceOptions options;
     options.reduceOp = operation;
+    options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
     run([&] { return group_.allreduce(tensors, options); });
   }
@@ -68,6 +71,11 @@ class C10dGroup : public ProcessGroup {
     work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
     std::unique_lock lock(end->mutex);
     base::wait_until(lock, end->changed, patience(), [&] { return end->reached; }, [&] { return what(); });
+  }
+
+  // Our own deadline is the first to pass: it says what was waited for.
+  std::chrono::milliseconds backend_timeout() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(options_.patience.timeout) + 10 * kOtherWitness;
   }
 
   // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.

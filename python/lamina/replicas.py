@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from lamina import _lamina, nest
-from lamina.errors import UsageError
+from lamina.errors import PeerError, UsageError
 from lamina.groups import ProcessGroups
 from lamina.partitioning import PartitionedModel
 
@@ -86,10 +86,10 @@ class Replicas:
             _lamina.average_gradients(self._session, group, self._own("named_parameters"), self._bucket_bytes)
             if self._broadcast_buffers:
                 _lamina.broadcast_buffers(self._session, group, self._own("named_buffers"))
-        except UsageError:
+        except (UsageError, PeerError):
             raise
-        except BaseException:
-            self._groups.broken = True
+        except BaseException:  # too late, or interrupted
+            self._groups.stuck = True
             raise
 
     def watch(self) -> None:
