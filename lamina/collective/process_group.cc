@@ -55,12 +55,17 @@ class C10dGroup : public ProcessGroup {
 
   template <class Start>
   void run(const Start& start) {
+    c10::intrusive_ptr<c10d::Work> work;
+    blaming([&] { work = start(); });
+    wait(*work);
+    blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
+  }
+
+  // What a backend throws is the loss of a member.
+  template <class Call>
+  void blaming(const Call& call) const {
     try {
-      const auto work = start();
-      wait(*work);
-      work->wait();  // it has ended: what it threw, or the order of streams
-    } catch (const base::Error&) {
-      throw;
+      call();
     } catch (const std::exception& error) {
       blame(error);
     }

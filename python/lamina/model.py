@@ -111,7 +111,7 @@ class DistributedModel(nn.Module):
         self._check_called("the model was called")
         output = self.module(*args, **kwargs)
         job = _current._job
-        if job is not None and job.replicas is not None and not self._pipelined:
+        if job is not None and job.replicas is not None:
             job.replicas.note_forward(output)
         return output
 
@@ -313,10 +313,9 @@ class DistributedModel(nn.Module):
             clipping.install(self.module, model)
 
     def _watch(self) -> None:
-        """With one partition backwards may begin anywhere, also outside step functions."""
-        job = _current.job()
-        if job.replicas is not None and not self._pipelined:
-            job.replicas.watch()
+        """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
+        if (replicas := _current.job().replicas) is not None:
+            replicas.watch()
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _current.in_step():
