@@ -38,26 +38,34 @@ class C10dGroup : public ProcessGroup {
   void max(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::MAX); }
 
   void broadcast(at::Tensor& tensor) override {
+    c10d::BroadcastOptions options;
+    options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
-    run([&] { return group_.broadcast(tensors); });
+    run([&] { return group_.broadcast(tensors, options); });
   }
 
  private:
   void all_reduce(at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
     c10d::AllreduceOptions options;
     options.reduceOp = operation;
+    options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
     run([&] { return group_.allreduce(tensors, options); });
   }
 
   template <class Start>
   void run(const Start& start) {
+    c10::intrusive_ptr<c10d::Work> work;
+    blaming([&] { work = start(); });
+    wait(*work);
+    blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
+  }
+
+  // What a backend throws is the loss of a member.
+  template <class Call>
+  void blaming(const Call& call) const {
     try {
-      const auto work = start();
-      wait(*work);
-      work->wait();  // it has ended: what it threw, or the order of streams
-    } catch (const base::Error&) {
-      throw;
+      call();
     } catch (const std::exception& error) {
       blame(error);
     }
@@ -68,6 +76,11 @@ class C10dGroup : public ProcessGroup {
     work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
     std::unique_lock lock(end->mutex);
     base::wait_until(lock, end->changed, patience(), [&] { return end->reached; }, [&] { return what(); });
+  }
+
+  // Our own deadline is the first to pass: it says what was waited for.
+  std::chrono::milliseconds backend_timeout() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(options_.patience.timeout) + 10 * kOtherWitness;
   }
 
   // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.

@@ -3,7 +3,6 @@
 
 import contextlib
 import itertools
-import threading
 from datetime import timedelta
 
 import torch
@@ -14,7 +13,6 @@ from lamina import _current, _lamina
 from lamina.errors import UsageError
 
 _AXES = ("mp", "dp", "pp", "tp", "rdp")
-_STUCK_S = 2.0
 _jobs = itertools.count()  # what one job leaves in the store is not the next one's
 
 
@@ -25,7 +23,7 @@ class ProcessGroups:
     """
 
     def __init__(self, session: _lamina.Session):
-        self.broken = False  # a collective failed, and may never end
+        self.stuck = False  # a collective was left that may never end
         self._made_default = not dist.is_initialized()
         mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
         everyone = session.all_gather("world", (self._made_default, list(mine.values())))
@@ -49,19 +47,13 @@ class ProcessGroups:
 
     def close(self, at_exit: bool = False) -> bool:
         """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
-        aborts the process. False when a collective that failed never ends, and with it the groups."""
+        aborts the process. False when a collective may never end: its group would wait for it."""
+        if self.stuck:
+            return False
         own = {id(group): group for axis, group in self._by_axis.items() if axis != "world"}
         self._by_axis.clear()
-        if not self.broken:
-            _destroy(list(own.values()), self._made_default or at_exit)
-            return True
-        thread = threading.Thread(
-            target=_destroy, args=(list(own.values()), self._made_default or at_exit), daemon=True
-        )
-        own.clear()
-        thread.start()
-        thread.join(_STUCK_S)
-        return not thread.is_alive()
+        _destroy(list(own.values()), self._made_default or at_exit)
+        return True
 
 
 def of_job() -> ProcessGroups:

@@ -113,7 +113,7 @@ class DistributedModel(nn.Module):
         self._check_called("the model was called")
         output = self.module(*args, **kwargs)
         job = _current._job
-        if job is not None and job.replicas is not None and not self._pipelined:
+        if job is not None and job.replicas is not None:
             job.replicas.note_forward(output)
         return output
 
@@ -327,10 +327,9 @@ class DistributedModel(nn.Module):
             clipping.install(self.module, model)
 
     def _watch(self) -> None:
-        """With one partition backwards may begin anywhere, also outside step functions."""
-        job = _current.job()
-        if job.replicas is not None and not self._pipelined:
-            job.replicas.watch()
+        """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
+        if (replicas := _current.job().replicas) is not None:
+            replicas.watch()
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _current.in_step():
@@ -375,8 +374,6 @@ def _check_module(module: Any) -> None:
     if isinstance(module, DistributedModel):
         raise UsageError("this is a DistributedModel already")
     for name, part in module.named_modules():
-        if isinstance(part, DistributedModel):
-            raise UsageError(f"{name} is a DistributedModel already")
         if isinstance(part, _torch_wrappers()):
             what = f"{name}, which is in torch's" if name else "the model"
             raise UsageError(f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism")

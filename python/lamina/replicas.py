@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from lamina import _lamina, nest
-from lamina.errors import UsageError
+from lamina.errors import PeerError, UsageError
 from lamina.groups import ProcessGroups
 from lamina.partitioning import PartitionedModel
 
@@ -46,6 +46,7 @@ class Replicas:
         self._groups = groups
         self._module = module
         self._owns = partitioned.owns
+        self._partitions = session.group_size("pp")
         self._passes = passes
         self._bucket_bytes = bucket_bytes
         self._broadcast_buffers = broadcast_buffers
@@ -69,12 +70,12 @@ class Replicas:
         self._passed = self._passed or self._in_step
 
     def note_forward(self, output: Any) -> None:
-        """Outside steps: the model has returned `output`. A backward through it is one, checkpoints in the model that
-        run backwards of their own included: it reaches the output first."""
-        if torch._C._current_graph_task_id() < 0:
+        """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
+        their own included: it reaches the output first."""
+        if not self._in_step and torch._C._current_graph_task_id() < 0:
             self._passed = self._awaiting = False  # a backward that failed has left them
-        if not self._in_step and torch.is_grad_enabled():
-            nest.map_tensors(self._await_backward, output)
+        if torch.is_grad_enabled():
+            nest.map_tensors(self._notice_backward, output)
 
     def finish_pass(self) -> None:
         """Ends a backward pass, see [Note: pass]; collective over the replicas."""
@@ -86,16 +87,16 @@ class Replicas:
             _lamina.average_gradients(self._session, group, self._own("named_parameters"), self._bucket_bytes)
             if self._broadcast_buffers:
                 _lamina.broadcast_buffers(self._session, group, self._own("named_buffers"))
-        except UsageError:
+        except (UsageError, PeerError):
             raise
-        except BaseException:
-            self._groups.broken = True
+        except BaseException:  # too late, or interrupted
+            self._groups.stuck = True
             raise
 
     def watch(self) -> None:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""
         self.unwatch()
-        for parameter in self._module.parameters():
+        for _, parameter in self._own("named_parameters"):
             frozen = not parameter.requires_grad
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(True)  # for a hook; one that is frozen now may be trained later
@@ -111,10 +112,15 @@ class Replicas:
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name)]
 
-    def _await_backward(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._await_end())
-        return tensor
+    def _notice_backward(self, output: torch.Tensor) -> torch.Tensor:
+        def reached(gradient: torch.Tensor) -> None:
+            # The parameters that it goes on to may all be those of other partitions.
+            self._passed = self._passed or self._partitions > 1
+            self._await_end()
+
+        if output.requires_grad:
+            output.register_hook(reached)
+        return output
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         self._passed = True

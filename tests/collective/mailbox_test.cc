@@ -38,6 +38,25 @@ TEST(Mailbox, ARankMaySendToItself) {
   EXPECT_EQ(number(boxes[0].receive(base::Rank(0), "x", kPatience)), 7);
 }
 
+TEST(Mailbox, KnowsWhichOfTheRanksAskedForIsLost) {
+  Mailboxes boxes(3);
+  const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};
+  boxes[0].lose(base::Rank(2), "its process ended");
+  EXPECT_EQ(boxes[0].loss(pair, {}), "");
+  EXPECT_EQ(boxes[0].loss(boxes.ranks(), {}), "rank 2 is lost: its process ended");
+}
+
+TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
+  Mailboxes boxes(2);
+  expect_none(boxes.run([&](int rank) {
+    if (rank == 1) {
+      boxes[0].lose(base::Rank(1), "its process ended");
+    } else {
+      EXPECT_EQ(boxes[0].loss(boxes.ranks(), std::chrono::hours(1)), "rank 1 is lost: its process ended");
+    }
+  }));
+}
+
 TEST(AllGather, GivesEveryMemberAllValuesInTheOrderOfTheMembersTimeAfterTime) {
   Mailboxes boxes(4, 1);
   expect_none(boxes.run([&](int rank) {

@@ -29,6 +29,8 @@ def fail_before_the_third(replicas):
         if sys.argv[2] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
+    if passes == FATAL_PASS:
+        note("waits", "")
     finish_pass(replicas)
 
 

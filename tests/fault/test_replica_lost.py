@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica that never comes to the averaging of gradients: the others leave with an error that says so."""
 
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, read, start_without_launcher
+from launch.launcher_harness import eventually
 
 REPLICA = Path(__file__).with_name("replica.py")
 
@@ -39,6 +41,17 @@ def test_when_it_is_silent_the_others_leave_after_timeout_s(launcher):
     assert late < BOUND_S
     with pytest.raises(subprocess.TimeoutExpired):
         silent.wait(0)
+    silent.kill()
+    silent.communicate()
+
+
+def test_an_interrupt_ends_the_wait_and_the_process(launcher):
+    silent, other = start_without_launcher(launcher, 2, REPLICA, 0, "silent", 1, 60)
+    eventually(lambda: (launcher.folder / "waits.1").exists())
+    other.send_signal(signal.SIGINT)
+    output = other.communicate(timeout=BOUND_S)[1]
+    assert other.returncode == 130, output
+    assert "KeyboardInterrupt" in output
     silent.kill()
     silent.communicate()
 

@@ -77,6 +77,21 @@ def case_gradients_accumulate_until_the_nth_step_on_every_partition():
         close(parameter.grad, plain.get_parameter(name).grad)
 
 
+def case_a_backward_of_the_loss_itself_is_noticed():
+    start(auto_partition=False, default_partition=0)
+    module = layers()
+    for part in module:
+        lamina.set_partition(part, 1)
+    model = lamina.distribute(module)
+
+    @lamina.step
+    def step(x):
+        (model(x).square().mean() / 2).backward()
+
+    step(share())
+    assert all(parameter.grad is not None and agrees(parameter.grad) for parameter in model.local_parameters())
+
+
 class Choice(nn.Module):
     def __init__(self):
         super().__init__()
