@@ -159,6 +159,28 @@ def missing_gradients(parent, parts, x, y, tokens):
     return used + detached
 
 
+@operation("objects", "linear")
+def objects(parent, parts, x, y, tokens):
+    given = parts[0](x, parts[1])
+    assert given.flags == {"a", 1} and given.triple.dtype is torch.float64 and given.triple.nothing is None
+    return given.value + given.triple.tensor * y
+
+
+@operation("simple")
+def no_autocast(parent, parts, x, y, tokens):
+    with torch.autocast("cpu", enabled=False):
+        return run(parts[0], x.float() if x.dtype == torch.bfloat16 else x, tokens) + y
+
+
+@operation("simple")
+def derivative(parent, parts, x, y, tokens):
+    z = run(parts[0], x, tokens)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return z
+    (gradient,) = torch.autograd.grad(z.sum(), x, retain_graph=True)
+    return z + gradient.detach()
+
+
 @operation("identity")
 def returns_argument(parent, parts, x, y, tokens):
     return parts[0](x) + y
