@@ -50,7 +50,8 @@ def repeated(parent, parts, x, y, tokens):
 
 @operation("simple", "simple")
 def branch(parent, parts, x, y, tokens):
-    return run(parts[0] if x.mean().item() > 0 else parts[1], y, tokens)
+    # Not 0, which after a normalisation is the mean up to rounding.
+    return run(parts[0] if x.mean().item() > 0.01 else parts[1], y, tokens)
 
 
 @operation("simple", calls=3)
