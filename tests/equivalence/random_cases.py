@@ -43,7 +43,9 @@ TRAITS = (*OPERATIONS, "reads_weight_anywhere", *PART_TRAITS, *MODEL_TRAITS, *TR
 # With rounding to 8 bits a decision may go the other way.
 DECISIONS = {"branch", "integers"}
 
-LAYOUTS = ((1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (3, 1), (4, 1), (1, 2), (2, 2))  # (partitions, replicas)
+LAYOUTS = [(1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (3, 1), (4, 1)]  # (partitions, replicas)
+if REPLICAS:
+    LAYOUTS += [(1, 2), (2, 2)]
 MAX_CALLS = 24  # of parts in one forward
 
 
@@ -160,8 +162,6 @@ def draw_case(number: int) -> RandomCase:
     """The case of that number: always the same."""
     draw = random.Random(number)
     partitions, replicas = draw.choice(LAYOUTS)
-    if not REPLICAS:
-        replicas = 1
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
     wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(2, 16))), by_hand, microbatches, replicas)
@@ -203,8 +203,8 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
     for group in (LOSSES, EVALUATIONS):
         chosen = sorted(wanted & set(group))
         wanted -= set(chosen[1:])
-    if replicas > 1:  # each has statistics and inputs of its own
-        wanted -= {"batch_norm", "ordered_batch_norm", "input_gradient"}
+    if replicas > 1:  # each has its statistics, and gradients that are not averaged
+        wanted -= {"batch_norm", "ordered_batch_norm", "input_gradient", "retained"}
     return wanted
 
 
