@@ -125,6 +125,8 @@ def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[st
         b = theirs[name]
         if (a is None) != (b is None):
             wrong.append(f"{what} {name}: {'None' if a is None else 'a tensor'} here, not in the plain run")
+        elif a is not None and (a.shape, a.dtype) != (b.shape, b.dtype):
+            wrong.append(f"{what} {name}: {tuple(a.shape)}, {a.dtype} here, {tuple(b.shape)}, {b.dtype} there")
         elif a is not None:
             bound = tolerance * max(b.abs().max().item(), 1e-3 * largest)
             error = (a - b).abs().max().item()

@@ -36,5 +36,8 @@ def results(script: str, world: int, deadline_s: float) -> dict[str, list[str]]:
     # A case counts when it ended on every rank.
     names = set.intersection(*map(set, per_rank))
     found = {n: [f"rank {r}: {line}" for r, wrong in enumerate(per_rank) for line in wrong[n]] for n in names}
-    found["launch"] = left + ([f"exit code {job.returncode}", errors[-4000:]] if job.returncode else [])
+    found["launch"] = left
+    if job.returncode:
+        ended = [f"rank {r} ended {len(w)} cases, the last: {next(reversed(w), None)}" for r, w in enumerate(per_rank)]
+        found["launch"] += [f"exit code {job.returncode}", *ended, errors[-4000:]]
     return found

@@ -23,7 +23,9 @@ NOT_YET = {
     "clipped",  # the norm over all ranks
     "changed_argument",  # a remote module that writes an argument which its caller reads again
     "aliased_argument",  # a remote module that returns its argument, which the caller then writes
-    "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
+    "derivative",  # torch.autograd.grad through a remote module, which leaves the parameters' gradients alone
+    "writes_input",  # a step body that writes its microbatch's tensors in place
+    "unreached_graph",  # a hook or an autograd.Function behind an argument whose gradient does not exist
     "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
     "ordered_batch_norm",  # running statistics that depend on the order of the microbatches
     "twice",  # bit by bit between two runs with deterministic_server
@@ -33,13 +35,17 @@ REPLICAS = False  # whether cases with more than one copy of the model are drawn
 PART_TRAITS = ("embedding", "batch_norm", "ordered_batch_norm", "dropout", "mode")  # kinds that SIMPLE lacks
 MODEL_TRAITS = ("shared_weight", "frozen", "idle", "module_hook")
 LOSSES = ("two_losses", "given_gradient", "two_calls", "two_calls_reversed", "backward_between")
-TRAINING_TRAITS = ("lengths", "input_gradient", "accumulated", "evaluated", "zeroed", "clipped", "twice", *LOSSES)
+EVALUATIONS = ("evaluated", "inference")
+INPUTS = ("lengths", "input_gradient", "writes_input")
+TRAINING_TRAITS = (*INPUTS, *LOSSES, *EVALUATIONS, "accumulated", "zeroed", "toggled", "retained", "clipped", "twice")
 DTYPES = ("float32", "autocast")
 TRAITS = (*OPERATIONS, "reads_weight_anywhere", *PART_TRAITS, *MODEL_TRAITS, *TRAINING_TRAITS, *DTYPES)
 # With rounding to 8 bits a decision may go the other way.
 DECISIONS = {"branch", "integers"}
 
-LAYOUTS = ((1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (3, 1), (4, 1), (1, 2), (2, 2))  # (partitions, replicas)
+LAYOUTS = [(1, 1), (2, 1), (2, 1), (2, 1), (3, 1), (3, 1), (4, 1)]  # (partitions, replicas)
+if REPLICAS:
+    LAYOUTS += [(1, 2), (2, 2)]
 MAX_CALLS = 24  # of parts in one forward
 
 
@@ -156,8 +162,6 @@ def draw_case(number: int) -> RandomCase:
     """The case of that number: always the same."""
     draw = random.Random(number)
     partitions, replicas = draw.choice(LAYOUTS)
-    if not REPLICAS:
-        replicas = 1
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
     wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(2, 16))), by_hand, microbatches, replicas)
@@ -184,17 +188,23 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
         wanted.discard("reads_weight")
     if "ordered_batch_norm" not in NOT_YET or microbatches == 1:
         wanted = {"ordered_batch_norm" if t == "batch_norm" and draw.random() < 0.5 else t for t in wanted}
-    if "evaluated" in wanted:
+    if wanted & set(EVALUATIONS):
         wanted.add("mode")
     if "checkpointed" in wanted:  # torch stops recomputing early, after how many calls depends on who saved what
         wanted -= {"batch_norm", "ordered_batch_norm"}
+    if "float32" in wanted:  # of the gradient of a bias before them rounding is all there is
+        wanted -= {"batch_norm", "ordered_batch_norm"}
     if "autocast" in wanted:
         wanted -= DECISIONS | {"float32"}
-    for group in (LOSSES, ("checkpointed", "reentrant_checkpointed") if "dropout" in wanted else ()):
+    if "unreached_graph" in NOT_YET and "missing_gradients" in wanted:
+        wanted -= {"hooked", "reentrant_checkpointed"}
+    if "input_gradient" in wanted:
+        wanted.discard("writes_input")
+    for group in (LOSSES, EVALUATIONS):
         chosen = sorted(wanted & set(group))
         wanted -= set(chosen[1:])
-    if replicas > 1:  # each has statistics and inputs of its own
-        wanted -= {"batch_norm", "ordered_batch_norm", "input_gradient"}
+    if replicas > 1:  # each has its statistics, and gradients that are not averaged
+        wanted -= {"batch_norm", "ordered_batch_norm", "input_gradient", "retained"}
     return wanted
 
 

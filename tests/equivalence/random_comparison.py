@@ -36,11 +36,13 @@ def compare(case: RandomCase, ours: Trained, theirs: Trained) -> list[str]:
     wrong = []
     # A difference of roundings in the first call grows with every update.
     for at in range(len(ours.outputs) if kind == "float64" else 1):
-        numbers, others = split(ours.outputs[at])
-        numbers_there, others_there = split(theirs.outputs[at])
+        here, there = ours.outputs[at], theirs.outputs[at]
+        names = [name for name in here if is_number(here[name]) or is_number(there[name])]
+        numbers, numbers_there = ({name: side[name] for name in names} for side in (here, there))
         wrong += difference(numbers, numbers_there, tolerance, f"call {at}:")
         if kind != "autocast":
-            wrong += compare_exactly(others, others_there, f"call {at}:")
+            rest = {name: value for name, value in here.items() if name not in names}
+            wrong += compare_exactly(rest, there, f"call {at}:")
     wrong += difference(ours.first_gradients, theirs.first_gradients, tolerance, "first gradient of")
     if kind != "autocast":
         wrong += difference(ours.parameters, theirs.parameters, tolerance, "parameter")
@@ -71,7 +73,5 @@ def identical(a, b) -> bool:
     return type(a) is type(b) and a == b
 
 
-def split(outputs: dict) -> tuple[dict, dict]:
-    """Floating tensors, and all others."""
-    numbers = {n: v for n, v in outputs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return numbers, {name: value for name, value in outputs.items() if name not in numbers}
+def is_number(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

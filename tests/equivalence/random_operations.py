@@ -50,7 +50,8 @@ def repeated(parent, parts, x, y, tokens):
 
 @operation("simple", "simple")
 def branch(parent, parts, x, y, tokens):
-    return run(parts[0] if x.mean().item() > 0 else parts[1], y, tokens)
+    # Not 0, which after a normalisation is the mean up to rounding.
+    return run(parts[0] if x.mean().item() > 0.01 else parts[1], y, tokens)
 
 
 @operation("simple", calls=3)
@@ -157,6 +158,28 @@ def structured(parent, parts, x, y, tokens):
 def missing_gradients(parent, parts, x, y, tokens):
     used, _, detached = parts[0](x, run(parts[1], y, tokens))
     return used + detached
+
+
+@operation("objects", "linear")
+def objects(parent, parts, x, y, tokens):
+    given = parts[0](x, parts[1])
+    assert given.flags == {"a", 1} and given.triple.dtype is torch.float64 and given.triple.nothing is None
+    return given.value + given.triple.tensor * y
+
+
+@operation("simple")
+def no_autocast(parent, parts, x, y, tokens):
+    with torch.autocast("cpu", enabled=False):
+        return run(parts[0], x.float() if x.dtype == torch.bfloat16 else x, tokens) + y
+
+
+@operation("simple")
+def derivative(parent, parts, x, y, tokens):
+    z = run(parts[0], x, tokens)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return z
+    (gradient,) = torch.autograd.grad(z.sum(), x, retain_graph=True)
+    return z + gradient.detach()
 
 
 @operation("identity")

@@ -7,6 +7,8 @@ operation may call; an operation that needs a part of its own kind says so in `r
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from equivalence.models import WIDTH, Block
@@ -29,11 +31,14 @@ class Embedding(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Buffers that a forward writes. Without momentum their values do not depend on the order of the microbatches."""
+    """Buffers that a forward writes. Without momentum their values do not depend on the order of the microbatches.
+
+    The large eps keeps several in a row from blowing rounding up where a microbatch hardly varies.
+    """
 
     def __init__(self, momentum=None):
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
+        self.norm = nn.BatchNorm1d(WIDTH, eps=0.1, momentum=momentum)
 
     def forward(self, x):
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
@@ -75,6 +80,12 @@ class Aliases(nn.Module):
         return y, y.detach(), y
 
 
+class Triple(NamedTuple):
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    nothing: None
+
+
 @dataclass
 class Pair:
     first: torch.Tensor
@@ -107,6 +118,18 @@ class Sieve(nn.Module):
 
     def forward(self, x, without_effect):
         return self.used(x), self.unused(x), without_effect.detach()
+
+
+class Objects(nn.Module):
+    """Objects of classes that are no containers, out, and modules, in."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, module):
+        y = self.linear(x)
+        return SimpleNamespace(value=y + module(x), flags={"a", 1}, triple=Triple(y, torch.float64, None))
 
 
 class Picker(nn.Module):
@@ -172,6 +195,7 @@ KINDS = {
     "aliases": Aliases,
     "structured": Structured,
     "sieve": Sieve,
+    "objects": Objects,
     "identity": nn.Identity,
     "picker": Picker,
     "giver": Giver,

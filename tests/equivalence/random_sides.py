@@ -15,7 +15,7 @@ from torch import nn
 
 import lamina
 
-TIMEOUT_S = 60.0  # no case takes a second
+TIMEOUT_S = 30.0  # no case takes a second
 
 
 def plain(case: RandomCase) -> Trained:

@@ -45,7 +45,11 @@ class Model(nn.Module):
 
     def forward(self, x, *, y, tokens):
         hidden = self.head(self.body(x, tokens))
-        return {"loss": (hidden - y).square().mean(), "other": hidden.abs().mean(), "hidden": hidden, "text": "text"}
+        return {"hidden": hidden, "text": "text", **losses(hidden, y)}
+
+
+def losses(hidden, y) -> dict:
+    return {"loss": (hidden - y).square().mean(), "other": hidden.abs().mean()}
 
 
 def build(case: RandomCase) -> Model:
@@ -77,21 +81,28 @@ def train_body(case: RandomCase, model, backward, x, y, tokens) -> dict:
         with torch.autocast("cpu", torch.bfloat16) if on else contextlib.nullcontext():
             return model(x, y=y, tokens=tokens)
 
+    if "writes_input" in case.traits:
+        x.mul_(0.9)
     out = forward(x)
+    if "retained" in case.traits:
+        out["hidden"].retain_grad()
+        # An output that the module itself used: only what its caller makes of it counts for its gradient here.
+        out |= losses(out["hidden"], y)
     if "two_losses" in case.traits:
         backward([out["loss"], out["other"]])
     elif "given_gradient" in case.traits:
         backward(out["hidden"], y.to(out["hidden"].dtype))
     elif "two_calls" in case.traits or "two_calls_reversed" in case.traits:
         again = forward(x * 0.5)
-        losses = [out["loss"], again["other"]]
-        for loss in reversed(losses) if "two_calls_reversed" in case.traits else losses:
+        both = [out["loss"], again["other"]]
+        for loss in reversed(both) if "two_calls_reversed" in case.traits else both:
             backward(loss)
     else:
         backward(out["loss"])
         if "backward_between" in case.traits:
             backward(forward(x * 0.5)["other"])
-    return {**out, "largest": out["hidden"].argmax(-1), "none": None}
+    gradient = out["hidden"].grad if "retained" in case.traits else None
+    return {**out, "largest": out["hidden"].argmax(-1), "gradient": gradient}
 
 
 def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parameters) -> Trained:
@@ -109,9 +120,12 @@ def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parame
             if "clipped" in case.traits:
                 trained.others[f"norm in call {at}"] = torch.as_tensor(clip(MAX_NORM))
             optimizer.step()
-        if "evaluated" in case.traits:
+        if "toggled" in case.traits:
+            for parameter in [p for name, p in model.named_parameters() if "head" not in name][at % 2 :: 2]:
+                parameter.requires_grad_(not parameter.requires_grad)
+        if case.traits & {"evaluated", "inference"}:
             model.eval()
-            with torch.no_grad():
+            with torch.no_grad() if "evaluated" in case.traits else torch.inference_mode():
                 trained.outputs.append(by_name(evaluate(batch)))
             model.train()
     trained.gradients = snapshot(named_parameters())

@@ -9,7 +9,9 @@ each rank writes a JSON line per case with what is wrong on it.
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +37,7 @@ def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
 
 def run(numbers: list[int]) -> None:
     """On a rank."""
-    rank = os.environ["RANK"]
-    if "DIR" not in os.environ:
-        for _, wrong in results(numbers):
-            print(f"rank {rank}:", *(wrong or ["equal"]), sep="\n  ")
-        return
-    with Path(os.environ["DIR"], f"wrong-{rank}").open("w", buffering=1) as file:
+    with Path(os.environ["DIR"], f"wrong-{os.environ['RANK']}").open("w", buffering=1) as file:
         for result in results(numbers):
             print(json.dumps(result), file=file)
 
@@ -51,7 +48,12 @@ def launch(numbers: list[int]) -> None:
     for number in numbers:
         case = draw_case(number)
         print(case.describe(), flush=True)
-        os.spawnv(os.P_WAIT, command(), ["lamina", "run", "-n", str(case.world), __file__, str(number)])
+        with tempfile.TemporaryDirectory() as folder:
+            words = [command(), "run", "-n", str(case.world), __file__, str(number)]
+            subprocess.run(words, env=os.environ | {"DIR": folder})
+            for file in sorted(Path(folder).iterdir()):
+                _, wrong = json.loads(file.read_text())
+                print(f"rank {file.name.removeprefix('wrong-')}:", *(wrong or ["equal"]), sep="\n  ")
 
 
 if __name__ == "__main__":
