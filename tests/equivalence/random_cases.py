@@ -19,18 +19,12 @@ SOAK, SAMPLE = 5000, 100
 
 # What lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
-    "dropout",  # random streams of microbatches
-    "clipped",  # the norm over all ranks
-    "changed_argument",  # a remote module that writes an argument which its caller reads again
-    "aliased_argument",  # a remote module that returns its argument, which the caller then writes
-    "derivative",  # torch.autograd.grad through a remote module, which leaves the parameters' gradients alone
-    "writes_input",  # a step body that writes its microbatch's tensors in place
-    "unreached_graph",  # a hook or an autograd.Function behind an argument whose gradient does not exist
-    "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
     "ordered_batch_norm",  # running statistics that depend on the order of the microbatches
     "twice",  # bit by bit between two runs with deterministic_server
+    "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
+    "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
 }
-REPLICAS = False  # whether cases with more than one copy of the model are drawn
+REPLICAS = True  # whether cases with more than one copy of the model are drawn
 
 PART_TRAITS = ("embedding", "batch_norm", "ordered_batch_norm", "dropout", "mode")  # kinds that SIMPLE lacks
 MODEL_TRAITS = ("shared_weight", "frozen", "idle", "module_hook")
