@@ -158,7 +158,7 @@ def draw_case(number: int) -> RandomCase:
     partitions, replicas = draw.choice(LAYOUTS)
     microbatches = draw.choice((1, 2, 2, 3, 4, 4, 5, 6, 7, 8))
     by_hand = draw.random() < 0.5
-    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(2, 16))), by_hand, microbatches, replicas)
+    wanted = _compatible(draw, set(draw.sample(TRAITS, draw.randint(4, 20))), by_hand, microbatches, replicas)
     parts = _draw_parts(draw, wanted)
     return RandomCase(
         number=number,

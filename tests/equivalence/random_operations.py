@@ -23,7 +23,7 @@ def operation(*kinds, calls=1):
 
 
 def run(part, x, tokens):
-    return part(x, tokens=tokens) if getattr(part, "takes_tokens", False) else part(x)
+    return part(tokens=tokens, x=x) if getattr(part, "takes_tokens", False) else part(x)
 
 
 @operation("simple")

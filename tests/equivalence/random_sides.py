@@ -10,7 +10,7 @@ import random
 import torch
 from equivalence.cases import adamw
 from equivalence.random_cases import RandomCase
-from equivalence.random_training import Model, Trained, build, train, train_body
+from equivalence.random_training import Model, Trained, build, evaluation_body, train, train_body
 from torch import nn
 
 import lamina
@@ -34,7 +34,7 @@ def plain(case: RandomCase) -> Trained:
         return {at: detached(train_body(case, model, backward, *piece)) for at, piece in microbatches(batch)}
 
     def evaluate(batch):
-        return {at: model(x, y=y, tokens=tokens) for at, (x, y, tokens) in microbatches(batch)}
+        return {at: evaluation_body(model, *piece) for at, piece in microbatches(batch)}
 
     def clip(norm):
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
@@ -79,7 +79,7 @@ def _distributed(case: RandomCase) -> Trained:
 
     @lamina.step
     def evaluation_step(model, x, y, tokens):
-        return model(x, y=y, tokens=tokens)
+        return evaluation_body(model, x, y, tokens)
 
     def own(batch):
         """This replica's part of the batch; only the leading rank's inputs count, so the others pass nonsense."""

@@ -105,6 +105,11 @@ def train_body(case: RandomCase, model, backward, x, y, tokens) -> dict:
     return {**out, "largest": out["hidden"].argmax(-1), "gradient": gradient}
 
 
+def evaluation_body(model, x, y, tokens) -> dict:
+    out = model(x, y=y, tokens=tokens)
+    return {**out, "graph": out["hidden"].requires_grad}
+
+
 def train(case: RandomCase, model, optimizer, step, evaluate, clip, named_parameters) -> Trained:
     """The loop that both sides run. step(batch) and evaluate(batch) give outputs by microbatch of the whole batch."""
     trained = Trained()
