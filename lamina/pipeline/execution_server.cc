@@ -66,12 +66,6 @@ at::Tensor summed(const value::Value& item) {
   return sum;
 }
 
-[[noreturn]] void throw_unexpected(const std::string& module, const char* what) {
-  throw base::UsageError(base::str(what, " ", module.empty() ? "the model" : module,
-                                   " are not like those of an earlier call with arguments of the same kind; tell "
-                                   "that they vary: set_dynamic(module) before the first step"));
-}
-
 }  // namespace
 
 // A request and what of its inputs has arrived.
@@ -197,17 +191,17 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     }
     outputs = distinct_tensors(result.outputs);
   }
-  value::Value body = to_value(std::move(result));
-  graph->set_outputs(body);
+  graph->set_outputs(value::Tuple{{result.outputs, result.written}});
+  if (request.expected == 0) {
+    result.reached = graph->reached();
+    answer.body = to_value(std::move(result));
+    value::for_each_tensor(answer.body, value::materialise);
+  }
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);
     if (const auto served = served_.find(request.call); served != served_.end()) {
       served->second->graph = std::move(graph);
     }
-  }
-  if (request.expected == 0) {
-    value::for_each_tensor(body, value::materialise);
-    answer.body = std::move(body);
   }
   return outputs;
 }
@@ -219,11 +213,11 @@ Tensors ExecutionServer::backward(Parked& parked, Message& answer) {
   Tensors gradients;
   for (const auto& item : what.gradients.items) gradients.push_back(summed(item));
   std::shared_ptr<CalleeGraph> graph;
-  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), what.keep_graph);
+  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), what.options.keep_graph);
   if (!graph) {
     throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
   }
-  auto result = graph->backward(gradients, what.keep_graph);
+  auto result = graph->backward(gradients, what.options);
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
     answer.body = to_value(result);

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -45,7 +46,9 @@ autograd::edge_list gradient_edges(const Tensors& tensors) {
   return edges;
 }
 
-void execute(const autograd::edge_list& outputs, const Tensors& gradients, bool keep_graph) {
+// The gradients of `asked`; without any they are accumulated where they belong.
+Tensors execute(const autograd::edge_list& outputs, const Tensors& gradients, const BackwardOptions& options,
+                const autograd::edge_list& asked) {
   autograd::edge_list roots;
   autograd::variable_list given;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -53,9 +56,15 @@ void execute(const autograd::edge_list& outputs, const Tensors& gradients, bool 
     roots.push_back(outputs[i]);
     given.push_back(gradients[i]);
   }
-  if (roots.empty()) return;
-  autograd::Engine::get_default_engine().execute(roots, given, keep_graph, /*create_graph=*/false,
-                                                 /*accumulate_grad=*/true);
+  if (roots.empty()) return Tensors(asked.size());
+  return autograd::Engine::get_default_engine().execute(roots, given, options.keep_graph, /*create_graph=*/false,
+                                                        options.accumulate, asked);
+}
+
+// Of the backward that this thread is in.
+BackwardOptions current_options() {
+  const auto* asked = autograd::get_current_graph_task_exec_info();
+  return {autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty()};
 }
 
 }  // namespace
@@ -98,12 +107,34 @@ void CalleeGraph::set_outputs(const value::Value& outputs) {
 
 bool CalleeGraph::differentiable() const { return !graph_->outputs.empty(); }
 
-Tensors CalleeGraph::backward(const Tensors& gradients, bool keep_graph) {
+std::string CalleeGraph::reached() const {
+  std::string reached(graph_->entry->num_inputs(), '0');
+  std::unordered_set<const autograd::Node*> seen;
+  autograd::edge_list open = graph_->outputs;
+  while (!open.empty()) {
+    const auto edge = std::move(open.back());
+    open.pop_back();
+    if (edge.function.get() == graph_->entry.get()) reached[edge.input_nr] = '1';
+    if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
+    const auto& next = edge.function->next_edges();
+    open.insert(open.end(), next.begin(), next.end());
+  }
+  return reached;
+}
+
+Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
   if (gradients.size() != graph_->outputs.size()) throw base::FormatError("gradients that are not those of the outputs");
   auto& entry = *graph_->entry;
-  entry.arrived.assign(entry.num_inputs(), at::Tensor());
-  execute(graph_->outputs, gradients, keep_graph);
-  return std::exchange(entry.arrived, {});
+  const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
+  entry.arrived.assign(inputs, at::Tensor());
+  if (options.accumulate) {
+    execute(graph_->outputs, gradients, options, {});
+    return std::exchange(entry.arrived, {});
+  }
+  if (inputs == 0) return {};  // nobody asks for anything
+  autograd::edge_list asked;
+  for (std::uint32_t i = 0; i < inputs; ++i) asked.emplace_back(graph_->entry, i);
+  return execute(graph_->outputs, gradients, options, asked);
 }
 
 class CallerGraph::Node : public TakesReferences {
@@ -118,7 +149,7 @@ class CallerGraph::Node : public TakesReferences {
     Tensors result;
     value::for_user([&] {
       require_no_graph();
-      result = run_(gradients, autograd::get_current_graph_task_keep_graph(), targets());
+      result = run_(gradients, current_options(), targets());
     });
     if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
     return result;
@@ -156,15 +187,21 @@ class CallerGraph::Node : public TakesReferences {
 
 struct CallerGraph::Holder {
   c10::intrusive_ptr<Node> node;
+  autograd::edge_list arguments;
 };
 
 CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run)
     : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), owner, std::move(run)))) {
-  node_->node->set_next_edges(gradient_edges(differentiable_tensors(arguments)));
+  node_->arguments = gradient_edges(differentiable_tensors(arguments));
 }
 CallerGraph::~CallerGraph() = default;
 
-void CallerGraph::attach(value::Value& outputs) {
+void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
+  if (reached.size() != node_->arguments.size()) throw base::FormatError("an answer about other arguments");
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    if (reached[i] == '0') node_->arguments[i] = {};
+  }
+  node_->node->set_next_edges(std::move(node_->arguments));
   for (at::Tensor& tensor : differentiable_tensors(outputs)) {
     tensor.set_requires_grad(false);
     autograd::create_gradient_edge(tensor, node_->node);
@@ -186,7 +223,7 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
     }
     scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : at::full_like(tensor, scale));
   }
-  execute(gradient_edges(tensors), scaled, /*keep_graph=*/false);
+  execute(gradient_edges(tensors), scaled, {}, {});
 }
 
 }  // namespace lamina::pipeline

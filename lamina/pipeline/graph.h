@@ -31,6 +31,11 @@ struct GradientTarget {
 };
 using GradientTargets = std::vector<GradientTarget>;
 
+struct BackwardOptions {
+  bool keep_graph = false;
+  bool accumulate = true;  // into the parameters; not where gradients of given tensors are asked for
+};
+
 // The owner's end: the graph of one call, from the arguments to the outputs.
 class CalleeGraph {
  public:
@@ -41,10 +46,12 @@ class CalleeGraph {
 
   void set_outputs(const value::Value& outputs);  // keeps their history, not their values
   bool differentiable() const;
+  // For each differentiable argument '1' where an output depends on it, else '0'.
+  std::string reached() const;
 
   // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
   // arguments, which may be references where they come straight out of another call. Throws what a node throws.
-  Tensors backward(const Tensors& gradients, bool keep_graph);
+  Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
  private:
   class Entry;
@@ -52,18 +59,19 @@ class CalleeGraph {
   std::unique_ptr<Holder> graph_;
 };
 
-// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, whether the
-// graph is kept, and where the results go. `name` and `owner` are the module's.
+// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, and where the
+// results go. `name` and `owner` are the module's.
 class CallerGraph {
  public:
-  using Backward =
-      std::function<Tensors(const Tensors& gradients, bool keep_graph, const GradientTargets& targets)>;
+  using Backward = std::function<Tensors(const Tensors& gradients, const BackwardOptions& options,
+                                         const GradientTargets& targets)>;
 
   CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run);
   ~CallerGraph();
 
-  // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history.
-  void attach(value::Value& outputs);
+  // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history. What is behind
+  // arguments that are not `reached` is no part of it: it would meet a gradient that does not exist.
+  void attach(value::Value& outputs, const std::string& reached);
 
  private:
   class Node;

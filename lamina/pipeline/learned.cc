@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/learned.h"
 
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
 namespace lamina::pipeline {
 namespace {
 
@@ -8,6 +11,12 @@ namespace {
 constexpr std::size_t kMaxKinds = 4096;
 
 }  // namespace
+
+void throw_unexpected(const std::string& module, const char* what) {
+  throw base::UsageError(base::str(what, " ", module.empty() ? "the model" : module,
+                                   " are not like those of an earlier call with arguments of the same kind; tell that "
+                                   "they vary: set_dynamic(module) before the first step"));
+}
 
 std::shared_ptr<const Outline> Learned::outline() const {
   std::lock_guard guard(mutex_);

@@ -18,6 +18,9 @@ namespace lamina::pipeline {
 // to return is checked by the owner, so a wrong prediction is an error and never a wrong number. A module that looked
 // at data while it was watched (data_watch.h), or returned anything but tensors and None, is never predicted.
 //
+// A prediction was wrong: `what` ("the results of") `module` is not what it was the last time.
+[[noreturn]] void throw_unexpected(const std::string& module, const char* what);
+
 // What this rank learned from calls of one kind. Thread-safe.
 class Learned {
  public:

@@ -88,26 +88,29 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   // Without grad mode too: the module may return what had a graph before, a parameter.
   const auto graph = std::make_shared<Lease>(releases_, owner, call->id, /*graph=*/true);
   const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](
-                                const Tensors& gradients, bool keep, const GradientTargets& targets) {
+                                const Tensors& gradients, const BackwardOptions& options,
+                                const GradientTargets& targets) {
     if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
-    if (!keep) graph->spend();
-    return backward(*call, gradients, keep, targets);
+    if (!options.keep_graph) graph->spend();
+    return backward(*call, gradients, options, targets);
   };
   CallerGraph node(arguments, call->name, owner, run_backward);
   if (outline) {
     auto outputs = expected_outputs(*pending, *outline, request);
     send(pending, std::move(request));
-    node.attach(outputs);
+    node.attach(outputs, outline->reached);
     hand_back(outputs, given);
     return outputs;
   }
   send(pending, std::move(request));
   auto body = wait_answer(*pending);
-  node.attach(body);
-  auto answer = to_forward_answer(std::move(body));
+  auto answer = to_forward_answer(body);
+  node.attach(body, answer.reached);
   if (answer.saw_data) DataWatch::note();
   const bool predictable = !answer.saw_data && answer.written.items.empty();
-  call->learned->learn_outline(predictable ? pipeline::outline(answer.outputs) : std::nullopt);
+  auto learned = predictable ? pipeline::outline(answer.outputs) : std::nullopt;
+  if (learned) learned->reached = answer.reached;
+  call->learned->learn_outline(std::move(learned));
   hand_back(answer.outputs, given);
   write_arguments(answer.written, given);
   return std::move(answer.outputs);
@@ -143,7 +146,7 @@ at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t outpu
   return tensor;
 }
 
-Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, bool keep_graph,
+Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                               const GradientTargets& targets) {
   const Activity* activity = Activity::current();
   if (activity == nullptr || activity->step() != forward.id.step) {
@@ -153,7 +156,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   const auto& call = *pending->call;
   Message request;
   request.kind = Kind::kBackward;
-  BackwardRequest asked{forward.id.counter, keep_graph, {}};
+  BackwardRequest asked{forward.id.counter, options, {}};
   for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, forward.owner));
   request.body = to_value(asked);
   const auto given = pattern(gradients);
@@ -161,6 +164,10 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   if (!known || known->size() != targets.size()) {
     send(pending, std::move(request));
     auto result = to_tensors(wait_answer(*pending));
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const bool lost = result[i].defined() && i < targets.size() && targets[i].kind == GradientTarget::Kind::kNowhere;
+      if (lost) throw_unexpected(forward.name, "the gradients of the arguments of");
+    }
     forward.learned->learn_gradient_pattern(given, pattern(result));
     return result;
   }
@@ -170,7 +177,8 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   for (std::size_t i = 0; i < targets.size(); ++i) {
     using TargetKind = GradientTarget::Kind;
     const auto& target = targets[i];
-    if ((*known)[i] == '0' || target.kind == TargetKind::kNowhere) continue;
+    if ((*known)[i] == '0') continue;
+    if (target.kind == TargetKind::kNowhere) throw_unexpected(forward.name, "the gradients of the arguments of");
     const auto output = static_cast<std::int64_t>(i);
     std::vector<Delivery> prepared;
     if (target.kind != TargetKind::kCaller) {

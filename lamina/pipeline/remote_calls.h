@@ -88,7 +88,7 @@ class RemoteCalls {
   // The tree with references in the place of what lies, or is made, elsewhere.
   value::Value departing(value::Value tree, base::Rank to);
   value::Value departing_gradient(const at::Tensor& gradient, base::Rank to);
-  Tensors backward(const IssuedCall& forward, const Tensors& gradients, bool keep_graph,
+  Tensors backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                    const GradientTargets& targets);
 
   transport::Transport& transport_;

@@ -21,13 +21,13 @@ Tensors to_tensors(const value::Value& value) {
 }
 
 value::Value to_value(const BackwardRequest& request) {
-  return value::Tuple{{request.forward, request.keep_graph, request.gradients}};
+  return value::Tuple{{request.forward, request.options.keep_graph, request.options.accumulate, request.gradients}};
 }
 
 BackwardRequest to_backward_request(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 3) throw base::FormatError("a backward request without three parts");
-  return {items[0].as<std::int64_t>(), items[1].as<bool>(), items[2].as<value::List>()};
+  if (items.size() != 4) throw base::FormatError("a backward request without four parts");
+  return {items[0].as<std::int64_t>(), {items[1].as<bool>(), items[2].as<bool>()}, items[3].as<value::List>()};
 }
 
 std::string pattern(const Tensors& tensors) {
@@ -39,13 +39,13 @@ std::string pattern(const Tensors& tensors) {
 std::uint64_t fingerprint(const std::string& pattern) { return std::hash<std::string>{}(pattern) | 1; }
 
 value::Value to_value(ForwardAnswer answer) {
-  return value::Tuple{{std::move(answer.outputs), std::move(answer.written), answer.saw_data}};
+  return value::Tuple{{std::move(answer.outputs), std::move(answer.written), answer.reached, answer.saw_data}};
 }
 
 ForwardAnswer to_forward_answer(value::Value value) {
   auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 3) throw base::FormatError("an answer without three parts");
-  return {std::move(items[0]), std::move(items[1].as<value::List>()), items[2].as<bool>()};
+  if (items.size() != 4) throw base::FormatError("an answer without four parts");
+  return {std::move(items[0]), std::move(items[1].as<value::List>()), items[2].as<std::string>(), items[3].as<bool>()};
 }
 
 std::string join_state(const CallState& state) {

@@ -15,7 +15,7 @@ namespace lamina::pipeline {
 // Asks for the backward of the caller's call number `forward` of the same step and microbatch.
 struct BackwardRequest {
   std::int64_t forward = 0;
-  bool keep_graph = false;
+  BackwardOptions options;
   // Of the outputs (see [Note: differentiable tensors]): tensors, references, or lists of both to be added.
   value::List gradients;
 };
@@ -34,6 +34,7 @@ std::uint64_t fingerprint(const std::string& pattern);
 struct ForwardAnswer {
   value::Value outputs;  // references stand for arguments that are handed back as they are
   value::List written;   // pairs: the number of an argument that the module wrote to, and its new value
+  std::string reached;   // CalleeGraph::reached()
   bool saw_data = false;  // the module let data decide: see data_watch.h
 };
 

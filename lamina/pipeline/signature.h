@@ -29,6 +29,7 @@ struct Outline {
   value::Value tree;
   std::vector<Output> outputs;
   std::uint64_t fingerprint = 0;  // never 0; equal for equal outlines
+  std::string reached;            // CalleeGraph::reached(): not in the fingerprint
 };
 
 // That of a call's outputs, where references stand for arguments; nothing for any other kind of tree.

@@ -55,11 +55,12 @@ class PythonFailures : public module::Failures {
 
 class PythonModules : public module::Modules {
  public:
-  PythonModules(std::vector<std::string> names, std::vector<bool> streams)
-      : names_(std::move(names)), streams_(std::move(streams)) {}
+  PythonModules(std::vector<std::string> names, std::vector<bool> streams, std::vector<bool> dynamic)
+      : names_(std::move(names)), streams_(std::move(streams)), dynamic_(std::move(dynamic)) {}
 
   std::string name(base::ModuleId id) const override { return names_.at(id.value); }
   bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
+  bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   std::string capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;
     return hooks().capture_state(id.value).cast<std::string>();
@@ -74,7 +75,7 @@ class PythonModules : public module::Modules {
 
  private:
   const std::vector<std::string> names_;
-  const std::vector<bool> streams_;
+  const std::vector<bool> streams_, dynamic_;
 };
 
 // A worker keeps one Python thread state for its whole life.
@@ -222,8 +223,9 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams) {
-  return std::make_shared<PythonModules>(std::move(names), std::move(streams));
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams,
+                                                std::vector<bool> dynamic) {
+  return std::make_shared<PythonModules>(std::move(names), std::move(streams), std::move(dynamic));
 }
 
 pipeline::FaceHooks face_hooks() {

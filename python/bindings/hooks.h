@@ -24,7 +24,8 @@ void bind_hooks(py::module_& module);
 void set_python_error(std::exception_ptr error);
 
 // The model of the Python face, its modules called by the hooks; `streams`: which of them start a random stream.
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams);
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams,
+                                                std::vector<bool> dynamic);
 
 // Threads with a Python state of their own, exceptions as Python describes them, signals noticed.
 pipeline::FaceHooks face_hooks();

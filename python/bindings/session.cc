@@ -129,10 +129,10 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
-               std::vector<bool> streams) {
+               std::vector<bool> streams, std::vector<bool> dynamic) {
   std::vector<base::Rank> ranks;
   for (int partition : owners) ranks.push_back(session.owner(base::Partition(partition)));
-  session.job().set_model(python_modules(std::move(names), std::move(streams)), std::move(ranks));
+  session.job().set_model(python_modules(std::move(names), std::move(streams), std::move(dynamic)), std::move(ranks));
 }
 
 // The step.

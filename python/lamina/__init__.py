@@ -25,6 +25,7 @@ from lamina import _hooks as _hooks
 from lamina import state
 from lamina._current import init, is_initialized, shutdown
 from lamina.checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
+from lamina.dynamic import set_dynamic
 from lamina.errors import (
     CancelledError,
     ConfigError,
@@ -154,6 +155,7 @@ __all__ = [
     "recv_from",
     "send",
     "set_activation_checkpointing",
+    "set_dynamic",
     "set_partition",
     "shutdown",
     "size",

@@ -107,9 +107,11 @@ class Session:
     def gather(self, entries: Sequence[tuple[str, torch.Tensor | None, int]]) -> dict[str, torch.Tensor]:
         """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
         in the order of `entries`."""
-    def set_model(self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool]) -> None:
-        """The modules by index, before the first call: the partition of each, and whether its calls run in a random
-        stream of their own."""
+    def set_model(
+        self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool], dynamic: Sequence[bool]
+    ) -> None:
+        """The modules by index, before the first call: the partition of each, whether its calls run in a random stream
+        of their own, and whether its results must not be predicted."""
 
     # The step.
     def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:

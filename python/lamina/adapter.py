@@ -9,6 +9,7 @@ from lamina import _current, intercept
 from lamina.arguments import ArgumentCheck
 
 _UNIFORM = (b"\x00", b"\x01")
+_END = b"\x02"  # of the training flags
 
 
 def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -18,7 +19,7 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
         UsageError: it changed an argument that is no tensor. And whatever it raises.
     """
     module = _modules()[number]
-    _apply_state(module, state)
+    _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
     output = intercept.call_here(module, args, kwargs)
     check.after()
@@ -26,10 +27,22 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
 
 
 def capture_state(number: int) -> bytes:
-    """The training flags of module `number` and all under it: one byte when they are equal, else one per module."""
-    flags = bytes(module.training for module in _modules()[number].modules())
-    uniform = _UNIFORM[flags[0]]
-    return uniform if flags == uniform * len(flags) else flags
+    """The flags that calls of module `number` depend on: whether it and all under it are in training, one byte when they
+    are equal, else one per module; then which of its parameters are to be trained."""
+    modules, parameters = _parts(number)
+    training = bytes([module.training for module in modules])
+    uniform = _UNIFORM[training[0]]
+    trained = bytes([parameter.requires_grad for parameter in parameters])
+    return (uniform if training == uniform * len(training) else training) + _END + trained
+
+
+def _parts(number: int) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Module `number` and all under it, and their parameters."""
+    model = _current.job().model._partitioned
+    if number not in model.parts:
+        module = model.tree.modules[number]
+        model.parts[number] = list(module.modules()), list(module.parameters())
+    return model.parts[number]
 
 
 def _name(number: int) -> str:
@@ -40,9 +53,11 @@ def _modules() -> list[nn.Module]:
     return _current.job().model._partitioned.tree.modules
 
 
-def _apply_state(module: nn.Module, state: bytes) -> None:
-    modules = list(module.modules())
-    flags = state * len(modules) if len(state) == 1 else state
+def _apply_state(number: int, state: bytes) -> None:
+    modules, _ = _parts(number)
+    flags = state.partition(_END)[0]
+    if len(flags) == 1:
+        flags = flags * len(modules)
     for part, training in zip(modules, flags, strict=True):
         if part.training != bool(training):
             part.training = bool(training)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lamina import _current, clipping, groups, intercept, streams
+from lamina.dynamic import is_dynamic
 from lamina.errors import UsageError
 from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel, partition
@@ -305,7 +306,8 @@ class DistributedModel(nn.Module):
         session, model = _current.session(), self._partitioned
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
-            session.set_model(model.tree.names, model.owners, own_stream)
+            varying = list(map(is_dynamic, model.tree.modules))
+            session.set_model(model.tree.names, model.owners, own_stream, varying)
         remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
         if remote or streamed:
             intercept.install(remote, self._call_remote, streamed)

@@ -20,12 +20,14 @@ class PartitionedModel:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
+        parts: filled by `adapter`.
     """
 
     def __init__(self, tree: ModuleTree, owners: list[int], partition: int):
         self.tree = tree
         self.owners = owners
         self.partition = partition
+        self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
         self._paths = tree.paths()
 
     def owner_of(self, name: str) -> int:

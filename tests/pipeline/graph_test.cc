@@ -27,14 +27,14 @@ class Remote {
     auto callee = std::make_shared<CalleeGraph>(received);
     const Value outputs = module_(std::move(received));
     callee->set_outputs(outputs);
-    const auto run = [this, callee](const Tensors& gradients, bool keep_graph, const GradientTargets&) {
-      kept = keep_graph;
+    const auto run = [this, callee](const Tensors& gradients, const BackwardOptions& options, const GradientTargets&) {
+      kept = options.keep_graph;
       received_gradients = gradients;
-      return sent_gradients = callee->backward(gradients, keep_graph);
+      return sent_gradients = callee->backward(gradients, options);
     };
     CallerGraph caller(arguments, "block", base::Rank(1), run);
     Value results = value::sent(outputs);
-    caller.attach(results);
+    caller.attach(results, callee->reached());
     return results;
   }
 
@@ -182,12 +182,12 @@ TEST(Graph, CreateGraphThroughACallIsAUsageErrorThatNamesIt) {
 
 TEST(Graph, WhatTheOtherEndThrowsArrivesAsItWas) {
   const auto x = leaf();
-  const auto fail = [](const Tensors&, bool, const GradientTargets&) -> Tensors {
+  const auto fail = [](const Tensors&, const BackwardOptions&, const GradientTargets&) -> Tensors {
     throw base::TimeoutError("no answer");
   };
   CallerGraph caller(x, "block", base::Rank(1), fail);
   Value output = leaf();
-  caller.attach(output);
+  caller.attach(output, "1");
   EXPECT_THROW(tensor(output).sum().backward(), base::TimeoutError);
 }
 
@@ -195,12 +195,12 @@ TEST(Graph, GradientsOfAnotherCallAreMalformed) {
   Value arguments = leaf();
   CalleeGraph callee(arguments);
   callee.set_outputs(tensor(arguments) * 2);
-  EXPECT_THROW(callee.backward({}, false), base::FormatError);
+  EXPECT_THROW(callee.backward({}, {}), base::FormatError);
   const auto x = leaf();
-  const auto nothing = [](const Tensors&, bool, const GradientTargets&) { return Tensors(); };
+  const auto nothing = [](const Tensors&, const BackwardOptions&, const GradientTargets&) { return Tensors(); };
   CallerGraph caller(x, "block", base::Rank(1), nothing);
   Value output = leaf();
-  caller.attach(output);
+  caller.attach(output, "1");
   EXPECT_THROW(tensor(output).sum().backward(), base::FormatError);
 }
 

@@ -242,9 +242,10 @@ TEST_F(Step, WithoutThreadsARequestEndsItAndNothingEscapes) {
 }
 
 TEST(Requests, ArriveAsTheyWere) {
-  const auto got = to_backward_request(to_value(BackwardRequest{7, true, {{at::Tensor(), at::Tensor()}}}));
+  const auto got = to_backward_request(to_value(BackwardRequest{7, {true, false}, {{at::Tensor(), at::Tensor()}}}));
   EXPECT_EQ(got.forward, 7);
-  EXPECT_TRUE(got.keep_graph);
+  EXPECT_TRUE(got.options.keep_graph);
+  EXPECT_FALSE(got.options.accumulate);
   EXPECT_EQ(got.gradients.items.size(), 2);
   for (const CallState& state : {CallState{"modes", 1ull << 63, std::string("\0face", 5)}, CallState{}}) {
     EXPECT_TRUE(split_state(join_state(state)) == state);
@@ -257,7 +258,7 @@ TEST(Requests, OfAnyOtherShapeAreMalformed) {
   using value::Value;
   const Value number = std::int64_t{1};
   for (const Value& wrong : {Value(), Value(List{}), Value(Tuple{{number, true}}),
-                             Value(Tuple{{number, number, List{}}}), Value(Tuple{{number, true, number}})}) {
+                             Value(Tuple{{number, number, true, List{}}}), Value(Tuple{{number, true, true, number}})}) {
     EXPECT_THROW(to_backward_request(wrong), base::FormatError);
   }
   const auto whole = join_state({"modes", 7, "face"});

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules whose results are not known before they have run.
+
+A call of a module on another rank returns at once when a call with arguments of the same kind was made before: what it
+will look like is known. Modules that read numbers out of tensors are seen to do so and are always waited for. The rest,
+whose results vary by what is no argument (a counter, a random choice), have to be named.
+"""
+
+from torch import nn
+
+from lamina import _current
+from lamina.errors import UsageError
+
+_DYNAMIC = "_lamina_dynamic"
+
+
+def set_dynamic(module: nn.Module) -> None:
+    """Tells that the structure, shapes or dtypes of what `module` returns vary from call to call. Calls of it from other
+    ranks, and of the modules it is in, wait for their results.
+
+    Args:
+        module: a module of the model, before the first step.
+
+    Errors:
+        UsageError: no module, or the model is partitioned.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
+    model = _current.job().model if _current.is_initialized() else None
+    if model is not None and model.partitioned and _current.job().pipelined:
+        raise UsageError("set_dynamic() after the model was partitioned; call it before the first step")
+    module.__dict__[_DYNAMIC] = True
+
+
+def is_dynamic(module: nn.Module) -> bool:
+    """Whether `module`, or one under it, was named to `set_dynamic`."""
+    return any(_DYNAMIC in part.__dict__ for part in module.modules())
