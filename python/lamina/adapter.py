@@ -27,8 +27,8 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
 
 
 def capture_state(number: int) -> bytes:
-    """The flags that calls of module `number` depend on: whether it and all under it are in training, one byte when they
-    are equal, else one per module; then which of its parameters are to be trained."""
+    """The flags that calls of module `number` depend on: whether it and all under it are in training, one byte when
+    they are equal, else one per module; then which of its parameters are to be trained."""
     modules, parameters = _parts(number)
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]

@@ -15,8 +15,8 @@ _DYNAMIC = "_lamina_dynamic"
 
 
 def set_dynamic(module: nn.Module) -> None:
-    """Tells that the structure, shapes or dtypes of what `module` returns vary from call to call. Calls of it from other
-    ranks, and of the modules it is in, wait for their results.
+    """Tells that the structure, shapes or dtypes of what `module` returns vary from call to call. Calls of it from
+    other ranks, and of the modules it is in, wait for their results.
 
     Args:
         module: a module of the model, before the first step.

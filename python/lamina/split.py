@@ -53,6 +53,6 @@ def _split_tensor(tensor: torch.Tensor, count: int, axis: int, name: str) -> lis
         )
     length = size // count
     pieces = [tensor.narrow(axis, microbatch * length, length) for microbatch in range(count)]
-    # A step body may write its piece. Views count the writes to all of the batch together, and autograd would take those
-    # of other microbatches for a write to this one.
+    # A step body may write its piece. Views count the writes to all of the batch together, and autograd would take
+    # those of other microbatches for a write to this one.
     return pieces if tensor.requires_grad else [piece.data for piece in pieces]
