@@ -6,8 +6,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
@@ -123,7 +123,8 @@ std::string CalleeGraph::reached() const {
 }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
-  if (gradients.size() != graph_->outputs.size()) throw base::FormatError("gradients that are not those of the outputs");
+  if (gradients.size() != graph_->outputs.size())
+    throw base::FormatError("gradients that are not those of the outputs");
   auto& entry = *graph_->entry;
   const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
   entry.arrived.assign(inputs, at::Tensor());

@@ -59,12 +59,12 @@ class CalleeGraph {
   std::unique_ptr<Holder> graph_;
 };
 
-// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, and where the
-// results go. `name` and `owner` are the module's.
+// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, and where
+// the results go. `name` and `owner` are the module's.
 class CallerGraph {
  public:
-  using Backward = std::function<Tensors(const Tensors& gradients, const BackwardOptions& options,
-                                         const GradientTargets& targets)>;
+  using Backward =
+      std::function<Tensors(const Tensors& gradients, const BackwardOptions& options, const GradientTargets& targets)>;
 
   CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run);
   ~CallerGraph();

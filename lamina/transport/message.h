@@ -25,9 +25,9 @@ enum class Kind : std::uint8_t {
 };
 constexpr Kind kLastKind = Kind::kObject;
 
-// [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of its
-// own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`, the
-// reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
+// [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of
+// its own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`,
+// the reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
 struct Delivery {
   std::int64_t output = 0;
   base::Rank to;

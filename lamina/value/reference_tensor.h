@@ -53,8 +53,8 @@ bool is_pending(const at::Tensor& tensor);                    // a reference tha
 std::shared_ptr<Source> source_of(const at::Tensor& tensor);  // nullptr when it is not pending
 void materialise(const at::Tensor& tensor);                   // makes it become its value; nothing for other tensors
 
-// Code of the user meets what a source throws inside an operation, where a face may know only its own exceptions: it can
-// set how such an error is thrown there. Does not return.
+// Code of the user meets what a source throws inside an operation, where a face may know only its own exceptions: it
+// can set how such an error is thrown there. Does not return.
 using Rethrow = void (*)(std::exception_ptr error);
 void set_rethrow(Rethrow rethrow);
 void for_user(const std::function<void()>& work);  // runs `work`, whose errors are thrown so

@@ -54,7 +54,9 @@ void Value::throw_wrong_kind(const char* wanted) const {
   throw base::FormatError(base::str("expected a ", wanted, ", got a ", kind()));
 }
 
-void for_each_tensor(const Value& tree, const std::function<void(const at::Tensor&)>& visit) { walk_tensors(tree, visit); }
+void for_each_tensor(const Value& tree, const std::function<void(const at::Tensor&)>& visit) {
+  walk_tensors(tree, visit);
+}
 void for_each_tensor(Value& tree, const std::function<void(at::Tensor&)>& visit) { walk_tensors(tree, visit); }
 
 void for_each_leaf(const Value& tree, const std::function<void(const Value&)>& visit) { walk(tree, visit); }

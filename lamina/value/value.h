@@ -41,8 +41,8 @@ struct Dict {
   std::vector<std::pair<Value, Value>> items;
 };
 
-// A tensor that the receiver has, or will get, by other means: in a request one that is delivered under the name `name`,
-// in an answer the argument number `argument` of the request.
+// A tensor that the receiver has, or will get, by other means: in a request one that is delivered under the name
+// `name`, in an answer the argument number `argument` of the request.
 struct Reference {
   base::CallId name;
   std::int64_t argument = 0;

@@ -257,8 +257,9 @@ TEST(Requests, OfAnyOtherShapeAreMalformed) {
   using value::Tuple;
   using value::Value;
   const Value number = std::int64_t{1};
-  for (const Value& wrong : {Value(), Value(List{}), Value(Tuple{{number, true}}),
-                             Value(Tuple{{number, number, true, List{}}}), Value(Tuple{{number, true, true, number}})}) {
+  for (const Value& wrong :
+       {Value(), Value(List{}), Value(Tuple{{number, true}}), Value(Tuple{{number, number, true, List{}}}),
+        Value(Tuple{{number, true, true, number}})}) {
     EXPECT_THROW(to_backward_request(wrong), base::FormatError);
   }
   const auto whole = join_state({"modes", 7, "face"});
