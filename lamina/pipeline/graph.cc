@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/graph.h"
 
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -60,6 +60,9 @@ Tensors execute(const autograd::edge_list& outputs, const Tensors& gradients, co
   return autograd::Engine::get_default_engine().execute(roots, given, options.keep_graph, /*create_graph=*/false,
                                                         options.accumulate, asked);
 }
+
+// The gradient that a backward begins with. Looks at no value: that of a reference may be on its way.
+at::Tensor seed(const at::Tensor& tensor, double scale) { return at::full(tensor.sizes(), scale, tensor.options()); }
 
 // Of the backward that this thread is in.
 BackwardOptions current_options() {
@@ -222,7 +225,7 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
       throw base::UsageError(base::str("backward of tensor ", i, " of shape ", tensor.sizes(),
                                        " needs its gradient: only a scalar's may be left out"));
     }
-    scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : at::full_like(tensor, scale));
+    scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : seed(tensor, scale));
   }
   execute(gradient_edges(tensors), scaled, {}, {});
 }
