@@ -40,7 +40,6 @@ void require_available(const Config& config, int replicas) {
   const double usual_weight = complete.optimize == Optimize::kSpeed ? 0.2 : 0.8;
   Availability check(complete);
   check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
-  check.missing(complete.deterministic_server && complete.partitions > 1, "deterministic_server", "leave it at false");
   check.missing(plans && complete.memory_weight != usual_weight, "memory_weight",
                 "leave it out; modules are balanced by their parameters");
   check.missing(&Config::load_partition, "load_partition");

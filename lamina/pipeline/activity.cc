@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/activity.h"
 
+#include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/remote_calls.h"
 
 namespace lamina::pipeline {
@@ -12,6 +13,14 @@ thread_local Activity* this_thread = nullptr;
 
 Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin,
                    std::uint64_t seed)
+    : Activity(nullptr, slot, step, microbatch, begin, seed) {}
+
+Activity::Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+                   plan::Phase begin)
+    : Activity(&place, slot, step, microbatch, begin, /*seed=*/0) {}
+
+Activity::Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+                   plan::Phase begin, std::uint64_t seed)
     : slot_(slot),
       step_(step),
       microbatch_(microbatch),
@@ -20,7 +29,8 @@ Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbat
       seed_(seed),
       in_backward_(begin == plan::Phase::kBackward),
       issued_(std::make_shared<Issued>()) {
-  acquire(begin);
+  place ? slot_.acquire(*place) : slot_.acquire(begin, microbatch_);
+  take_state();
   this_thread = this;
 }
 
@@ -68,6 +78,7 @@ void Activity::take_state() {
     state_->seed(seed_);
   }
   state_->swap();
+  if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
   holds_ = true;
 }
 

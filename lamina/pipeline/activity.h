@@ -22,6 +22,9 @@ class Activity {
   // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
   // Throws base::CancelledError.
   Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, plan::Phase begin, std::uint64_t seed = 0);
+  // The same for a request that has a place already.
+  Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+           plan::Phase begin);
   ~Activity();
   Activity(const Activity&) = delete;
 
@@ -73,6 +76,8 @@ class Activity {
   Issued& issued() const { return *issued_; }
 
  private:
+  Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+           plan::Phase begin, std::uint64_t seed);
   void acquire(plan::Phase phase);
   void release();
   void take_state();

@@ -16,6 +16,11 @@ void ComputeSlot::check_lock_order() const {
   assert((!holds_interpreter_lock_ || !holds_interpreter_lock_()) && "a thread waits for its turn holding the GIL");
 }
 
+void ComputeSlot::follow(std::unique_ptr<plan::Schedule> schedule) {
+  std::lock_guard guard(mutex_);
+  schedule_ = std::move(schedule);
+}
+
 void ComputeSlot::begin_step(int microbatches) {
   std::lock_guard guard(mutex_);
   progress_ = {.microbatches = microbatches};
@@ -44,14 +49,45 @@ void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
   wait_for_turn(phase, microbatch, lock);
 }
 
-void ComputeSlot::wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock) {
-  check_lock_order();
-  Waiter self;
-  self.ticket = {phase, microbatch, arrivals_++};
-  waiters_.push_back(&self);
+std::shared_ptr<ComputeSlot::Place> ComputeSlot::reserve(plan::Phase phase, base::Microbatch microbatch) {
+  auto place = std::make_shared<Place>(*this);
+  std::lock_guard guard(mutex_);
+  enqueue(place->waiter_, phase, microbatch);
+  return place;
+}
+
+void ComputeSlot::acquire(Place& place) {
+  std::unique_lock lock(mutex_);
+  place.taken_ = true;
+  wait_for_turn(place.waiter_, lock);
+}
+
+void ComputeSlot::abandon(Waiter& waiter) {
+  std::lock_guard guard(mutex_);
+  std::erase(waiters_, &waiter);
+  if (!waiter.granted) return;
+  held_ = false;
   pass_on();
+}
+
+void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch) {
+  waiter.ticket = {phase, microbatch, arrivals_++};
+  waiters_.push_back(&waiter);
+  pass_on();
+}
+
+void ComputeSlot::wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock) {
+  Waiter self;
+  enqueue(self, phase, microbatch);
+  wait_for_turn(self, lock);
+}
+
+void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock) {
+  check_lock_order();
   const auto ready = [&] { return self.granted || cancelled_; };
-  const auto what = [&] { return base::str("turn of microbatch ", microbatch, " to compute on this rank"); };
+  const auto what = [&] {
+    return base::str("turn of microbatch ", self.ticket.microbatch, " to compute on this rank");
+  };
   try {
     base::wait_until(lock, self.wake, patience_, ready, what);
   } catch (const base::TimeoutError&) {

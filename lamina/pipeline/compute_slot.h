@@ -12,6 +12,8 @@
 
 namespace lamina::pipeline {
 
+class OrderedGradients;
+
 // [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
 // between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
 // while it waits for another rank; the schedule decides who gets it next. Lock order: the slot, then Python's GIL;
@@ -21,6 +23,12 @@ class ComputeSlot {
   // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
   ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout,
               std::function<bool()> holds_interpreter_lock = nullptr);
+
+  // From the next step on.
+  void follow(std::unique_ptr<plan::Schedule> schedule);
+  // What moves with the slot, to the microbatch that computes; nullptr for nothing.
+  void carry(OrderedGradients* gradients) { gradients_ = gradients; }
+  OrderedGradients* gradients() const { return gradients_; }
 
   // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
   void begin_step(int microbatches);
@@ -32,6 +40,14 @@ class ComputeSlot {
   // Waits until the schedule picks this thread. Throws base::CancelledError.
   void acquire(plan::Phase phase, base::Microbatch microbatch);
   void release();
+
+  // A place among those that wait, for a thread that does not run yet: places are taken in the order in which requests
+  // become ready, whichever thread is there first. When its turn comes the slot waits for that thread. The end of a
+  // place that nobody has come for gives it back.
+  class Place;
+  std::shared_ptr<Place> reserve(plan::Phase phase, base::Microbatch microbatch);
+  void acquire(Place& place);  // in the thread; once
+
   // Both in one: gives the slot up and waits for it among those that wait already.
   void queue_again(plan::Phase phase, base::Microbatch microbatch);
 
@@ -49,18 +65,37 @@ class ComputeSlot {
     std::condition_variable wake;
   };
 
+  void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch);
   void wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock);
+  void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);
+  void abandon(Waiter& waiter);
   void pass_on();  // gives a free slot to the waiter that the schedule picks
 
-  const std::unique_ptr<plan::Schedule> schedule_;
+  std::unique_ptr<plan::Schedule> schedule_;
   const base::Patience patience_;
   const std::function<bool()> holds_interpreter_lock_;
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;
   plan::Progress progress_;
+  OrderedGradients* gradients_ = nullptr;
   std::uint64_t arrivals_ = 0;
   bool held_ = false;
   bool cancelled_ = false;
+};
+
+class ComputeSlot::Place {
+ public:
+  explicit Place(ComputeSlot& slot) : slot_(slot) {}
+  ~Place() {
+    if (!taken_) slot_.abandon(waiter_);
+  }
+  Place(const Place&) = delete;
+
+ private:
+  friend class ComputeSlot;
+  ComputeSlot& slot_;
+  Waiter waiter_;
+  bool taken_ = false;
 };
 
 }  // namespace lamina::pipeline

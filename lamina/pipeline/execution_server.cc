@@ -20,6 +20,10 @@ using transport::Delivery;
 using transport::Kind;
 using transport::Message;
 
+plan::Phase phase_of(const Message& request) {
+  return request.kind == Kind::kForward ? plan::Phase::kForward : plan::Phase::kBackward;
+}
+
 // What torch counts: the writes to each tensor.
 std::vector<std::int64_t> versions(const Tensors& tensors) {
   std::vector<std::int64_t> versions;
@@ -112,7 +116,11 @@ void ExecutionServer::await_inputs(Message&& request) {
   });
   parked->missing += static_cast<int>(parked->inputs.size());
   const auto one_more = [this, parked] {
-    if (--parked->missing == 0) start_(parked->request.call.step, [this, parked] { serve(*parked); });
+    if (--parked->missing != 0) return;
+    start_(parked->request.call.step, [this, parked]() -> Work {
+      const auto place = slot_.reserve(phase_of(parked->request), parked->request.call.microbatch);
+      return [this, parked, place] { serve(*parked, *place); };
+    });
   };
   for (auto& [name, place] : parked->inputs) {
     inbox_.expect(name, [one_more, &place](Arrival arrival) {
@@ -138,11 +146,10 @@ void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::
   found->second->readers.push_back(std::move(finished));
 }
 
-void ExecutionServer::serve(Parked& parked) {
+void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
   auto& request = parked.request;
   const bool forwards = request.kind == Kind::kForward;
-  Activity activity(slot_, request.call.step, request.call.microbatch,
-                    forwards ? plan::Phase::kForward : plan::Phase::kBackward);
+  Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
   Message answer;
   answer.kind = Kind::kResult;
   answer.call = request.call;
@@ -176,9 +183,8 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     if (request.expected == 0) watch.emplace();
     std::optional<Stream> stream;
     if (state.seed) stream.emplace(*state.seed);
-    run_with_modes(state.modes, [&] {
-      result.outputs = modules_->call(request.target, state.of_face, std::move(request.body));
-    });
+    run_with_modes(state.modes,
+                   [&] { result.outputs = modules_->call(request.target, state.of_face, std::move(request.body)); });
     result.saw_data = watch && watch->saw_data();
   }
   replace_arguments(result.outputs, arguments);
@@ -303,8 +309,8 @@ void ExecutionServer::deliver(const Message& request) {
     failure = found->second->failure;
   }
   auto outputs = failure ? Tensors() : found->second->outputs;
-  start_(request.call.step, [this, owed = request.deliveries, outputs = std::move(outputs), failure] {
-    fulfil(owed, outputs, failure);
+  start_(request.call.step, [this, owed = request.deliveries, outputs = std::move(outputs), failure]() -> Work {
+    return [this, owed, outputs, failure] { fulfil(owed, outputs, failure); };
   });
 }
 

@@ -20,8 +20,10 @@ namespace lamina::pipeline {
 // graph of each call, until they are released or the step ends.
 class ExecutionServer {
  public:
-  // Starts `work` on a thread of `step`, now or when this rank enters it.
-  using Start = std::function<void(base::Step step, std::function<void()> work)>;
+  // Runs what `ready` returns on a thread of `step`, now or when this rank enters it; `ready` is called before, in the
+  // order of the requests.
+  using Work = std::function<void()>;
+  using Start = std::function<void(base::Step step, std::function<Work()> ready)>;
 
   ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
                   module::Failures& failures, Start start);
@@ -42,14 +44,14 @@ class ExecutionServer {
     Tensors outputs;
     std::optional<value::Failure> failure;
     std::shared_ptr<CalleeGraph> graph;
-    int backwards = 0;                          // asked for, and not begun
+    int backwards = 0;                           // asked for, and not begun
     std::vector<std::function<void()>> readers;  // to be told that it has finished
   };
   struct Parked;
 
   void await_inputs(transport::Message&& request);
   void await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished);
-  void serve(Parked& parked);
+  void serve(Parked& parked, ComputeSlot::Place& place);
   void deliver(const transport::Message& request);
   Tensors forward(transport::Message& request, transport::Message& answer);
   Tensors backward(Parked& parked, transport::Message& answer);

@@ -50,9 +50,10 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
       seeds_(options_.seed, options_.microbatches_before),
       slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
-      calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks),
+      calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
+             /*predicts=*/!options_.deterministic),
       server_(*transport_, slot_, inbox_, calls_, *options_.failures,
-              [this](base::Step step, std::function<void()> work) { state_.run(step, std::move(work)); }),
+              [this](base::Step step, StepState::Ready ready) { state_.run(step, std::move(ready)); }),
       mailbox_(*transport_),
       pool_(std::make_unique<WorkerPool>(options_.thread_hooks)),
       state_(*pool_, [this] {
@@ -60,6 +61,7 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
         inbox_.cancel();
         calls_.cancel();
       }) {
+  if (options_.deterministic) slot_.carry(&gradients_);
   transport_->start({[this](transport::Message message) { receive(std::move(message)); },
                      [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
 }
@@ -72,6 +74,13 @@ void Job::set_model(std::shared_ptr<module::Modules> modules, std::vector<base::
   server_.set_modules(modules_);
 }
 
+void Job::set_order(Tensors parameters, bool forwards_change_the_model) {
+  if (!options_.deterministic) throw base::UsageError("set_order() of a job that is not deterministic");
+  parameters_ = std::move(parameters);
+  slot_.follow(forwards_change_the_model ? plan::interleaved_schedule(1)
+                                         : plan::make_schedule(options_.schedule, options_.active_microbatches));
+}
+
 std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
@@ -79,6 +88,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   std::optional<ProcessState> mine;  // which threads of a step that fails may change
   const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
+    gradients_.begin_step(parameters_);
     inbox_.begin_step();
     calls_.begin_step(beginning);
     seeds_.begin_step();
@@ -175,6 +185,7 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
   inbox_.end_step(step);
   calls_.end_step();
   const auto error = state_.error();
+  gradients_.end_step(/*keep=*/!error);
   state_.end();
   return error;
 }

@@ -10,6 +10,7 @@
 #include "lamina/collective/mailbox.h"
 #include "lamina/module/modules.h"
 #include "lamina/pipeline/execution_server.h"
+#include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/remote_calls.h"
 #include "lamina/pipeline/step_state.h"
 #include "lamina/pipeline/streams.h"
@@ -19,6 +20,7 @@ namespace lamina::pipeline {
 struct JobOptions {
   std::string schedule = "interleaved";
   int active_microbatches = 3;
+  bool deterministic = false;                                          // see set_order()
   std::chrono::duration<double> timeout = std::chrono::seconds(1800);  // how long a live rank may take to answer
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
@@ -47,6 +49,12 @@ class Job {
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
+
+  // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
+  // whether forwards change the model (its buffers), on whichever rank. Two runs of the same steps then give the same
+  // bits: see [Note: ordered gradients]. Where forwards change the model microbatches run one after the other, as in
+  // the plain loop.
+  void set_order(Tensors parameters, bool forwards_change_the_model);
 
   // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank.
   // `body` is used on the leading rank only. Throws the first error that any rank met: the same on every rank, on the
@@ -82,6 +90,8 @@ class Job {
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;
   RootSeeds seeds_;
+  OrderedGradients gradients_;
+  Tensors parameters_;
   ComputeSlot slot_;
   Inbox inbox_;
   RemoteCalls calls_;

@@ -59,17 +59,17 @@ bool held_beside(const RemoteValue& source, long count, const Tensors& results) 
 }  // namespace
 
 RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-                         WorkerPool::Hooks hooks)
+                         WorkerPool::Hooks hooks, bool predicts)
     : transport_(transport),
       inbox_(inbox),
       patience_{timeout, nullptr,
                 [this](const std::string& line) {
                   if (!told_.exchange(true)) base::log_warning(line);
                 }},
-      hooks_(std::move(hooks)) {}
+      hooks_(std::move(hooks)),
+      predicts_(predicts) {}
 
-value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules,
-                               value::Value arguments) {
+value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments) {
   require_can_cross(modules.name(id), arguments);
   const auto pending = begin({{}, owner, id, modules.name(id)});
   const auto& call = pending->call;
@@ -79,7 +79,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
-  const auto outline = modules.dynamic(id) ? nullptr : call->learned->outline();
+  const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
   if (modules.starts_stream(id)) state.seed = draw_seed();
   request.state = join_state(state);
   request.body = departing(arguments, owner);
@@ -87,9 +87,9 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
 
   // Without grad mode too: the module may return what had a graph before, a parameter.
   const auto graph = std::make_shared<Lease>(releases_, owner, call->id, /*graph=*/true);
-  const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](
-                                const Tensors& gradients, const BackwardOptions& options,
-                                const GradientTargets& targets) {
+  const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](const Tensors& gradients,
+                                                                               const BackwardOptions& options,
+                                                                               const GradientTargets& targets) {
     if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
     if (!options.keep_graph) graph->spend();
     return backward(*call, gradients, options, targets);
@@ -139,8 +139,8 @@ value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Out
 at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
                                   value::Strides strides, std::shared_ptr<const Lease> lease,
                                   std::vector<Delivery> prepared) {
-  const auto source = std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output,
-                                                    std::move(prepared));
+  const auto source =
+      std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output, std::move(prepared));
   auto tensor = value::make_reference(spec, source, strides);
   Activity::current()->issued().references.emplace_back(source);
   return tensor;
@@ -160,7 +160,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, forward.owner));
   request.body = to_value(asked);
   const auto given = pattern(gradients);
-  const auto known = forward.learned->gradient_pattern(given);
+  const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
   if (!known || known->size() != targets.size()) {
     send(pending, std::move(request));
     auto result = to_tensors(wait_answer(*pending));
@@ -303,7 +303,8 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
   {
     std::lock_guard guard(mutex_);
     if (!open_ || step_ != call.id.step) {
-      throw base::UsageError(base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
+      throw base::UsageError(
+          base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
     }
   }
   std::optional<Arrival> arrival;

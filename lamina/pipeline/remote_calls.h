@@ -39,8 +39,9 @@ struct Issued {
 // The caller's side: calls of modules that live on other ranks, and what came of them.
 class RemoteCalls {
  public:
+  // Where `predicts` is false every call waits for its results, so that a microbatch computes on one rank at a time.
   RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-              WorkerPool::Hooks hooks);
+              WorkerPool::Hooks hooks, bool predicts = true);
 
   // Calls module `id` of `owner` from the current activity; gradients flow back through the result. Returns at once,
   // with references, when a call like it was made before (see [Note: prediction]). Throws value::RemoteFailure when the
@@ -95,6 +96,7 @@ class RemoteCalls {
   Inbox& inbox_;
   const base::Patience patience_;
   const WorkerPool::Hooks hooks_;
+  const bool predicts_;
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
   Experience experience_;
   std::mutex mutex_;

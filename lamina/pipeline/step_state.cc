@@ -17,8 +17,8 @@ base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
   auto early = std::move(early_[step]);
   early_.erase(step);
   try {
-    for (auto& work : early) {
-      if (!error_) start_thread(std::move(work));
+    for (auto& ready : early) {
+      if (!error_) start_thread(ready());
     }
   } catch (...) {
     fail_locked(std::current_exception(), lock);
@@ -40,16 +40,16 @@ void StepState::run(std::function<void()> work) {
   start_thread(std::move(work));
 }
 
-void StepState::run(base::Step step, std::function<void()> work) {
+void StepState::run(base::Step step, Ready ready) {
   std::unique_lock lock(mutex_);
   if (open_ && step == current_ && !error_) {
     try {
-      start_thread(std::move(work));
+      start_thread(ready());
     } catch (...) {  // on the transport's thread nothing may escape
       fail_locked(std::current_exception(), lock);
     }
   } else if (step > current_) {
-    early_[step].push_back(std::move(work));
+    early_[step].push_back(std::move(ready));
   }
 }
 

@@ -33,9 +33,11 @@ class StepState {
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);
 
-  // The same for work that another rank has set off, in `step` or, as soon as this rank enters it, a later one. Work of
-  // steps that have ended or failed is dropped.
-  void run(base::Step step, std::function<void()> work);
+  // The same for the work that `ready` returns, which another rank has set off in `step` or, as soon as this rank
+  // enters it, a later one; `ready` is called in the order of these calls, under this state's lock. Work of steps that
+  // have ended or failed is dropped.
+  using Ready = std::function<std::function<void()>()>;
+  void run(base::Step step, Ready ready);
 
   // The end that the leading rank announced, or an error that another rank ended the step with.
   void receive_end(transport::Message&& end);
@@ -73,7 +75,7 @@ class StepState {
   bool done_ = false;  // wait_end() has returned without an error
   std::exception_ptr for_good_;
   std::map<base::Step, transport::Message> ends_;
-  std::map<base::Step, std::deque<std::function<void()>>> early_;
+  std::map<base::Step, std::deque<Ready>> early_;
 };
 
 }  // namespace lamina::pipeline

@@ -135,6 +135,10 @@ void set_model(Session& session, std::vector<std::string> names, const std::vect
   session.job().set_model(python_modules(std::move(names), std::move(streams), std::move(dynamic)), std::move(ranks));
 }
 
+void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwards_change_the_model) {
+  session.job().set_order(std::move(parameters), forwards_change_the_model);
+}
+
 // The step.
 
 // A step body in Python and its results, shared with the threads that run it. Touched with the GIL held only.
@@ -247,6 +251,7 @@ void bind_session(py::module_& module) {
       .def("gather", &gather)
       .def("release", &release_tensor)
       .def("set_model", &set_model)
+      .def("set_order", &set_order)
       .def("run_step", &run_step)
       .def("root_seeds", &root_seeds)
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })

@@ -301,9 +301,11 @@ class DistributedModel(nn.Module):
     def _enter_step(self) -> None:
         """Cuts the model and routes its calls, the first time; collective over the world."""
         self._partition()
+        session, model = _current.session(), self._partitioned
+        if self._pipelined and session.config.deterministic_server:
+            session.set_order(list(self.local_parameters()), any(True for _ in self.buffers()))
         if self._routed:
             return
-        session, model = _current.session(), self._partitioned
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
             varying = list(map(is_dynamic, model.tree.modules))

@@ -31,7 +31,6 @@ TEST(Available, WhatHasNothingToDoIsAccepted) {
 TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
   const std::vector<std::pair<std::string, std::string>> absent{
       {"\"schedule\": \"_only_forward\"", "schedule: \"_only_forward\""},
-      {"\"deterministic_server\": true, \"partitions\": 2", "deterministic_server: true"},
       {"\"memory_weight\": 0.5, \"partitions\": 2", "memory_weight: 0.5"},
       {"\"load_partition\": true", "load_partition: true"},
       {"\"partition_file\": \"a\"", "partition_file: \"a\""},

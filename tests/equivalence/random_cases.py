@@ -19,8 +19,6 @@ SOAK, SAMPLE = 5000, 100
 
 # What lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
-    "ordered_batch_norm",  # running statistics that depend on the order of the microbatches
-    "twice",  # bit by bit between two runs with deterministic_server
     "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
     "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
 }
@@ -180,7 +178,7 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
         wanted.add("reads_weight")
     elif not by_hand:
         wanted.discard("reads_weight")
-    if "ordered_batch_norm" not in NOT_YET or microbatches == 1:
+    if "twice" in wanted or microbatches == 1:  # statistics that depend on the order of the microbatches
         wanted = {"ordered_batch_norm" if t == "batch_norm" and draw.random() < 0.5 else t for t in wanted}
     if wanted & set(EVALUATIONS):
         wanted.add("mode")

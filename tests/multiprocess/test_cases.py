@@ -7,6 +7,7 @@ from multiprocess.job import cases, verdicts
 LAUNCHES = {
     "multiprocess.cases_pair": 2,
     "multiprocess.cases_travel_pair": 2,
+    "multiprocess.cases_order": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_four": 4,

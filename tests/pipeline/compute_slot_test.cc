@@ -82,6 +82,47 @@ TEST(ComputeSlot, CodeThatSwallowsTheEndOfItsStepDoesNotGiveAwayAnothersTurn) {
   EXPECT_THROW(holder.without_slot(Phase::kForward, [] {}), base::CancelledError);  // again: it holds nothing
 }
 
+TEST(ComputeSlot, PlacesAreServedInTheirOrderWhicheverThreadComesFirst) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(1);
+  std::vector<std::shared_ptr<ComputeSlot::Place>> places;
+  for (int i = 0; i < 4; ++i) places.push_back(slot.reserve(Phase::kForward, Microbatch(0)));
+  std::vector<int> served;  // touched with the slot alone
+  std::vector<std::thread> threads;
+  for (int i = 3; i >= 0; --i) {
+    threads.emplace_back([&, i] {
+      Activity activity(*places[i], slot, base::Step(0), Microbatch(0), Phase::kForward);
+      served.push_back(i);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(served, (std::vector<int>{0, 1, 2, 3}));
+}
+
+TEST(ComputeSlot, APlaceThatNobodyComesForIsGivenBackWhetherItWasGrantedOrNot) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(1);
+  auto granted = slot.reserve(Phase::kForward, Microbatch(0));
+  auto waiting = slot.reserve(Phase::kForward, Microbatch(0));
+  auto last = slot.reserve(Phase::kForward, Microbatch(0));
+  waiting.reset();
+  granted.reset();
+  Activity activity(*last, slot, base::Step(0), Microbatch(0), Phase::kForward);  // would wait for ever
+}
+
+TEST(ComputeSlot, APlaceOfACancelledStepThrowsWhenItsThreadComesAndLeavesNothingBehind) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(1);
+  {
+    Activity holder(slot, base::Step(0), Microbatch(0), Phase::kForward);
+    const auto place = slot.reserve(Phase::kForward, Microbatch(0));
+    slot.cancel();
+    EXPECT_THROW(Activity(*place, slot, base::Step(0), Microbatch(0), Phase::kForward), base::CancelledError);
+  }
+  slot.begin_step(1);
+  Activity next(slot, base::Step(1), Microbatch(0), Phase::kStart);
+}
+
 TEST(ComputeSlot, AfterACancelledStepTheNextOneBeginsAfresh) {
   auto slot = slot_with("simple");
   for (int step = 0; step < 3; ++step) {

@@ -15,8 +15,12 @@ namespace lamina::pipeline {
 // The jobs of one pipeline in this process, each with functions as modules.
 class Pipeline {
  public:
-  Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3) : network_(size, seed) {
-    JobOptions options{.schedule = schedule, .active_microbatches = active, .timeout = std::chrono::seconds(60)};
+  Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3, bool deterministic = false)
+      : network_(size, seed) {
+    JobOptions options{.schedule = schedule,
+                       .active_microbatches = active,
+                       .deterministic = deterministic,
+                       .timeout = std::chrono::seconds(60)};
     for (int rank = 0; rank < size; ++rank) options.pipeline.emplace_back(rank);
     for (int rank = 0; rank < size; ++rank) {
       jobs_.push_back(std::make_unique<Job>(options, network_.connect(base::Rank(rank))));

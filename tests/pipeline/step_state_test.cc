@@ -156,16 +156,16 @@ TEST_F(Step, InsideAStepIsAUsageError) {
 TEST_F(Step, RequestsThatCameEarlyAreServedAndLateOnesDropped) {
   std::atomic<int> served = 0;
   const auto serve = [&] { ++served; };
-  state_.run(base::Step(0), serve);
-  state_.run(base::Step(1), serve);
-  state_.run(base::Step(1), serve);
+  state_.run(base::Step(0), [&] { return serve; });
+  state_.run(base::Step(1), [&] { return serve; });
+  state_.run(base::Step(1), [&] { return serve; });
   EXPECT_EQ(served, 0);
   state_.begin(kNothing);
   EXPECT_EQ(end(), "");
   EXPECT_EQ(served, 1);
-  state_.run(base::Step(0), serve);
+  state_.run(base::Step(0), [&] { return serve; });
   state_.begin(kNothing);
-  state_.run(base::Step(0), serve);
+  state_.run(base::Step(0), [&] { return serve; });
   EXPECT_EQ(end(), "");
   EXPECT_EQ(served, 3);
 }
@@ -229,10 +229,10 @@ TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
 TEST_F(Step, WithoutThreadsARequestEndsItAndNothingEscapes) {
   state_.begin(kNothing);
   no_more_threads = true;
-  EXPECT_NO_THROW(state_.run(base::Step(0), [] {}));
+  EXPECT_NO_THROW(state_.run(base::Step(0), [] { return [] {}; }));
   no_more_threads = false;
   EXPECT_NE(end(), "");
-  state_.run(base::Step(1), [] {});
+  state_.run(base::Step(1), [] { return [] {}; });
   no_more_threads = true;
   EXPECT_NO_THROW(state_.begin(kNothing));
   no_more_threads = false;

@@ -69,6 +69,29 @@ RC_GTEST_PROP(ScheduleProperty, InterleavedLimitsTheMicrobatchesInFlight, ()) {
   }
 }
 
+// What each rank did: the phase and the microbatch of each turn, in the order in which they began.
+std::map<int, std::vector<std::pair<Phase, int>>> by_rank(std::vector<Turn> turns) {
+  std::ranges::stable_sort(turns, {}, &Turn::start);
+  std::map<int, std::vector<std::pair<Phase, int>>> done;
+  for (const Turn& turn : turns) {
+    const auto microbatch = static_cast<int>(turn.ticket.microbatch.value);
+    if (turn.rank > 0) done[turn.rank].emplace_back(turn.ticket.phase, microbatch);
+  }
+  return done;
+}
+
+RC_GTEST_PROP(ScheduleProperty, InterleavedWithOneMicrobatchInFlightIsThePlainLoopOnEachRank, ()) {
+  const Chain chain = any_chain();
+  std::vector<std::pair<Phase, int>> plain_loop;
+  for (int i = 0; i < chain.microbatches; ++i) {
+    plain_loop.emplace_back(Phase::kForward, i);
+    plain_loop.emplace_back(Phase::kBackward, i);
+  }
+  const auto turns = simulate(*interleaved_schedule(1), chain);
+  expect_complete(chain, turns);
+  for (const auto& [rank, done] : by_rank(turns)) RC_ASSERT(done == plain_loop);
+}
+
 RC_GTEST_PROP(ScheduleProperty, MicrobatchesStartInTheirOrderWhateverTheOrderOfTheirThreads, ()) {
   const int active = any_active();
   const int next = *rc::gen::inRange(0, 8).as("next");
