@@ -178,7 +178,9 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
         wanted.add("reads_weight")
     elif not by_hand:
         wanted.discard("reads_weight")
-    if "twice" in wanted or microbatches == 1:  # statistics that depend on the order of the microbatches
+    if "ordered_batch_norm" in wanted:  # statistics that depend on the order of the microbatches
+        wanted.add("twice")
+    if "twice" in wanted or microbatches == 1:
         wanted = {"ordered_batch_norm" if t == "batch_norm" and draw.random() < 0.5 else t for t in wanted}
     if wanted & set(EVALUATIONS):
         wanted.add("mode")
