@@ -121,11 +121,12 @@ void ExecutionServer::await_inputs(Message&& request) {
     });
   }
   if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
+  if (parked->request.after >= 0) await_earlier(*parked, one_more);
   one_more();
 }
 
 // A caller that does not read what a call returns may ask for its backward before it has run.
-void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished) {
+void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
   base::CallId forward = parked->request.call;
   forward.counter = to_backward_request(parked->request.body).forward;
   std::lock_guard guard(mutex_);
@@ -133,9 +134,22 @@ void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::
   if (found == served_.end()) return;  // the backward says so
   parked->forward = found->second;
   ++found->second->backwards;
-  if (found->second->finished) return;
-  ++parked->missing;
-  found->second->readers.push_back(std::move(finished));
+  await_finish(*found->second, *parked, finished);
+}
+
+// See [Note: order of calls].
+void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
+  base::CallId earlier = parked.request.call;
+  earlier.counter = parked.request.after;
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(earlier);
+  if (found != served_.end()) await_finish(*found->second, parked, finished);
+}
+
+void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
+  if (served.finished) return;
+  ++parked.missing;
+  served.readers.push_back(finished);
 }
 
 void ExecutionServer::serve(Parked& parked) {

@@ -48,7 +48,9 @@ class ExecutionServer {
   struct Parked;
 
   void await_inputs(transport::Message&& request);
-  void await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished);
+  void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
+  void await_earlier(Parked& parked, const std::function<void()>& finished);
+  void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked);
   void deliver(const transport::Message& request);
   Tensors forward(transport::Message& request, transport::Message& answer);
