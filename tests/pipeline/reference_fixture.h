@@ -51,7 +51,9 @@ class Model : public Pipeline {
   using Function = std::function<at::Tensor(const at::Tensor&)>;
 
   base::ModuleId add_function(const std::string& name, int owner, const Function& function) {
-    return add(name, owner, [function](Job&) { return [function](value::Value x) { return value::Value(function(tensor_in(x))); }; });
+    return add(name, owner, [function](Job&) {
+      return [function](value::Value x) { return value::Value(function(tensor_in(x))); };
+    });
   }
   base::ModuleId add_scaling(const std::string& name, int owner, const at::Tensor& weight) {
     return add_function(name, owner, [weight](const at::Tensor& x) { return x * weight; });

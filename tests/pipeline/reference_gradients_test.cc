@@ -118,9 +118,8 @@ TEST(ReferenceGradients, ThatDoNotExistStayUndefined) {
   Model model(3, "simple");
   const auto used = leaf(2), unused = leaf(3), x = leaf(1), ignored = leaf(1);
   const auto two = model.add("two", 1, [&](Job&) {
-    return [&](Value v) {
-      return Value(value::List{{value::tensor_at(v, 0) * used, value::tensor_at(v, 0) * unused}});
-    };
+    return
+        [&](Value v) { return Value(value::List{{value::tensor_at(v, 0) * used, value::tensor_at(v, 0) * unused}}); };
   });
   const auto after = model.add_scaling("after", 2, leaf(5));
   for (int step = 0; step < 3; ++step) {

@@ -21,7 +21,8 @@ TEST(ReferenceOrder, CallsOfAModuleThatKeepsStateRunInTheOrderInWhichTheyWereMad
         std::vector<at::Tensor> results;
         for (int i = 1; i <= 5; ++i) results.push_back(model.call(keeps, at::full({1}, i)));
         double wanted = 0;
-        for (int i = 1; i <= 5; ++i) EXPECT_EQ(results[i - 1].item<double>(), wanted = wanted * 2 + i) << "seed " << seed;
+        for (int i = 1; i <= 5; ++i)
+          EXPECT_EQ(results[i - 1].item<double>(), wanted = wanted * 2 + i) << "seed " << seed;
       });
     }
   }
