@@ -11,11 +11,25 @@ namespace {
 thread_local DataWatch* this_thread = nullptr;
 
 constexpr std::array<std::string_view, 20> kDataDependent = {
-    "aten::_local_scalar_dense", "aten::nonzero",           "aten::masked_select", "aten::_unique",
-    "aten::_unique2",            "aten::unique_dim",        "aten::bincount",      "aten::equal",
-    "aten::is_nonzero",          "aten::repeat_interleave", "aten::nonzero_numpy", "aten::unique_consecutive",
-    "aten::argwhere",            "aten::item",              "aten::allclose",      "aten::unique_dim_consecutive",
-    "aten::tensor_split",        "aten::_pack_padded_sequence", "aten::_pad_packed_sequence",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::repeat_interleave",
+    "aten::nonzero_numpy",
+    "aten::unique_consecutive",
+    "aten::argwhere",
+    "aten::item",
+    "aten::allclose",
+    "aten::unique_dim_consecutive",
+    "aten::tensor_split",
+    "aten::_pack_padded_sequence",
+    "aten::_pad_packed_sequence",
     "aten::resolve_neg",  // the one operation of tolist() and numpy()
 };
 
