@@ -10,24 +10,28 @@ namespace {
 
 thread_local DataWatch* this_thread = nullptr;
 
-// tolist(), numpy() and the like read the memory, but resolve a lazy negation first, as nothing else does.
-constexpr std::array<std::string_view, 17> kDataDependent = {"aten::resolve_neg",
-                                                             "aten::_local_scalar_dense",
-                                                             "aten::nonzero",
-                                                             "aten::masked_select",
-                                                             "aten::_unique",
-                                                             "aten::_unique2",
-                                                             "aten::unique_dim",
-                                                             "aten::bincount",
-                                                             "aten::equal",
-                                                             "aten::is_nonzero",
-                                                             "aten::repeat_interleave",
-                                                             "aten::nonzero_numpy",
-                                                             "aten::unique_consecutive",
-                                                             "aten::argwhere",
-                                                             "aten::item",
-                                                             "aten::allclose",
-                                                             "aten::unique_dim_consecutive"};
+constexpr std::array<std::string_view, 20> kDataDependent = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::repeat_interleave",
+    "aten::nonzero_numpy",
+    "aten::unique_consecutive",
+    "aten::argwhere",
+    "aten::item",
+    "aten::allclose",
+    "aten::unique_dim_consecutive",
+    "aten::tensor_split",
+    "aten::_pack_padded_sequence",
+    "aten::_pad_packed_sequence",
+    "aten::resolve_neg",  // the one operation of tolist() and numpy()
+};
 
 std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
   if (std::ranges::find(kDataDependent, std::string_view(function.name())) != kDataDependent.end()) DataWatch::note();

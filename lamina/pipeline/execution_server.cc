@@ -27,7 +27,11 @@ plan::Phase phase_of(const Message& request) {
 // What torch counts: the writes to each tensor.
 std::vector<std::int64_t> versions(const Tensors& tensors) {
   std::vector<std::int64_t> versions;
-  for (const auto& tensor : tensors) versions.push_back(tensor.is_inference() ? 0 : tensor._version());
+  const auto version = [](const at::Tensor& tensor) -> std::int64_t {
+    if (!tensor.defined() || tensor.is_inference()) return 0;
+    return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  };
+  for (const auto& tensor : tensors) versions.push_back(version(tensor));
   return versions;
 }
 
@@ -55,6 +59,13 @@ value::List written(const Tensors& arguments, const std::vector<std::int64_t>& b
 at::Tensor dense(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+value::Failure written_failure(const std::string& module, base::Rank rank) {
+  const auto what = base::str("a result of ", module.empty() ? "the model" : module,
+                              " was written to after it was returned and before it was read elsewhere; return a clone "
+                              "of it, or have each call waited for: set_dynamic(module) before the first step");
+  return {"UsageError", what, "", rank, {}};
 }
 
 // The sum that an item of a list of gradients stands for.
@@ -91,6 +102,13 @@ struct ExecutionServer::Parked {
     inputs.clear();
   }
 };
+
+ExecutionServer::Results::Results(std::string made_by, Tensors made)
+    : module(std::move(made_by)), tensors(std::move(made)), versions(pipeline::versions(tensors)) {}
+
+bool ExecutionServer::Results::written(std::int64_t output) const {
+  return pipeline::versions({tensors.at(output)}).front() != versions.at(output);
+}
 
 ExecutionServer::ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
                                  module::Failures& failures, Start start)
@@ -129,11 +147,12 @@ void ExecutionServer::await_inputs(Message&& request) {
     });
   }
   if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
+  if (parked->request.after >= 0) await_earlier(*parked, one_more);
   one_more();
 }
 
 // A caller that does not read what a call returns may ask for its backward before it has run.
-void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished) {
+void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
   base::CallId forward = parked->request.call;
   forward.counter = to_backward_request(parked->request.body).forward;
   std::lock_guard guard(mutex_);
@@ -141,9 +160,22 @@ void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, std::
   if (found == served_.end()) return;  // the backward says so
   parked->forward = found->second;
   ++found->second->backwards;
-  if (found->second->finished) return;
-  ++parked->missing;
-  found->second->readers.push_back(std::move(finished));
+  await_finish(*found->second, *parked, finished);
+}
+
+// See [Note: order of calls].
+void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
+  base::CallId earlier = parked.request.call;
+  earlier.counter = parked.request.after;
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(earlier);
+  if (found != served_.end()) await_finish(*found->second, parked, finished);
+}
+
+void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
+  if (served.finished) return;
+  ++parked.missing;
+  served.readers.push_back(finished);
 }
 
 void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
@@ -205,9 +237,9 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   }
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);
-    if (const auto served = served_.find(request.call); served != served_.end()) {
-      served->second->graph = std::move(graph);
-    }
+    const auto served = served_.find(request.call);
+    const bool wanted = served != served_.end() && !(served->second->graph_released && served->second->backwards == 0);
+    if (wanted) served->second->graph = std::move(graph);
   }
   return outputs;
 }
@@ -239,12 +271,14 @@ std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool kee
   std::lock_guard guard(mutex_);
   --forward.backwards;
   if (forward.failure) throw value::RemoteFailure(*forward.failure);
-  return keep ? forward.graph : std::exchange(forward.graph, nullptr);
+  const bool last = forward.graph_released && forward.backwards == 0;
+  return keep && !last ? forward.graph : std::exchange(forward.graph, nullptr);
 }
 
 void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
                              Message&& answer, Activity& activity) {
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
+  auto results = Results(modules_ ? modules_->name(request.target) : "", std::move(outputs));
   activity.retire();
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
@@ -256,28 +290,29 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     readers = std::move(served->second->readers);
     served->second->finished = true;
     served->second->failure = failure;
-    served->second->outputs = outputs;
-    const bool needed = failure || !outputs.empty() || served->second->graph;
+    if (!served->second->outputs_released) served->second->results = results;
+    const bool needed = failure || !served->second->results.tensors.empty() || served->second->graph;
     if (!needed) served_.erase(served);
   }
   for (const auto& reader : readers) reader();
   // What the caller wants itself goes with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
-    return delivery.to != request.caller || (!failure && value::is_pending(outputs.at(delivery.output)));
+    if (delivery.to != request.caller) return true;
+    return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
   };
   const auto rest = std::ranges::partition(owed, std::not_fn(elsewhere));
-  fulfil({rest.begin(), rest.end()}, outputs, failure);
+  fulfil({rest.begin(), rest.end()}, results, failure);
   owed.erase(rest.begin(), rest.end());
   if (failure) {
     answer.kind = Kind::kError;
     answer.body = value::to_value(*failure);
   } else if (!owed.empty()) {
     value::List tensors;
-    for (const auto& delivery : owed) tensors.items.emplace_back(dense(outputs.at(delivery.output)));
+    for (const auto& delivery : owed) tensors.items.emplace_back(dense(results.tensors.at(delivery.output)));
     answer.body = std::move(tensors);
   }
   answer.deliveries = std::move(owed);
-  outputs.clear();
+  results = {};
   answer.done = failure || (held.empty() && !calls_.unsettled(activity));
   transport_.send(request.caller, answer);
   if (answer.done) return;
@@ -308,47 +343,57 @@ void ExecutionServer::deliver(const Message& request) {
   } else {
     failure = found->second->failure;
   }
-  auto outputs = failure ? Tensors() : found->second->outputs;
-  start_(request.call.step, [this, owed = request.deliveries, outputs = std::move(outputs), failure]() -> Work {
-    return [this, owed, outputs, failure] { fulfil(owed, outputs, failure); };
+  auto results = failure ? Results() : found->second->results;
+  start_(request.call.step, [this, owed = request.deliveries, results = std::move(results), failure]() -> Work {
+    return [this, owed, results, failure] { fulfil(owed, results, failure); };
   });
 }
 
-void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Tensors& outputs,
+void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& results,
                              const std::optional<value::Failure>& failure) {
-  std::map<base::Rank, Message> parcels;
-  std::map<base::Rank, value::List> contents;
+  // Readers get memory of their own: what shares memory here goes in parcels of its own.
+  using Place = std::pair<base::Rank, int>;
+  std::map<Place, Message> parcels;
+  std::map<Place, value::List> contents;
+  std::map<std::pair<base::Rank, const void*>, int> uses;
   for (const auto& delivery : owed) {
+    Place place{delivery.to, 0};
     if (!failure) {
-      const auto& output = outputs.at(delivery.output);
+      const auto& output = results.tensors.at(delivery.output);
+      if (results.written(delivery.output)) {
+        fulfil({delivery}, {}, written_failure(results.module, transport_.rank()));
+        continue;
+      }
       if (const auto elsewhere = remote_value_of(output)) {
         elsewhere->redirect(delivery);
         continue;
       }
       value::materialise(output);
-      contents[delivery.to].items.emplace_back(dense(output));
+      place.second = uses[{delivery.to, output.storage().unsafeGetStorageImpl()}]++;
+      contents[place].items.emplace_back(dense(output));
     }
-    parcels[delivery.to].deliveries.push_back(delivery);
+    parcels[place].deliveries.push_back(delivery);
   }
-  for (auto& [to, parcel] : parcels) {
+  for (auto& [place, parcel] : parcels) {
     parcel.kind = Kind::kValues;
     parcel.caller = transport_.rank();
     parcel.call = parcel.deliveries.front().name;
-    parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[to]));
-    transport_.send(to, parcel);
+    parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[place]));
+    transport_.send(place.first, parcel);
   }
 }
 
 void ExecutionServer::forget(const transport::Release& release) {
-  Tensors outputs;  // destroyed outside the lock
+  Results results;  // destroyed outside the lock
   std::shared_ptr<CalleeGraph> graph;
   std::lock_guard guard(mutex_);
   const auto found = served_.find(release.call);
   if (found == served_.end()) return;
   auto& served = *found->second;
-  if (!release.graph) outputs.swap(served.outputs);
+  (release.graph ? served.graph_released : served.outputs_released) = true;
+  if (!release.graph) std::swap(results, served.results);
   if (release.graph && served.backwards == 0) graph.swap(served.graph);
-  if (served.finished && !served.graph && served.outputs.empty()) served_.erase(found);
+  if (served.finished && !served.graph && served.results.tensors.empty()) served_.erase(found);
 }
 
 void ExecutionServer::end_step(base::Step step) {

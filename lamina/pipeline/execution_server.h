@@ -37,20 +37,34 @@ class ExecutionServer {
   void end_step(base::Step step);  // forgets every call of it
 
  private:
+  // What a call returned, which is to be sent as it was then.
+  struct Results {
+    Results() = default;
+    Results(std::string module, Tensors tensors);
+    bool written(std::int64_t output) const;  // since then
+    std::string module;
+    Tensors tensors;
+    std::vector<std::int64_t> versions;
+  };
+
   // A call that runs, has run, or waits for its inputs. Guarded by mutex_.
   struct Served {
     bool finished = false;
     std::vector<transport::Delivery> owed;  // asked for before it has finished
-    Tensors outputs;
+    Results results;
     std::optional<value::Failure> failure;
     std::shared_ptr<CalleeGraph> graph;
+    bool outputs_released = false;
+    bool graph_released = false;                 // but by the backwards that are asked for
     int backwards = 0;                           // asked for, and not begun
     std::vector<std::function<void()>> readers;  // to be told that it has finished
   };
   struct Parked;
 
   void await_inputs(transport::Message&& request);
-  void await_forward(const std::shared_ptr<Parked>& parked, std::function<void()> finished);
+  void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
+  void await_earlier(Parked& parked, const std::function<void()>& finished);
+  void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked, ComputeSlot::Place& place);
   void deliver(const transport::Message& request);
   Tensors forward(transport::Message& request, transport::Message& answer);
@@ -59,7 +73,7 @@ class ExecutionServer {
   // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
   void finish(const transport::Message& request, Tensors outputs, std::optional<value::Failure> failure,
               transport::Message&& answer, Activity& activity);
-  void fulfil(const std::vector<transport::Delivery>& owed, const Tensors& outputs,
+  void fulfil(const std::vector<transport::Delivery>& owed, const Results& results,
               const std::optional<value::Failure>& failure);
   void forget(const transport::Release& release);
 

@@ -85,10 +85,16 @@ class CalleeGraph::Entry : public TakesReferences {
   std::string name() const override { return "LaminaArguments"; }
   GradientTarget target() const override { return {GradientTarget::Kind::kCaller, {}, {}}; }
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    if (!awaits) {
+      throw base::UsageError(
+          "a gradient flows into an earlier call of a module that runs on another rank, by way of something that the "
+          "module kept: let it keep that without its history (detach()), or return it and take it as an argument");
+    }
     arrived = std::move(gradients);
     return {};
   }
   Tensors arrived;
+  bool awaits = false;  // the backward of its own call runs
 };
 
 struct CalleeGraph::Holder {
@@ -132,7 +138,9 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
   const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
   entry.arrived.assign(inputs, at::Tensor());
   if (options.accumulate) {
+    entry.awaits = true;
     execute(graph_->outputs, gradients, options, {});
+    entry.awaits = false;
     return std::exchange(entry.arrived, {});
   }
   if (inputs == 0) return {};  // nobody asks for anything

@@ -42,7 +42,8 @@ void Learned::learn_reader(int ordinal, std::int64_t output, base::Rank reader) 
 
 void Learned::forget_reader(int ordinal, std::int64_t output, base::Rank reader) {
   std::lock_guard guard(mutex_);
-  routes_[ordinal].erase({output, reader});
+  auto& route = routes_[ordinal];
+  if (const auto found = route.find({output, reader}); found != route.end()) route.erase(found);
 }
 
 std::optional<std::string> Learned::gradient_pattern(const std::string& given) const {

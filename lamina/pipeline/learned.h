@@ -30,7 +30,7 @@ class Learned {
 
   // [Note: routes] Which ranks read which output of the n-th such call of an activity: the maker sends it there without
   // being asked.
-  using Route = std::set<std::pair<std::int64_t, base::Rank>>;  // output, reader
+  using Route = std::multiset<std::pair<std::int64_t, base::Rank>>;  // output, reader: as often as it reads it
   Route route(int ordinal) const;
   void learn_reader(int ordinal, std::int64_t output, base::Rank reader);
   void forget_reader(int ordinal, std::int64_t output, base::Rank reader);

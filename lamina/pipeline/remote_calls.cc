@@ -232,7 +232,10 @@ RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
 
 void RemoteCalls::send(const Pending& pending, Message&& request) {
   const auto& call = *pending->call;
-  Activity::current()->issued().calls.push_back(pending);
+  auto& issued = Activity::current()->issued();
+  issued.calls.push_back(pending);
+  const auto [latest, first] = issued.latest.try_emplace({call.module, call.backward}, call.id.counter);
+  if (!first) request.after = std::exchange(latest->second, call.id.counter);
   {
     std::lock_guard guard(mutex_);
     pending_[call.id] = pending;

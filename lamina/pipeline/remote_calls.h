@@ -34,6 +34,9 @@ struct Issued {
   std::vector<std::shared_ptr<PendingCall>> calls;
   std::vector<std::weak_ptr<RemoteValue>> references;
   std::map<const Learned*, int> counts;
+  // [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity to
+  // one module each runs after the one before it, though their arguments arrive in any order. So do their backwards.
+  std::map<std::pair<base::ModuleId, bool>, std::int64_t> latest;  // by module and whether it is a backward
 };
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.

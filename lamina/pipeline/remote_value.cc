@@ -55,19 +55,22 @@ at::Tensor RemoteValue::take() {
     lock.lock();
   }
   taking_ = true;
+  std::exception_ptr error;
   try {
     const auto name = route(calls_.rank());
     lock.unlock();
     const auto value = calls_.receive(name, *call_);
     lock.lock();
     value_ = value;
+  } catch (const base::CancelledError&) {  // no property of the value: a later step says what has become of it
+    error = std::current_exception();
   } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
-    error_ = std::current_exception();
+    error = error_ = std::current_exception();
   }
+  if (!lock.owns_lock()) lock.lock();
   taking_ = false;
   changed_.notify_all();
-  if (error_) std::rethrow_exception(error_);
+  if (error) std::rethrow_exception(error);
   return value_;
 }
 

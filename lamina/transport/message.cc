@@ -11,7 +11,7 @@ namespace lamina::transport {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 
 struct Prefix {
   std::uint32_t magic = kMagic;
@@ -93,6 +93,7 @@ Frame pack(const Message& message, const Token& token) {
     out.put<std::uint8_t>(release.graph);
   }
   out.put(message.expected);
+  out.put(message.after);
   out.put<std::uint8_t>(message.done);
   out.put_block(message.channel);
   out.put_block(message.state);
@@ -148,6 +149,7 @@ Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
     release.graph = in.get<std::uint8_t>() != 0;
   }
   message.expected = in.get<std::uint64_t>();
+  message.after = in.get<std::int64_t>();
   message.done = in.get<std::uint8_t>() != 0;
   message.channel = in.get_block();
   message.state = in.get_block();

@@ -50,6 +50,7 @@ struct Message {
   std::vector<Delivery> deliveries;  // what goes where: asked for in a request, contained in an answer
   std::vector<Release> released;     // what of earlier calls may be forgotten
   std::uint64_t expected = 0;        // fingerprint of the outputs as the caller expects them; 0: it waits for them
+  std::int64_t after = -1;           // the number of the caller's call that this one must not overtake; -1: of none
   bool done = true;                  // kResult: nothing that the call has set off still runs
   std::string channel;               // kObject: the mailbox
   std::string state;                 // the caller's state, to be set around the call; its owner knows the format

@@ -9,6 +9,7 @@
 #include "lamina/module/functions.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/transport/inproc/network.h"
+#include "tests/pipeline/traffic.h"
 
 namespace lamina::pipeline {
 
@@ -23,7 +24,8 @@ class Pipeline {
                        .timeout = std::chrono::seconds(60)};
     for (int rank = 0; rank < size; ++rank) options.pipeline.emplace_back(rank);
     for (int rank = 0; rank < size; ++rank) {
-      jobs_.push_back(std::make_unique<Job>(options, network_.connect(base::Rank(rank))));
+      auto transport = std::make_unique<WatchedTransport>(network_.connect(base::Rank(rank)), traffic_);
+      jobs_.push_back(std::make_unique<Job>(options, std::move(transport)));
       modules_.push_back(std::make_shared<module::Functions>());
     }
   }
@@ -31,6 +33,7 @@ class Pipeline {
   int size() const { return static_cast<int>(jobs_.size()); }
   Job& job(int rank) { return *jobs_[rank]; }
   transport::inproc::Network& network() { return network_; }
+  Traffic& traffic() { return traffic_; }
 
   // `make(job)` gives the function as the rank with that job runs it.
   base::ModuleId add(const std::string& name, int owner, const std::function<module::Functions::Function(Job&)>& make,
@@ -65,6 +68,7 @@ class Pipeline {
 
  private:
   transport::inproc::Network network_;
+  Traffic traffic_;
   std::vector<std::shared_ptr<module::Functions>> modules_;
   std::vector<base::Rank> owners_;
   std::vector<std::unique_ptr<Job>> jobs_;

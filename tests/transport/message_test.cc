@@ -23,6 +23,7 @@ Message sample() {
   message.deliveries = {{7, base::Rank(8), {base::Rank(9), base::Step(10), base::Microbatch(11), 12}}, {}};
   message.released = {{message.call, true}, {{}, false}};
   message.expected = 0xfedcba9876543210;
+  message.after = 7;
   message.done = false;
   message.channel = std::string("a\0channel", 9);
   message.state = std::string("\xff\0state", 7);
@@ -42,6 +43,7 @@ TEST(Message, ArrivesWithEveryField) {
   EXPECT_EQ(got.deliveries, sent.deliveries);
   EXPECT_EQ(got.released, sent.released);
   EXPECT_EQ(got.expected, sent.expected);
+  EXPECT_EQ(got.after, sent.after);
   EXPECT_EQ(got.done, sent.done);
   EXPECT_EQ(got.channel, sent.channel);
   EXPECT_EQ(got.state, sent.state);

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lamina/transport/transport.h"
+
+namespace lamina::pipeline {
+
+// What the ranks of a pipeline sent each other.
+class Traffic {
+ public:
+  struct Sent {
+    std::int64_t from, to;
+    transport::Kind kind;
+    std::int64_t elements;  // of all tensors in the body
+  };
+
+  void note(base::Rank from, base::Rank to, const transport::Message& message) {
+    std::int64_t elements = 0;
+    value::for_each_tensor(message.body, [&](const at::Tensor& tensor) {
+      if (tensor.defined()) elements += tensor.numel();
+    });
+    std::lock_guard guard(mutex_);
+    sent_.push_back({from.value, to.value, message.kind, elements});
+  }
+  void clear() {
+    std::lock_guard guard(mutex_);
+    sent_.clear();
+  }
+
+  std::int64_t count(const std::function<bool(const Sent&)>& is_counted) const {
+    std::lock_guard guard(mutex_);
+    return std::ranges::count_if(sent_, is_counted);
+  }
+  std::int64_t count(transport::Kind kind) const {
+    return count([&](const Sent& sent) { return sent.kind == kind; });
+  }
+  // Of the tensors that went from one rank to the other.
+  std::int64_t elements(std::int64_t from, std::int64_t to) const {
+    std::lock_guard guard(mutex_);
+    std::int64_t sum = 0;
+    for (const auto& sent : sent_) sum += sent.from == from && sent.to == to ? sent.elements : 0;
+    return sum;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Sent> sent_;
+};
+
+// A transport whose messages are noted before they leave.
+class WatchedTransport : public transport::Transport {
+ public:
+  WatchedTransport(std::unique_ptr<Transport> inner, Traffic& traffic) : inner_(std::move(inner)), traffic_(traffic) {}
+
+  base::Rank rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void start(Events events) override { inner_->start(std::move(events)); }
+  void send(base::Rank to, const transport::Message& message) override {
+    traffic_.note(rank(), to, message);
+    inner_->send(to, message);
+  }
+  void close(bool orderly) override { inner_->close(orderly); }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  Traffic& traffic_;
+};
+
+}  // namespace lamina::pipeline
