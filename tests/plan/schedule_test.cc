@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "lamina/base/error.h"
-#include "tests/plan/simulation.h"
+#include "lamina/plan/simulation.h"
 
 namespace lamina::plan {
 namespace {
