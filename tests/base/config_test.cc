@@ -16,7 +16,7 @@ TEST(Config, NothingGivenMeansOnePartitionAndOneMicrobatch) {
 }
 
 TEST(Config, DefaultsFollowTheKeysTheyDependOn) {
-  EXPECT_EQ(parsed(R"({"partitions": 3})").active_microbatches, 5);
+  EXPECT_EQ(parsed(R"({"partitions": 3})").active_microbatches, 7);
   EXPECT_EQ(parsed(R"({"optimize": "speed"})").memory_weight, 0.2);
   EXPECT_EQ(parsed("{}").memory_weight, 0.8);
   EXPECT_EQ(parsed("{}").default_partition, 0);
