@@ -98,10 +98,8 @@ def has_value(parameter):
 class Allocated(ctypes.Structure):
     """mallinfo2(3)."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
-    ]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 def allocated_bytes():

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a step sends, in bytes of tensors per pair of ranks.
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include "tests/pipeline/pipeline_fixture.h"
@@ -35,10 +36,10 @@ class Chain {
   Traffic step(bool train) {
     const auto before = pipeline_.network().sent();
     const auto body = [&](base::Microbatch) {
-      const at::AutoGradMode mode(train);
+      const c10::AutoGradMode mode(train);
       value::Value x = at::ones({kWidth}, at::kDouble);
       for (const auto stage : stages_) x = pipeline_.job(0).call(stage, std::move(x));
-      const auto loss = tensor_of(x).sum();
+      const auto loss = tensor_of(x).square().sum();  // whose gradient has an element for each of x
       if (train) pipeline_.job(0).backward({loss}, {}, 1.0);
       return value::Value(loss.detach());
     };
