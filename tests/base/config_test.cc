@@ -154,7 +154,7 @@ TEST(Config, ItsJsonReadsBackEqual) {
 
 TEST(Config, DifferencesNameTheKeysAndBothValues) {
   EXPECT_EQ(differences(parsed("{}"), parsed("{}")), "");
-  EXPECT_EQ(differences(parsed(R"({"partitions": 2})"), parsed(R"({"partitions": 4, "active_microbatches": 4})")),
+  EXPECT_EQ(differences(parsed(R"({"partitions": 2})"), parsed(R"({"partitions": 4, "active_microbatches": 5})")),
             "partitions: 2 and 4");
   EXPECT_EQ(differences(parsed(R"({"seed": 1})"), parsed(R"({"ddp": true, "ddp_dist_backend": "nccl"})")),
             "ddp: false and true; ddp_dist_backend: null and \"nccl\"; seed: 1 and null");
