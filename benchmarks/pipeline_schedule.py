@@ -99,7 +99,7 @@ def main() -> None:
     p = dist.get_world_size()
     title = f"Schedule on emulated devices: {p} stages, tf {1e3 * FORWARD_S:.0f} ms, tb {1e3 * BACKWARD_S:.0f} ms"
     report = Report(options.name or f"pipeline_schedule_{p}", title)
-    for m in (8,) if options.quick else (8, 16):
+    for m in (8,) if options.quick else (4, 8, 16):
         alone = []
         samples = {name: [] for name in cases(m)}
         ratios = {name: [] for name in cases(m)}

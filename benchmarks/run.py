@@ -21,7 +21,7 @@ from measure import OUT, table
 
 HERE = Path(__file__).resolve().parent
 LAMINA = Path(sys.executable).parent / "lamina"
-TRANSPORT = HERE.parent / "build" / "release" / "bin" / "transport_bench"
+PROGRAMS = HERE.parent / "build" / "release" / "bin"
 LIMIT_S = 1200
 
 
@@ -42,12 +42,15 @@ class Benchmark:
 
 
 BENCHMARKS = [
-    Benchmark("transport", "transport.py", needs=TRANSPORT),
+    Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
+    Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
+    Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench"),
     Benchmark("call_overhead", "call_overhead.py", ranks=2),
     Benchmark("local_call", "local_call.py"),
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2),
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
+    Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
 ]
 
 

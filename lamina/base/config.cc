@@ -74,7 +74,7 @@ void validate(const Config& config) {
 
 Config with_defaults(Config config) {
   // In 64 bits: a number of partitions that no machine has must not overflow here.
-  const auto active = std::min<std::int64_t>(std::int64_t{config.partitions} + 2, std::numeric_limits<int>::max());
+  const auto active = std::min<std::int64_t>(2 * std::int64_t{config.partitions} + 1, std::numeric_limits<int>::max());
   if (!config.active_microbatches) config.active_microbatches = static_cast<int>(active);
   if (!config.default_partition) config.default_partition = 0;
   if (!config.memory_weight) config.memory_weight = config.optimize == Optimize::kSpeed ? 0.2 : 0.8;

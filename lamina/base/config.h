@@ -19,7 +19,7 @@ struct Config {
   int partitions = 1;  // also known as pipeline_parallel_degree
   int microbatches = 1;
   Schedule schedule = Schedule::kInterleaved;  // also known as pipeline
-  std::optional<int> active_microbatches;      // default: partitions + 2
+  std::optional<int> active_microbatches;      // default: 2 * partitions + 1
   bool deterministic_server = false;
 
   // Who owns what.

@@ -282,8 +282,10 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   activity.retire();
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
+  decltype(garbage_) garbage;
   {
     std::lock_guard guard(mutex_);
+    garbage.swap(garbage_);
     const auto served = served_.find(request.call);
     if (served == served_.end()) return;  // the step has ended
     owed = std::move(served->second->owed);
@@ -384,21 +386,21 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
 }
 
 void ExecutionServer::forget(const transport::Release& release) {
-  Results results;  // destroyed outside the lock
-  std::shared_ptr<CalleeGraph> graph;
   std::lock_guard guard(mutex_);
   const auto found = served_.find(release.call);
   if (found == served_.end()) return;
   auto& served = *found->second;
   (release.graph ? served.graph_released : served.outputs_released) = true;
-  if (!release.graph) std::swap(results, served.results);
-  if (release.graph && served.backwards == 0) graph.swap(served.graph);
+  if (!release.graph) garbage_.push_back(std::make_shared<Results>(std::exchange(served.results, {})));
+  if (release.graph && served.backwards == 0) garbage_.push_back(std::exchange(served.graph, nullptr));
   if (served.finished && !served.graph && served.results.tensors.empty()) served_.erase(found);
 }
 
 void ExecutionServer::end_step(base::Step step) {
   decltype(served_) ended;  // destroyed outside the lock
+  decltype(garbage_) garbage;
   std::lock_guard guard(mutex_);
+  garbage.swap(garbage_);
   for (auto next = served_.begin(); next != served_.end();) {
     const auto here = next++;
     if (here->first.step <= step) ended.insert(served_.extract(here));

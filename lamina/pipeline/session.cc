@@ -30,7 +30,7 @@ JobOptions job_options(const base::Config& config, const topology::Topology& top
                        FaceHooks hooks) {
   JobOptions options;
   options.schedule = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
-  options.active_microbatches = config.active_microbatches.value_or(config.partitions + 2);
+  options.active_microbatches = *config.active_microbatches;
   options.deterministic = config.deterministic_server;
   options.timeout = std::chrono::duration<double>(config.timeout_s);
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);

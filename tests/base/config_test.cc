@@ -16,7 +16,7 @@ TEST(Config, NothingGivenMeansOnePartitionAndOneMicrobatch) {
 }
 
 TEST(Config, DefaultsFollowTheKeysTheyDependOn) {
-  EXPECT_EQ(parsed(R"({"partitions": 3})").active_microbatches, 5);
+  EXPECT_EQ(parsed(R"({"partitions": 3})").active_microbatches, 7);
   EXPECT_EQ(parsed(R"({"optimize": "speed"})").memory_weight, 0.2);
   EXPECT_EQ(parsed("{}").memory_weight, 0.8);
   EXPECT_EQ(parsed("{}").default_partition, 0);
@@ -154,7 +154,7 @@ TEST(Config, ItsJsonReadsBackEqual) {
 
 TEST(Config, DifferencesNameTheKeysAndBothValues) {
   EXPECT_EQ(differences(parsed("{}"), parsed("{}")), "");
-  EXPECT_EQ(differences(parsed(R"({"partitions": 2})"), parsed(R"({"partitions": 4, "active_microbatches": 4})")),
+  EXPECT_EQ(differences(parsed(R"({"partitions": 2})"), parsed(R"({"partitions": 4, "active_microbatches": 5})")),
             "partitions: 2 and 4");
   EXPECT_EQ(differences(parsed(R"({"seed": 1})"), parsed(R"({"ddp": true, "ddp_dist_backend": "nccl"})")),
             "ddp: false and true; ddp_dist_backend: null and \"nccl\"; seed: 1 and null");

@@ -10,6 +10,7 @@ LAUNCHES = {
     "multiprocess.cases_order": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
+    "multiprocess.cases_memory": 2,
     "multiprocess.cases_four": 4,
     "multiprocess.cases_replicated_pipelines": 4,
 }

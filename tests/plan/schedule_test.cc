@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "lamina/base/error.h"
-#include "tests/plan/simulation.h"
+#include "lamina/plan/simulation.h"
 
 namespace lamina::plan {
 namespace {
@@ -150,8 +150,8 @@ TEST(Schedule, SimpleIsIdealOnAnEvenChain) {
   EXPECT_DOUBLE_EQ(worst_of_ideal(2, unlimited), 1.0);
 }
 
-TEST(Schedule, InterleavedIsWithinAQuarterOfIdealWithTwoMicrobatchesInFlightPerStage) {
-  const auto twice = [](int stages) { return interleaved_schedule(2 * stages + 2); };
+TEST(Schedule, InterleavedIsWithinAQuarterOfIdealWithTheDefaultWindow) {
+  const auto twice = [](int stages) { return interleaved_schedule(2 * stages + 1); };
   EXPECT_LE(worst_of_ideal(1, twice), 1.25);
   EXPECT_LE(worst_of_ideal(2, twice), 1.25);
 }

@@ -9,8 +9,9 @@
 
 namespace lamina::plan {
 
-// A step of a chain of stages, one per rank, under a schedule, in simulated time: rank 0 starts the microbatches, each
-// goes forward through the ranks, comes back to rank 0, and goes backward from the last rank to rank 0.
+// A step of a chain of stages, one per rank, under a schedule, in simulated time. Rank 0 starts the microbatches and
+// calls all stages of each at once; what they return goes straight from each rank to the next, from the last one to
+// rank 0, which has the loss, and backward from the last rank down to rank 0.
 struct Chain {
   int stages = 1;
   int microbatches = 1;
@@ -31,5 +32,8 @@ struct Turn {
 
 // The turns in the order in which they ended. Fewer than 2 * stages + 2 per microbatch mean a deadlock.
 std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain);
+
+// The time at which the step ends.
+std::int64_t step_time(const Schedule& schedule, const Chain& chain);
 
 }  // namespace lamina::plan

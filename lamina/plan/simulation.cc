@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/plan/simulation.h"
+#include "lamina/plan/simulation.h"
 
 #include <map>
 #include <utility>
@@ -95,5 +95,7 @@ class Simulation {
 }  // namespace
 
 std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain) { return Simulation(schedule, chain).run(); }
+
+std::int64_t step_time(const Schedule& schedule, const Chain& chain) { return simulate(schedule, chain).back().end; }
 
 }  // namespace lamina::plan

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is alive on each of two ranks that are one pipeline: during a step, and from step to step."""
+
+import ctypes
+import gc
+import itertools
+import os
+import weakref
+
+import torch
+from torch import nn
+
+import lamina
+
+RANK = int(os.environ.get("RANK", 0))
+WIDTH, ROWS, MICROBATCHES = 512, 64, 8
+ACTIVATION = 4 * WIDTH * ROWS  # bytes of a layer's output for a microbatch
+
+
+class Keeping(torch.autograd.Function):
+    """x -> x, and keeps a copy for its backward."""
+
+    alive, most = 0, 0  # activations kept on this rank, now and at most
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        Keeping.alive += 1
+        Keeping.most = max(Keeping.most, Keeping.alive)
+        weakref.finalize(ctx, Keeping.let_go)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def let_go():
+        Keeping.alive -= 1
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return Keeping.apply(self.linear(x).relu())
+
+
+def start(**keys):
+    lamina.init(
+        partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0, timeout_s=60, **keys
+    )
+    layers = [Layer() for _ in range(4)]
+    for index, layer in enumerate(layers):
+        lamina.set_partition(layer, index // 2)
+    model = lamina.distribute(nn.Sequential(*layers))
+    Keeping.most = Keeping.alive
+    return model, lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+
+
+def step_of(model):
+    @lamina.step
+    def step(x):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    return step
+
+
+def train(model, optimizer, steps):
+    step, batch = step_of(model), torch.ones(MICROBATCHES * ROWS, WIDTH)
+    for _ in range(steps):
+        step(batch)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def live_bytes():
+    """Of the tensors that Python knows, each storage once."""
+    gc.collect()
+    storages = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor) and (not isinstance(each, nn.Parameter) or has_value(each)):
+            storage = each.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def has_value(parameter):
+    try:
+        return bool(parameter.untyped_storage().data_ptr())
+    except RuntimeError:  # it is another rank's
+        return False
+
+
+class Allocated(ctypes.Structure):
+    """mallinfo2(3)."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def allocated_bytes():
+    """What the whole process has allocated and not freed, whoever knows of it."""
+    gc.collect()
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Allocated
+    now = mallinfo2()
+    return now.uordblks + now.hblkhd
+
+
+def case_between_steps_a_rank_holds_its_parameters_gradients_and_optimizer_state():
+    before = live_bytes()
+    model, optimizer = start()
+    for steps in (1, 19):
+        train(model, optimizer, steps)
+        own = list(model.local_parameters())
+        counters = 4 * len(own)  # AdamW's
+        assert live_bytes() - before == 4 * sum(4 * each.numel() for each in own) + counters
+        assert Keeping.alive == 0
+
+
+def case_during_a_step_a_rank_holds_the_activations_of_the_window():
+    for window in (1, 3):
+        model, optimizer = start(active_microbatches=window)
+        train(model, optimizer, 3)
+        assert 2 <= Keeping.most <= 2 * window  # two layers on each rank
+        lamina.shutdown()
+
+
+def growth_of_each(work, times=5):
+    """Bytes that every repetition of `work` leaves behind: the least of some. What a new thread of the pool keeps for
+    its own computations comes once."""
+    sizes = [allocated_bytes()]
+    for _ in range(times):
+        work()
+        sizes.append(allocated_bytes())
+    return min(after - before for before, after in itertools.pairwise(sizes))
+
+
+def case_training_does_not_grow():
+    model, optimizer = start()
+    train(model, optimizer, 3)
+    assert growth_of_each(lambda: train(model, optimizer, 10)) < 5 * ACTIVATION  # half an activation per step
+
+
+def case_evaluation_with_grad_enabled_does_not_grow():
+    model, _ = start()
+    evaluate = lamina.step(lambda x: model(x).square().mean())
+    batch = torch.ones(MICROBATCHES * ROWS, WIDTH)
+
+    def evaluations():
+        for _ in range(20):
+            evaluate(batch)
+            assert Keeping.alive == 0
+
+    evaluations()
+    assert growth_of_each(evaluations) < 5 * ACTIVATION  # a quarter of an activation per step
