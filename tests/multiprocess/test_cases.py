@@ -9,6 +9,7 @@ LAUNCHES = {
     "multiprocess.cases_travel_pair": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
+    "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_four": 4,
     "multiprocess.cases_replicated_pipelines": 4,
