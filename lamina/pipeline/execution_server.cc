@@ -96,7 +96,7 @@ struct ExecutionServer::Parked {
       const auto* reference = leaf.get_if<value::Reference>();
       if (reference == nullptr) return;
       at::Tensor tensor = tensor_of(inputs.at(reference->name));
-      if (reference->requires_grad) tensor.set_requires_grad(true);
+      tensor.set_requires_grad(reference->requires_grad);  // as the caller sees it, who may have detached it
       leaf = tensor;
     });
     inputs.clear();

@@ -56,6 +56,26 @@ bool held_beside(const RemoteValue& source, long count, const Tensors& results) 
   return count > 0;
 }
 
+// Throws the failure of a call in this thread, whose activity knows of it from now on.
+[[noreturn]] void tell(const base::CallId& id, const value::Failure& failure) {
+  if (auto* activity = Activity::current()) activity->issued().told.push_back({id.counter, failure});
+  throw value::RemoteFailure(failure);
+}
+
+at::Tensor told(const Arrival& arrival, const base::CallId& id) {
+  if (const auto* failure = std::get_if<value::Failure>(&arrival)) tell(id, *failure);
+  return tensor_of(arrival);
+}
+
+// Whether the code was told of a failure that this call, or a later one that its result was passed on to, had.
+bool was_told(const std::vector<ToldFailure>& told, std::int64_t counter, const value::Failure& failure) {
+  return std::ranges::any_of(told, [&](const ToldFailure& known) {
+    const auto& [type, message, traceback, rank, _] = known.failure;
+    return known.counter >= counter && rank == failure.rank && type == failure.type && message == failure.message &&
+           traceback == failure.traceback;
+  });
+}
+
 }  // namespace
 
 RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
@@ -252,20 +272,20 @@ value::Value RemoteCalls::wait_answer(PendingCall& pending) {
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return pending.answer || pending.failure || cancelled_; };
     base::wait_until(lock, pending.changed, patience_, ready, [&] { return pending.call->what(); });
-    pending.seen = true;
-    if (pending.failure) throw value::RemoteFailure(*pending.failure);
+    if (pending.failure) tell(pending.call->id, *pending.failure);
     if (!pending.answer) throw base::CancelledError("the step was ended by an error elsewhere");
   });
   return std::move(*pending.answer);
 }
 
-void RemoteCalls::wait_done(PendingCall& pending) {
+void RemoteCalls::wait_done(PendingCall& pending, const Issued& issued) {
   std::unique_lock lock(mutex_);
   base::wait_until(
       lock, pending.changed, patience_, [&] { return pending.done || cancelled_; },
       [&] { return pending.call->what(); });
   if (!pending.done) throw base::CancelledError("the step was ended by an error elsewhere");
-  if (pending.failure && !std::exchange(pending.seen, true)) throw value::RemoteFailure(*pending.failure);
+  const bool failed = pending.failure && !was_told(issued.told, pending.call->id.counter, *pending.failure);
+  if (failed) throw value::RemoteFailure(*pending.failure);
 }
 
 RemoteCalls::Held RemoteCalls::held(Activity& activity, const Tensors& results) {
@@ -278,8 +298,16 @@ RemoteCalls::Held RemoteCalls::held(Activity& activity, const Tensors& results) 
 }
 
 void RemoteCalls::settle(Activity& activity, const Held& held) {
-  for (const auto& source : held) source->take();
-  for (const auto& pending : activity.issued().calls) wait_done(*pending);
+  const auto& issued = activity.issued();
+  const auto told = issued.told;
+  for (const auto& source : held) {
+    try {
+      source->take();
+    } catch (const value::RemoteFailure& remote) {
+      if (!was_told(told, 0, remote.failure())) throw;
+    }
+  }
+  for (const auto& pending : issued.calls) wait_done(*pending, issued);
 }
 
 bool RemoteCalls::unsettled(Activity& activity) {
@@ -302,7 +330,7 @@ void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
 }
 
 at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
-  if (const auto arrival = inbox_.poll(name)) return tensor_of(*arrival);
+  if (const auto arrival = inbox_.poll(name)) return told(*arrival, call.id);
   {
     std::lock_guard guard(mutex_);
     if (!open_ || step_ != call.id.step) {
@@ -312,7 +340,7 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
   }
   std::optional<Arrival> arrival;
   give_way([&] { arrival = inbox_.wait(name, patience_, [&] { return call.what(); }); });
-  return tensor_of(*arrival);
+  return told(*arrival, call.id);
 }
 
 void RemoteCalls::give_way(const std::function<void()>& wait) {

@@ -16,6 +16,7 @@
 #include "lamina/pipeline/remote_value.h"
 #include "lamina/pipeline/worker_pool.h"
 #include "lamina/transport/transport.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
 
@@ -26,13 +27,19 @@ struct PendingCall {
   std::optional<value::Value> answer;
   std::optional<value::Failure> failure;
   bool done = false;
-  bool seen = false;  // its activity knows of the failure
+};
+
+// A failure that an activity's code was told of, by call `counter`.
+struct ToldFailure {
+  std::int64_t counter;
+  value::Failure failure;
 };
 
 // What one activity has called; touched by its thread alone.
 struct Issued {
   std::vector<std::shared_ptr<PendingCall>> calls;
   std::vector<std::weak_ptr<RemoteValue>> references;
+  std::vector<ToldFailure> told;
   std::map<const Learned*, int> counts;
   // [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity to
   // one module each runs after the one before it, though their arguments arrive in any order. So do their backwards.
@@ -55,7 +62,8 @@ class RemoteCalls {
   // The end of an activity, in two parts. held(): the references that somebody keeps, other than in `results`, which
   // nobody else holds a copy of; they are to have their values before the step ends. settle() fetches those, and waits
   // until nothing runs any more that the activity's calls have set off; it throws the first failure of a call that the
-  // activity has not seen. unsettled(): whether it would wait for a call.
+  // activity's code was not told of, be it by a later call that the result was passed on to. unsettled(): whether it
+  // would wait for a call.
   using Held = std::vector<std::shared_ptr<RemoteValue>>;
   Held held(Activity& activity, const Tensors& results);
   void settle(Activity& activity, const Held& held);
@@ -84,7 +92,7 @@ class RemoteCalls {
   Pending begin(IssuedCall call);
   void send(const Pending& pending, transport::Message&& request);
   value::Value wait_answer(PendingCall& pending);
-  void wait_done(PendingCall& pending);
+  void wait_done(PendingCall& pending, const Issued& issued);
   value::Value expected_outputs(const PendingCall& pending, const Outline& outline, transport::Message& request);
   at::Tensor reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
                        value::Strides strides, std::shared_ptr<const Lease> lease,

@@ -120,7 +120,10 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
   return state;
 }
 
-void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition) {
+// With `like`, which stands for the whole tensor, it is from then on as if that had been released.
+void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
+                    const std::optional<at::Tensor>& like) {
+  if (like) tensor.unsafeGetTensorImpl()->shallow_copy_from(like->getIntrusivePtr());
   const auto owner = session.owner(base::Partition(partition));
   value::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
                                    " and was used on rank ", session.world().rank,
@@ -249,7 +252,8 @@ void bind_session(py::module_& module) {
       .def("plan", &plan_model)
       .def("synchronize", &synchronize)
       .def("gather", &gather)
-      .def("release", &release_tensor)
+      .def("release", &release_tensor, py::arg("tensor"), py::arg("name"), py::arg("partition"),
+           py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
       .def("run_step", &run_step)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, intercept
+from lamina import _lamina, clipping, intercept, interrupts
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     _job = Job(session, parsed.microbatches)
+    interrupts.install()
     if (replicas := session.group_size("dp")) > 1 and session.rank == 0 and not parsed.ddp:
         warnings.warn(
             f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
@@ -166,6 +167,7 @@ def _end() -> _lamina.Session:
     if ended.replicas is not None:
         ended.replicas.unwatch()
     intercept.remove()
+    interrupts.remove()
     clipping.remove()
     return ended.session
 
@@ -182,4 +184,4 @@ def _at_exit() -> None:
     print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(130 if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) else 1)
+    os._exit(interrupts.INTERRUPTED if interrupts.is_interrupt(getattr(sys, "last_value", None)) else 1)

@@ -101,9 +101,9 @@ class Session:
     def synchronize(self, entries: Sequence[tuple[str, torch.Tensor, int]]) -> int:
         """Collective over the world: gives each tensor (name, tensor, owning partition) on its owners the value it has
         on world rank 0, sending only what differs. Returns the bytes received here."""
-    def release(self, tensor: torch.Tensor, name: str, partition: int) -> None:
+    def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:
         """Frees the value of a tensor that another partition owns; shape, dtype and the Python object stay, and any use
-        of the value is an error that names it."""
+        of the value is an error that names it. With `like` it first becomes that tensor, of another dtype or device."""
     def gather(self, entries: Sequence[tuple[str, torch.Tensor | None, int]]) -> dict[str, torch.Tensor]:
         """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
         in the order of `entries`."""

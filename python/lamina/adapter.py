@@ -28,12 +28,14 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
 
 def capture_state(number: int) -> bytes:
     """The flags that calls of module `number` depend on: whether it and all under it are in training, one byte when
-    they are equal, else one per module; then which of its parameters are to be trained."""
+    they are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
+    model's dtypes they are."""
     modules, parameters = _parts(number)
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
     trained = bytes([parameter.requires_grad for parameter in parameters])
-    return (uniform if training == uniform * len(training) else training) + _END + trained
+    conversion = b"%d" % _current.job().model._partitioned.conversions
+    return (uniform if training == uniform * len(training) else training) + _END + trained + conversion
 
 
 def _parts(number: int) -> tuple[list[nn.Module], list[nn.Parameter]]:

@@ -7,9 +7,11 @@ are given tensors of it, and all ranks of the pipeline call them. Other tensors 
 
 from collections.abc import Callable, Iterable
 from types import CellType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 
 from lamina import _current
 from lamina.partitioning import PartitionedModel
@@ -22,6 +24,7 @@ def install(module: nn.Module, partitioned: PartitionedModel) -> None:
         cell = _implementation(function)
         _originals[function] = cell.cell_contents
         cell.cell_contents = ours
+    clip_grad._group_tensors_by_device_and_dtype = _group
     _model.append((module, partitioned))
 
 
@@ -29,12 +32,21 @@ def remove() -> None:
     """Every norm is local again."""
     for function, original in _originals.items():
         _implementation(function).cell_contents = original
+    clip_grad._group_tensors_by_device_and_dtype = _torchs_group
     _originals.clear()
     _model.clear()
 
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
 _model: list[tuple[nn.Module, PartitionedModel]] = []  # one at most
+
+
+_torchs_group = clip_grad._group_tensors_by_device_and_dtype
+
+
+def _group(tensors: list[list[torch.Tensor]], *args: Any) -> dict:
+    """torch's `clip_grad_value_` does not bear that there are no gradients; a rank may own nothing that has one."""
+    return _torchs_group(tensors, *args) if tensors[0] else {}
 
 
 def _implementation(function: Callable) -> CellType:

@@ -4,7 +4,7 @@
 import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from lamina import _current, clipping, groups, intercept, streams
 from lamina.dynamic import is_dynamic
 from lamina.errors import UsageError
 from lamina.optimizer import trim
-from lamina.partitioning import PartitionedModel, partition
+from lamina.partitioning import PartitionedModel, only_own, partition
 from lamina.replicas import Replicas
 
 _NOT_YET = {
@@ -176,6 +176,16 @@ class DistributedModel(nn.Module):
         self._job("clip_grad_norm_()")
         return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
 
+    def to(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
+        it may have no room for the whole model."""
+        if not self._pipelined or self.partitioned:
+            return super().to(*args, **kwargs)
+        _, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        given = {"dtype": dtype, "memory_format": memory_format}
+        given = {name: value for name, value in given.items() if value is not None}
+        return super().to(non_blocking=non_blocking, **given) if given else self
+
     # What it is made of.
 
     @property
@@ -240,20 +250,16 @@ class DistributedModel(nn.Module):
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         session = self._job("state_dict()").session
         here = self.module.state_dict(keep_vars=True)
-        whole = OrderedDict(here)
+        # What modules add by get_extra_state() is anything; tensors travel by themselves.
+        others = self._everywhere({name: None if _is_tensor(value) else (value,) for name, value in here.items()})
         owner_of = self._partitioned.owner_of
         entries = [
-            (name, value if self._partitioned.owns(name) else None, owner_of(name))
-            for name, value in here.items()
-            if isinstance(value, torch.Tensor)
+            (name, here[name] if self._partitioned.owns(name) else None, owner_of(name))
+            for name, other in others.items()
+            if other is None
         ]
-        whole.update(session.gather(entries))
-        # What modules add by get_extra_state() is anything.
-        others = [name for name, value in here.items() if not isinstance(value, torch.Tensor)]
-        if others:
-            everyone = session.all_gather("pp", {name: here[name] for name in others if self._partitioned.owns(name)})
-            for extra in everyone:
-                whole.update(extra)
+        tensors = session.gather(entries)
+        whole = OrderedDict((name, tensors[name] if other is None else other[0]) for name, other in others.items())
         if gather_to_rank0 and session.group_rank("mp") != 0:
             return {}
         whole = OrderedDict((prefix + name, value) for name, value in whole.items())
@@ -261,7 +267,7 @@ class DistributedModel(nn.Module):
         return whole
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads a whole model's state: every rank keeps what it owns. Called on every rank.
+        """Loads a whole model's state: every rank keeps what it owns. Collective over the ranks of the pipeline.
 
         Args:
             state_dict: as from `state_dict()`, or from the wrapped module's class.
@@ -282,7 +288,7 @@ class DistributedModel(nn.Module):
         self._job("load_state_dict()")
         if assign:
             raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
-        expected = self.module.state_dict(keep_vars=True).keys()
+        expected = self._everywhere(dict.fromkeys(self.module.state_dict(keep_vars=True)))
         missing = [name for name in expected if name not in state_dict]
         unexpected = [name for name in state_dict if name not in expected]
         if strict and (missing or unexpected):
@@ -329,6 +335,26 @@ class DistributedModel(nn.Module):
         self._watch()
         if self._pipelined:
             clipping.install(self.module, model)
+
+    def _everywhere(self, here: dict[str, Any]) -> dict[str, Any]:
+        """What each owner has under the names of its part of the state, in the order of the plain model's; collective
+        over the pipeline. A buffer that was None when the model was cut is known to its owner alone."""
+        own = {name: value for name, value in here.items() if self._partitioned.owns(name)}
+        return self._partitioned.in_order(_current.session().all_gather("pp", own))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """What `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
+        if not self._pipelined or not self.partitioned:
+            return super()._apply(fn, recurse)
+        with only_own(self._partitioned) as foreign:
+            super()._apply(fn, recurse)
+        for name, tensor, owner in foreign:
+            like = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+            if (like.dtype, like.device) != (tensor.dtype, tensor.device):
+                whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
+                _current.session().release(tensor, name, owner, whole)
+        self._partitioned.conversions += 1
+        return self
 
     def _watch(self) -> None:
         """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
@@ -388,6 +414,10 @@ def _torch_wrappers() -> tuple[type, ...]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers = [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
     return (nn.parallel.DistributedDataParallel, nn.DataParallel, *wrappers)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _scaled(output: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:

@@ -4,6 +4,9 @@
 import hashlib
 import itertools
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +24,7 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
         parts: filled by `adapter`.
+        conversions: how often dtypes or devices have changed.
     """
 
     def __init__(self, tree: ModuleTree, owners: list[int], partition: int):
@@ -28,13 +32,18 @@ class PartitionedModel:
         self.owners = owners
         self.partition = partition
         self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
+        self.conversions = 0
         self._paths = tree.paths()
+        self._positions = {path: position for position, path in enumerate(self._paths)}
 
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
-        while name not in self._paths:
-            name = name.rpartition(".")[0]
-        return self.owners[self._paths[name]]
+        return self.owners[self._paths[self._path_of(name)]]
+
+    def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """The owners' parts of a state dict as one, in the order that the plain model's has."""
+        parts = [item for state in states for item in state.items()]
+        return dict(sorted(parts, key=lambda item: self._positions[self._path_of(item[0])]))
 
     def owns(self, name: str) -> bool:
         """Whether this rank owns what has that name; see `owner_of`."""
@@ -48,6 +57,12 @@ class PartitionedModel:
     def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
+
+    def _path_of(self, name: str) -> str:
+        """The path of the module that a part of a state dict belongs to."""
+        while name not in self._paths:
+            name = name.rpartition(".")[0]
+        return name
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
@@ -75,6 +90,27 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
             tensor.grad = None
             session.release(tensor, name, owner)
     return model
+
+
+@contextmanager
+def only_own(model: PartitionedModel) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
+    """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
+    foreign = [row for row in model.tensors() if row[2] != model.partition]
+    ids = {id(tensor) for _, tensor, _ in foreign}
+    taken = [
+        (tensors, name, tensor)
+        for module in model.tree.root.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if id(tensor) in ids
+    ]
+    for tensors, name, _ in taken:
+        tensors[name] = None
+    try:
+        yield foreign
+    finally:
+        for tensors, name, tensor in taken:
+            tensors[name] = tensor
 
 
 def _keep_dense(model: PartitionedModel) -> None:

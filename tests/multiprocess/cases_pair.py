@@ -476,6 +476,22 @@ def case_optimizers_made_before_and_after_keep_their_live_groups():
     assert early.param_groups is groups and groups[0]["lr"] == 0.05
 
 
+def case_before_partition_every_rank_has_the_whole_module_to_set_up():
+    start()
+    model = lamina.distribute(seeded())
+    assert [name for name, _ in model.get_module().named_children()] == ["first", "second", "rest"]
+    lamina.set_partition(model.get_module().second, 1)
+    lamina.set_activation_checkpointing(model.get_module().rest)  # a ModuleList
+    model.zero_grad(set_to_none=True)
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    optimizer.zero_grad(set_to_none=True)
+    plain = seeded()
+    plain(BATCH).square().mean().div(2).backward()
+    train_step(model)(BATCH)
+    for name, parameter in model.local_named_parameters():
+        assert torch.allclose(parameter.grad, plain.get_parameter(name).grad, atol=1e-6), name
+
+
 def case_placement_by_hand():
     by_hand()
     with lamina.partition(1):

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at any moment of a step: all ranks end with its exit code, and one traceback at most is shown."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import eventually
+
+PROGRAM = Path(__file__).with_name("interrupted.py")
+STEP_S = 0.3  # about what a step takes
+LAYOUTS = [("simple", 2, 2), ("interleaved", 2, 2), ("interleaved", 3, 3), ("interleaved", 2, 1)]  # the last with ddp
+MOMENTS = range(20 if os.environ.get("LAMINA_SOAK") else 1)
+
+
+def started(launcher, schedule, ranks, partitions, moment):
+    """A job, and the moment of a step that the seed has drawn."""
+    job = launcher.start("run", "-n", ranks, PROGRAM, schedule, partitions)
+    eventually(lambda: all((launcher.folder / f"ready-{rank}").exists() for rank in range(ranks)))
+    time.sleep(random.Random(f"{schedule} {ranks} {partitions} {moment}").uniform(0, STEP_S))
+    return job
+
+
+def rank_process(launcher, job, rank):
+    for pid in launcher.processes():
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if pid != job.pid and f"RANK={rank}".encode() in environment:
+            return pid
+    raise LookupError(f"no rank {rank}")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_of_the_launcher_ends_all_with_130_within_2_s(launcher, layout, moment):
+    job = started(launcher, *layout, moment)
+    begin = time.monotonic()
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 130, errors
+    assert time.monotonic() - begin <= 2
+    assert launcher.processes() == []
+    assert "Traceback" not in errors, errors
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
+def test_of_one_rank_ends_all_with_130_and_one_traceback(launcher, layout, rank, moment):
+    job = started(launcher, *layout, moment)
+    os.kill(rank_process(launcher, job, rank), signal.SIGINT)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 130, errors
+    assert launcher.processes() == []
+    assert errors.count("Traceback (most recent call last)") <= 1, errors
