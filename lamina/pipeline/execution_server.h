@@ -86,8 +86,8 @@ class ExecutionServer {
   std::shared_ptr<module::Modules> modules_;
   std::mutex mutex_;
   std::map<base::CallId, std::shared_ptr<Served>> served_;
-  // What was released, for the next thread that serves to destroy: objects of Python may hang on it, and the transport's
-  // thread must not wait for Python's lock.
+  // What was released, for the next thread that serves to destroy: objects of Python may hang on it, and the
+  // transport's thread must not wait for Python's lock.
   std::vector<std::shared_ptr<void>> garbage_;
 };
 

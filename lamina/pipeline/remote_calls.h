@@ -41,8 +41,8 @@ struct Issued {
   std::vector<std::weak_ptr<RemoteValue>> references;
   std::vector<ToldFailure> told;
   std::map<const Learned*, int> counts;
-  // [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity to
-  // one module each runs after the one before it, though their arguments arrive in any order. So do their backwards.
+  // [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity
+  // to one module each runs after the one before it, though their arguments arrive in any order. So do their backwards.
   std::map<std::pair<base::ModuleId, bool>, std::int64_t> latest;  // by module and whether it is a backward
 };
 

@@ -49,8 +49,7 @@ at::Tensor RemoteValue::take() {
     lock.unlock();
     calls_.give_way([&] {
       std::unique_lock waiting(mutex_);
-      base::wait_until(
-          waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
+      base::wait_until(waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
     });
     lock.lock();
   }
@@ -105,7 +104,8 @@ base::CallId RemoteValue::route(base::Rank reader) {
 }
 
 void RemoteValue::require_alive() const {
-  if (alive_.expired()) throw base::UsageError(base::str("a result of the ", call_->what(), ", whose job was shut down"));
+  if (alive_.expired())
+    throw base::UsageError(base::str("a result of the ", call_->what(), ", whose job was shut down"));
 }
 
 std::shared_ptr<RemoteValue> remote_value_of(const at::Tensor& tensor) {

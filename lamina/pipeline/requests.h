@@ -32,9 +32,9 @@ std::uint64_t fingerprint(const std::string& pattern);
 
 // The answer to a forward that the caller waits for.
 struct ForwardAnswer {
-  value::Value outputs;  // references stand for arguments that are handed back as they are
-  value::List written;   // pairs: the number of an argument that the module wrote to, and its new value
-  std::string reached;   // CalleeGraph::reached()
+  value::Value outputs;   // references stand for arguments that are handed back as they are
+  value::List written;    // pairs: the number of an argument that the module wrote to, and its new value
+  std::string reached;    // CalleeGraph::reached()
   bool saw_data = false;  // the module let data decide: see data_watch.h
 };
 
