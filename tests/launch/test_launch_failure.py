@@ -100,7 +100,7 @@ def test_what_ranks_leave_behind_is_ended(launcher, ends):
 
 def test_when_the_launcher_is_killed_the_ranks_die(launcher):
     job = launcher.start_shell(3, READY + "exec sleep 100")
-    assert len(launcher.processes()) == 4
+    eventually(lambda: len(launcher.processes()) == 4, within_s=5)  # what told that they are ready has ended
     job.kill()
     job.wait()
     eventually(lambda: not launcher.processes(), within_s=1)
