@@ -5,6 +5,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/pipeline/ambient.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 }  // namespace
 
 void require_can_cross(const std::string& module, const value::Value& arguments) {
+  check_modes_travel(module);
   using c10::impl::tls_is_dispatch_key_included;
   if (tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
     refuse(module, "inside a transform of torch.func (grad, vmap, jvp, ...), which does not see other ranks");

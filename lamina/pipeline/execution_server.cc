@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/execution_server.h"
 
-#include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -24,14 +23,9 @@ plan::Phase phase_of(const Message& request) {
   return request.kind == Kind::kForward ? plan::Phase::kForward : plan::Phase::kBackward;
 }
 
-// What torch counts: the writes to each tensor.
-std::vector<std::int64_t> versions(const Tensors& tensors) {
-  std::vector<std::int64_t> versions;
-  const auto version = [](const at::Tensor& tensor) -> std::int64_t {
-    if (!tensor.defined() || tensor.is_inference()) return 0;
-    return tensor.unsafeGetTensorImpl()->version_counter().current_version();
-  };
-  for (const auto& tensor : tensors) versions.push_back(version(tensor));
+std::vector<std::uint32_t> versions(const Tensors& tensors) {
+  std::vector<std::uint32_t> versions;
+  for (const auto& tensor : tensors) versions.push_back(value::version_of(tensor));
   return versions;
 }
 
@@ -46,7 +40,7 @@ void replace_arguments(value::Value& outputs, const Tensors& arguments) {
   });
 }
 
-value::List written(const Tensors& arguments, const std::vector<std::int64_t>& before) {
+value::List written(const Tensors& arguments, const std::vector<std::uint32_t>& before) {
   value::List pairs;
   const auto after = versions(arguments);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -72,13 +66,9 @@ value::Failure written_failure(const std::string& module, base::Rank rank) {
 at::Tensor summed(const value::Value& item) {
   const auto* parts = item.get_if<value::List>();
   if (parts == nullptr) return item.as<at::Tensor>();
-  const at::NoGradGuard no_grad;
-  at::Tensor sum;
-  for (const auto& part : parts->items) {
-    const auto addend = summed(part);
-    sum = sum.defined() ? at::add(sum, addend) : addend;
-  }
-  return sum;
+  Tensors addends;
+  for (const auto& part : parts->items) addends.push_back(summed(part));
+  return value::Sum(std::move(addends)).take();
 }
 
 }  // namespace
@@ -107,7 +97,7 @@ ExecutionServer::Results::Results(std::string made_by, Tensors made)
     : module(std::move(made_by)), tensors(std::move(made)), versions(pipeline::versions(tensors)) {}
 
 bool ExecutionServer::Results::written(std::int64_t output) const {
-  return pipeline::versions({tensors.at(output)}).front() != versions.at(output);
+  return value::version_of(tensors.at(output)) != versions.at(output);
 }
 
 ExecutionServer::ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,

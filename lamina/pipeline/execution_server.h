@@ -44,7 +44,7 @@ class ExecutionServer {
     bool written(std::int64_t output) const;  // since then
     std::string module;
     Tensors tensors;
-    std::vector<std::int64_t> versions;
+    std::vector<std::uint32_t> versions;
   };
 
   // A call that runs, has run, or waits for its inputs. Guarded by mutex_.

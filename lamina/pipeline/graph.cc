@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -30,14 +31,6 @@ Tensors differentiable_tensors(const value::Value& tree) {
     }
   });
   return found;
-}
-
-std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (auto dim = std::ssize(sizes) - 2; dim >= 0; --dim) {
-    strides[dim] = strides[dim + 1] * std::max<std::int64_t>(sizes[dim + 1], 1);
-  }
-  return strides;
 }
 
 autograd::edge_list gradient_edges(const Tensors& tensors) {
@@ -186,7 +179,8 @@ class CallerGraph::Node : public TakesReferences {
     GradientTarget target = ours ? ours->target() : GradientTarget{GradientTarget::Kind::kHere, {}, {}};
     const auto& argument = edge.function->input_metadata(edge.input_nr);
     for (const auto& size : argument.shape_as_dim_vector()) target.spec.sizes.push_back(size.expect_int());
-    target.spec.strides = contiguous_strides(target.spec.sizes);
+    const auto strides = c10::contiguous_strides(target.spec.sizes);
+    target.spec.strides.assign(strides.begin(), strides.end());
     target.spec.dtype = c10::typeMetaToScalarType(argument.dtype());
     target.spec.device = argument.device();
     return target;

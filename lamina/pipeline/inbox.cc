@@ -9,25 +9,21 @@ at::Tensor tensor_of(const Arrival& arrival) {
 }
 
 void Inbox::expect(const base::CallId& name, Reader reader) {
-  if (auto arrival = poll(name)) return reader(std::move(*arrival));
-  {
-    std::lock_guard guard(mutex_);
-    if (!arrived_.contains(name)) {
-      readers_[name] = std::move(reader);
-      return;
-    }
+  std::unique_lock lock(mutex_);
+  auto arrival = extract(name);
+  if (!arrival) {
+    readers_[name] = std::move(reader);
+    return;
   }
-  reader(*poll(name));  // it came in between
+  lock.unlock();
+  reader(std::move(*arrival));
 }
 
 Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience,
                     const std::function<std::string()>& what) {
   std::unique_lock lock(mutex_);
   Waiter self;
-  if (const auto found = arrived_.find(name); found != arrived_.end()) {
-    self.arrival = std::move(found->second);
-    arrived_.erase(found);
-  }
+  self.arrival = extract(name);
   waiters_[name] = &self;
   try {
     base::wait_until(lock, self.arrived, patience, [&] { return self.arrival || cancelled_; }, what);
@@ -43,6 +39,10 @@ Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience,
 
 std::optional<Arrival> Inbox::poll(const base::CallId& name) {
   std::lock_guard guard(mutex_);
+  return extract(name);
+}
+
+std::optional<Arrival> Inbox::extract(const base::CallId& name) {
   const auto found = arrived_.find(name);
   if (found == arrived_.end()) return std::nullopt;
   std::optional<Arrival> arrival = std::move(found->second);

@@ -49,6 +49,8 @@ class Inbox {
     std::optional<Arrival> arrival;
   };
 
+  std::optional<Arrival> extract(const base::CallId& name);  // from arrived_, under the lock
+
   std::mutex mutex_;
   std::map<base::CallId, Arrival> arrived_;
   std::map<base::CallId, Reader> readers_;

@@ -2,7 +2,6 @@
 #include "lamina/pipeline/remote_calls.h"
 
 #include <ATen/ops/copy.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -90,12 +89,11 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
       predicts_(predicts) {}
 
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modules& modules, value::Value arguments) {
-  require_can_cross(modules.name(id), arguments);
   const auto pending = begin({{}, owner, id, modules.name(id)});
   const auto& call = pending->call;
+  require_can_cross(call->name, arguments);
   Message request;
   request.kind = Kind::kForward;
-  check_modes_travel(modules.name(id));
   CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;

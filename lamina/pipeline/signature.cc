@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/signature.h"
 
+#include <c10/util/strides.h>
+
 #include <functional>
 #include <unordered_map>
 
@@ -148,11 +150,8 @@ Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors) {
 value::TensorSpec delivered_spec(const at::Tensor& tensor) {
   value::TensorSpec spec = value::spec_of(tensor);
   if (tensor.is_non_overlapping_and_dense()) return spec;
-  std::int64_t stride = 1;
-  for (auto dim = std::ssize(spec.sizes) - 1; dim >= 0; --dim) {
-    spec.strides[dim] = stride;
-    stride *= std::max<std::int64_t>(spec.sizes[dim], 1);
-  }
+  const auto strides = c10::contiguous_strides(spec.sizes);
+  spec.strides.assign(strides.begin(), strides.end());
   return spec;
 }
 

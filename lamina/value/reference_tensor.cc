@@ -9,6 +9,11 @@ TensorSpec spec_of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), tensor.device()};
 }
 
+std::uint32_t version_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_inference()) return 0;
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
 at::Tensor make_reference(const TensorSpec& spec, std::shared_ptr<Source> source, Strides strides) {
   return at::detail::make_tensor<ReferenceImpl>(spec, std::move(source), strides);
 }

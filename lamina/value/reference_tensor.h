@@ -29,6 +29,9 @@ struct TensorSpec {
 
 TensorSpec spec_of(const at::Tensor& tensor);  // waits for nothing
 
+// Counts the writes to a tensor; 0 for undefined tensors, and for inference tensors, whose writes nobody counts.
+std::uint32_t version_of(const at::Tensor& tensor);
+
 // Where the value of a reference comes from. One source may stand behind several references: they become aliases.
 class Source {
  public:

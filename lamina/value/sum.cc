@@ -5,17 +5,9 @@
 #include "lamina/value/reference_impl.h"
 
 namespace lamina::value {
-namespace {
-
-// Counts the writes to `tensor`, which inference tensors do not.
-std::uint32_t version(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
-}  // namespace
 
 Sum::Sum(std::vector<at::Tensor> parts) : parts_(std::move(parts)) {
-  for (const auto& part : parts_) versions_.push_back(version(part));
+  for (const auto& part : parts_) versions_.push_back(version_of(part));
 }
 
 at::Tensor Sum::take() {
@@ -29,7 +21,7 @@ at::Tensor Sum::take() {
   at::Tensor total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     materialise(parts_[i]);
-    if (version(parts_[i]) != versions_[i]) {
+    if (version_of(parts_[i]) != versions_[i]) {
       throw base::UsageError(
           "a gradient was written to before the sum that it is part of was read; write to a clone of it");
     }

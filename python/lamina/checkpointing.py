@@ -12,6 +12,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.model import DistributedModel
 from lamina.recompute import elsewhere, recompute
+from lamina.tree import is_called
 
 
 def set_activation_checkpointing(
@@ -43,7 +44,7 @@ def set_activation_checkpointing(
         _set_sequential(module, preserve_rng_state, strategy, size)
     elif strategy != "each":
         raise UsageError(f"strategy {strategy!r} is for an nn.Sequential, not {type(module).__name__}")
-    elif isinstance(module, (nn.ModuleList, nn.ModuleDict)) and _has_no_forward(module):
+    elif isinstance(module, (nn.ModuleList, nn.ModuleDict)) and not is_called(module):
         for child in module.children():
             set_activation_checkpointing(child, preserve_rng_state)
     elif pack_args_as_tuple:
@@ -199,7 +200,3 @@ def _check_sequential(module: Any, what: str) -> None:
     own = forward.own if isinstance(forward, _CheckpointedForward) else forward
     if own is not None or type(module).forward is not nn.Sequential.forward:
         raise UsageError(f"{what}: {type(module).__name__} has a forward of its own; give its children one by one")
-
-
-def _has_no_forward(module: nn.Module) -> bool:
-    return "forward" not in module.__dict__ and type(module).forward is nn.Module.forward

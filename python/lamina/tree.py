@@ -46,7 +46,7 @@ class ModuleTree:
             own = {id(p): p for part in held for p in part._parameters.values() if p is not None}
             size_bytes = sum(p.numel() * p.element_size() for p in own.values())
             ids = [number.setdefault(key, len(number)) for key in own]
-            rows.append((parent, name, size_bytes, ids, _is_called(module), placement.of(module)))
+            rows.append((parent, name, size_bytes, ids, is_called(module), placement.of(module)))
         return rows
 
     def paths(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ class ModuleTree:
         if isinstance(module, _INDIVISIBLE) or parametrize.is_parametrized(module):
             self._hold(module, node)
             return
-        home = node if _is_called(module) else home
+        home = node if is_called(module) else home
         for child_name, child in module.named_children():
             if id(child) in self._node_of:
                 continue
@@ -94,7 +94,7 @@ class ModuleTree:
                 self.held[node].append(part)
 
 
-def _is_called(module: nn.Module) -> bool:
+def is_called(module: nn.Module) -> bool:
     """Whether it has a forward; lists and dictionaries of modules have none."""
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 

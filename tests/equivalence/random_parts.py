@@ -6,12 +6,11 @@ program is a list of operations, each of which computes a tensor from two earlie
 operation may call; an operation that needs a part of its own kind says so in `random_operations.OPERATIONS`.
 """
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from equivalence.models import WIDTH, Block
+from equivalence.models import WIDTH, Block, Pair
 from torch import nn
 
 VOCABULARY = 5
@@ -84,12 +83,6 @@ class Triple(NamedTuple):
     tensor: torch.Tensor
     dtype: torch.dtype
     nothing: None
-
-
-@dataclass
-class Pair:
-    first: torch.Tensor
-    rest: dict
 
 
 class Structured(nn.Module):

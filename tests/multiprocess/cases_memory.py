@@ -8,6 +8,7 @@ import os
 import weakref
 
 import torch
+from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
@@ -60,18 +61,8 @@ def start(**keys):
     return model, lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
 
 
-def step_of(model):
-    @lamina.step
-    def step(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
-    return step
-
-
 def train(model, optimizer, steps):
-    step, batch = step_of(model), torch.ones(MICROBATCHES * ROWS, WIDTH)
+    step, batch = train_step(model), torch.ones(MICROBATCHES * ROWS, WIDTH)
     for _ in range(steps):
         step(batch)
         optimizer.step()

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
@@ -48,22 +49,21 @@ def linear():
     return nn.Linear(6, 6)
 
 
-def train_step(model):
-    @lamina.step
-    def step(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
-    return step
-
-
 def agrees(model, plain, loss, expected):
     assert torch.allclose(loss.reduce_mean(), expected, atol=1e-6)
     for name, parameter in model.local_named_parameters():
         ours, theirs = parameter.grad, plain.get_parameter(name).grad
         assert (ours is None) == (theirs is None), name
         assert ours is None or torch.allclose(ours, theirs, atol=1e-6), name
+
+
+def uncut():
+    """A model of two layers that lamina is to cut; and a copy of it."""
+    lamina.init(partitions=2, microbatches=4, timeout_s=30)
+    torch.manual_seed(0)
+    module = nn.Sequential(linear(), linear())
+    plain = copy.deepcopy(module)
+    return lamina.distribute(module), plain
 
 
 def both(model, plain):
@@ -159,11 +159,7 @@ def case_modes_and_gradients_are_set_on_every_rank():
 
 
 def case_moving_the_model_to_where_it_is_changes_nothing():
-    lamina.init(partitions=2, microbatches=4, timeout_s=30)
-    torch.manual_seed(0)
-    module = nn.Sequential(linear(), linear())
-    plain = copy.deepcopy(module)
-    model = lamina.distribute(module)
+    model, plain = uncut()
     parameters = list(model.parameters())
     assert model.to("cpu") is model and model.cpu() is model and model.to(torch.device("cpu")) is model
     both(model, plain)
@@ -175,21 +171,13 @@ def case_moving_the_model_to_where_it_is_changes_nothing():
 
 
 def case_a_device_is_ignored_before_the_cut():
-    lamina.init(partitions=2, microbatches=4, timeout_s=30)
-    torch.manual_seed(0)
-    module = nn.Sequential(linear(), linear())
-    plain = copy.deepcopy(module)
-    model = lamina.distribute(module)
+    model, plain = uncut()
     assert model.to("meta") is model and model.to(torch.device("meta"), torch.float32) is model
     both(model, plain)
 
 
 def case_a_change_of_dtype_before_the_cut_is_the_models():
-    lamina.init(partitions=2, microbatches=4, timeout_s=30)
-    torch.manual_seed(0)
-    module = nn.Sequential(linear(), linear())
-    plain = copy.deepcopy(module).double()
-    model = lamina.distribute(module).double()
+    model, plain = (one.double() for one in uncut())
     global BATCH
     given, BATCH = BATCH, BATCH.double()
     try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from multiprocess.replicas import agrees, close, share, train, whole
+from multiprocess.steps import train_step
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -23,16 +24,6 @@ def start(**keys):
 def layers(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-
-
-def backward_step(model):
-    @lamina.step
-    def step(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
-    return step
 
 
 def everywhere(value):
@@ -52,7 +43,7 @@ def case_it_does_so_when_the_copies_are_neighbours():
 def case_ranks_that_seeded_differently_train_alike():
     start()
     model = lamina.distribute(layers(seed=RANK))
-    backward_step(model)(share())
+    train_step(model)(share())
     plain = layers()
     plain(whole()).square().mean().backward()
     for name, parameter in model.local_named_parameters():
@@ -62,7 +53,7 @@ def case_ranks_that_seeded_differently_train_alike():
 def case_gradients_accumulate_until_the_nth_step_on_every_partition():
     start()
     model = lamina.DistributedModel(layers(), backward_passes_per_step=2)
-    step = backward_step(model)
+    step = train_step(model)
     plain = layers()
     plain(share()).square().mean().backward()
     step(share())
@@ -125,7 +116,7 @@ def case_buffers_of_every_partition_become_those_of_the_first_copy():
     module = nn.Sequential(nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
     lamina.set_partition(module[1], 1)
     model = lamina.distribute(module)
-    backward_step(model)(share())
+    train_step(model)(share())
     values = [value for _, value in model.local_named_buffers()]
     assert len(values) == 3 and all(agrees(value) for value in values)
 
@@ -156,7 +147,7 @@ def case_norms_are_those_of_the_plain_model():
     module = layers()
     plain = copy.deepcopy(module)
     model = lamina.distribute(module)
-    step = backward_step(model)
+    step = train_step(model)
     for kind in NORMS:
         plain.zero_grad()
         plain(whole()).square().mean().backward()
@@ -183,7 +174,7 @@ def case_norms_are_those_of_the_plain_model():
 def case_gradients_of_one_partition_alone_count_on_all():
     start()
     model = lamina.distribute(layers())
-    backward_step(model)(share())
+    train_step(model)(share())
     names = [name for name, _ in model.named_parameters()]
     for name in names:
         alone = [parameter for other, parameter in model.named_parameters() if other == name]
@@ -196,7 +187,7 @@ def case_gradients_of_one_partition_alone_count_on_all():
 def case_norms_of_other_tensors_are_local():
     start()
     model = lamina.distribute(layers())
-    backward_step(model)(share())
+    train_step(model)(share())
     other = nn.Linear(2, 1).double()
     other(torch.ones(2).double() * (1 + RANK)).sum().backward()
     if RANK == 1:  # not collective
@@ -209,7 +200,7 @@ def case_norms_of_other_tensors_are_local():
 def case_a_norm_that_is_not_finite_is_an_error_on_every_rank():
     start()
     model = lamina.distribute(layers())
-    backward_step(model)(share() * (float("inf") if RANK < 2 else 1))
+    train_step(model)(share() * (float("inf") if RANK < 2 else 1))
     with pytest.raises(RuntimeError, match="non-finite"):
         model.clip_grad_norm_(1.0, error_if_nonfinite=True)
     assert not model.clip_grad_norm_(1.0).isfinite()
@@ -231,7 +222,7 @@ def case_norms_are_not_taken_inside_a_step():
 def case_after_shutdown_norms_are_torchs_again():
     start()
     model = lamina.distribute(layers())
-    backward_step(model)(share())
+    train_step(model)(share())
     lamina.shutdown()
     if RANK == 0:
         clip_grad_norm_([parameter for parameter in model.parameters() if parameter.grad is not None], 1.0)

@@ -4,6 +4,7 @@
 import copy
 
 import torch
+from multiprocess.steps import train_step
 
 import lamina
 
@@ -41,12 +42,7 @@ def train(module: torch.nn.Module) -> None:
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
     lamina.DistributedOptimizer(optimizers[1])
 
-    @lamina.step
-    def step(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    step = train_step(model)
     for _ in range(3):
         expected = plain(whole()).square().mean()
         expected.backward()

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "lamina/transport/transport.h"
+#include "lamina/value/encoding.h"
 
 namespace lamina::pipeline {
 
@@ -18,6 +20,7 @@ class Traffic {
     std::int64_t from, to;
     transport::Kind kind;
     std::int64_t elements;  // of all tensors in the body
+    std::int64_t bytes;     // of the buffers that the body is sent in
   };
 
   void note(base::Rank from, base::Rank to, const transport::Message& message) {
@@ -25,8 +28,10 @@ class Traffic {
     value::for_each_tensor(message.body, [&](const at::Tensor& tensor) {
       if (tensor.defined()) elements += tensor.numel();
     });
+    std::int64_t bytes = 0;
+    for (const auto& buffer : value::encode(message.body).buffers) bytes += static_cast<std::int64_t>(buffer.nbytes());
     std::lock_guard guard(mutex_);
-    sent_.push_back({from.value, to.value, message.kind, elements});
+    sent_.push_back({from.value, to.value, message.kind, elements, bytes});
   }
   void clear() {
     std::lock_guard guard(mutex_);
@@ -39,6 +44,15 @@ class Traffic {
   }
   std::int64_t count(transport::Kind kind) const {
     return count([&](const Sent& sent) { return sent.kind == kind; });
+  }
+  // By pairs of ranks: from, to.
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> bytes() const {
+    std::lock_guard guard(mutex_);
+    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> bytes;
+    for (const auto& sent : sent_) {
+      if (sent.bytes > 0) bytes[{sent.from, sent.to}] += sent.bytes;
+    }
+    return bytes;
   }
   // Of the tensors that went from one rank to the other.
   std::int64_t elements(std::int64_t from, std::int64_t to) const {

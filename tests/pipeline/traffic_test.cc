@@ -9,8 +9,7 @@
 namespace lamina::pipeline {
 namespace {
 
-using Pair = std::pair<int, int>;  // from, to
-using Traffic = std::map<Pair, std::int64_t>;
+using Bytes = std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t>;  // by ranks: from, to
 
 constexpr std::int64_t kWidth = 128;
 constexpr std::int64_t kActivation = kWidth * sizeof(double);  // of a microbatch, and its gradient
@@ -33,8 +32,8 @@ class Chain {
   }
 
   // What one more step sends.
-  Traffic step(bool train) {
-    const auto before = pipeline_.network().sent();
+  Bytes step(bool train) {
+    pipeline_.traffic().clear();
     const auto body = [&](base::Microbatch) {
       const c10::AutoGradMode mode(train);
       value::Value x = at::ones({kWidth}, at::kDouble);
@@ -44,13 +43,7 @@ class Chain {
       return value::Value(loss.detach());
     };
     for (const auto& outcome : pipeline_.step(kMicrobatches, body)) EXPECT_EQ(message_of(outcome.error), "");
-    Traffic traffic;
-    for (const auto& [pair, bytes] : pipeline_.network().sent()) {
-      const auto earlier = before.find(pair);
-      const auto more = bytes - (earlier == before.end() ? 0 : earlier->second);
-      if (more > 0) traffic[{static_cast<int>(pair.first.value), static_cast<int>(pair.second.value)}] = more;
-    }
-    return traffic;
+    return pipeline_.traffic().bytes();
   }
 
  private:
@@ -60,15 +53,15 @@ class Chain {
 
 // Each activation goes from its producer to its consumer, rank 0 being the last stage's, and each gradient back; the
 // outputs of the step go to every other rank.
-Traffic closed_form(int ranks, bool train) {
-  Traffic traffic;
+Bytes closed_form(int ranks, bool train) {
+  Bytes bytes;
   for (int rank = 0; rank < ranks; ++rank) {
     const int next = (rank + 1) % ranks;
-    traffic[{rank, next}] += kMicrobatches * kActivation;
-    if (train) traffic[{next, rank}] += kMicrobatches * kActivation;
+    bytes[{rank, next}] += kMicrobatches * kActivation;
+    if (train) bytes[{next, rank}] += kMicrobatches * kActivation;
   }
-  for (int rank = 1; rank < ranks; ++rank) traffic[{0, rank}] += kMicrobatches * kOutput;
-  return traffic;
+  for (int rank = 1; rank < ranks; ++rank) bytes[{0, rank}] += kMicrobatches * kOutput;
+  return bytes;
 }
 
 class AnyChain : public ::testing::TestWithParam<std::tuple<int, std::string, bool>> {};

@@ -46,15 +46,9 @@ void Network::post(base::Rank from, base::Rank to, Frame frame) {
     if (to.value < 0 || to.value >= size_) throw base::UsageError(base::str("there is no rank ", to));
     if (dead_[to.value]) throw base::PeerError(base::str("rank ", to, " is lost: its process ended"));
     if (dead_[from.value]) return;
-    for (const auto& buffer : frame.buffers) sent_[{from, to}] += static_cast<std::int64_t>(buffer.nbytes());
     queues_[{from, to}].emplace_back(std::move(frame));
   }
   changed_.notify_all();
-}
-
-std::map<Network::Pair, std::int64_t> Network::sent() {
-  std::lock_guard guard(mutex_);
-  return sent_;
 }
 
 void Network::kill(base::Rank rank) {

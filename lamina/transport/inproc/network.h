@@ -28,12 +28,9 @@ class Network {
   // What the other ranks see when the process of `rank` dies now: what it has sent, and then its loss.
   void kill(base::Rank rank);
 
-  // Bytes of tensors sent so far.
-  using Pair = std::pair<base::Rank, base::Rank>;  // from, to
-  std::map<Pair, std::int64_t> sent();
-
  private:
   friend class Endpoint;
+  using Pair = std::pair<base::Rank, base::Rank>;  // from, to
 
   void post(base::Rank from, base::Rank to, Frame frame);
   void attach(base::Rank rank, Transport::Events events);
@@ -47,7 +44,6 @@ class Network {
   std::condition_variable changed_;
   std::map<Pair, std::deque<std::optional<Frame>>> queues_;  // nothing: the sender's loss
   std::map<base::Rank, Transport::Events> attached_;
-  std::map<Pair, std::int64_t> sent_;
   std::vector<bool> dead_;
   std::optional<base::Rank> delivering_to_;
   std::mt19937_64 random_;
