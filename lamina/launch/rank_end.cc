@@ -14,7 +14,8 @@ std::string signal_name(int signal) {
 
 std::string RankEnd::words() const {
   if (signal == 0) return base::str("exit code ", code);
-  return base::str("killed by signal ", signal, " (", signal_name(signal), ")");
+  return base::str("killed by signal ", signal, " (", signal_name(signal), ")",
+                   out_of_memory ? ", because memory ran out: the kernel's OOM killer has been at work" : "");
 }
 
 RankEnd RankEnd::from(const siginfo_t& info) {

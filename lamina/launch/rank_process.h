@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <vector>
 
 #include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
@@ -22,7 +23,7 @@ struct RankStart {
   int input;   // becomes its stdin
   int output;  // becomes its stdout
   int error;   // becomes its stderr
-  int secret;  // stays open in it under the same number; -1: none
+  std::vector<int> kept;  // stay open in it under the same numbers
   const sigset_t& signal_mask;
 };
 
