@@ -91,7 +91,8 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
       patience_{timeout, nullptr,
                 [this](const std::string& line) {
                   if (!told_.exchange(true)) base::log_warning(line);
-                }},
+                },
+                base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
       predicts_(predicts) {}
 
