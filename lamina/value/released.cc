@@ -42,6 +42,12 @@ bool is_released(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor);
 }
 
+std::string where_released(const at::Tensor& tensor) {
+  if (!is_released(tensor)) return "";
+  const auto why = reason(tensor);
+  return why.substr(0, why.find(';'));
+}
+
 void require_value(const at::Tensor& tensor, const std::string& operation) {
   if (is_released(tensor)) throw base::UsageError(base::str(reason(tensor), " (", operation, ")"));
 }

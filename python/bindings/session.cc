@@ -126,7 +126,7 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
   if (like) tensor.unsafeGetTensorImpl()->shallow_copy_from(like->getIntrusivePtr());
   const auto owner = session.owner(base::Partition(partition));
   value::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
-                                   " and was used on rank ", session.world().rank,
+                                   "; it was used on rank ", session.world().rank,
                                    ": use it only inside the forward of its own module, or place its user in the "
                                    "same partition with set_partition"));
 }

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, intercept, interrupts
+from lamina import _lamina, clipping, compiled, intercept, interrupts
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def _end() -> _lamina.Session:
     intercept.remove()
     interrupts.remove()
     clipping.remove()
+    compiled.remove()
     return ended.session
 
 

@@ -51,6 +51,9 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
+def where_released(tensor: torch.Tensor) -> str:
+    """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
+
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
 

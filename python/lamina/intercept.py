@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _lamina
+from lamina import _lamina, compiled
 
 _IN_STREAM = -1
 
@@ -34,7 +34,7 @@ def install(
     _listed.clear()
     _listed.update((id(module), _IN_STREAM) for module in streams)
     _listed.update(remote)
-    _route = route
+    _route = compiled.outside(route)
     if nn.Module.__call__ is not _call:
         _original = nn.Module.__call__
         nn.Module.__call__ = _call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _current, clipping, groups, intercept, streams
+from lamina import _current, clipping, compiled, groups, intercept, streams
 from lamina.dynamic import is_dynamic
 from lamina.errors import UsageError
 from lamina.optimizer import trim
@@ -308,6 +308,8 @@ class DistributedModel(nn.Module):
         """Cuts the model and routes its calls, the first time; collective over the world."""
         self._partition()
         session, model = _current.session(), self._partitioned
+        if self._pipelined:
+            compiled.install()
         if self._pipelined and session.config.deterministic_server:
             session.set_order(list(self.local_parameters()), any(True for _ in self.buffers()))
         if self._routed:

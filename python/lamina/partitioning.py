@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _lamina
+from lamina import _lamina, printing
 from lamina.errors import ConfigError, UsageError
 from lamina.tree import ModuleTree
 
@@ -85,6 +85,7 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
     _keep_dense(model)
     if session.size > 1:
         session.synchronize(model.tensors())
+    printing.install()
     for name, tensor, owner in model.tensors():
         if owner != model.partition:
             tensor.grad = None

@@ -72,6 +72,12 @@ TEST(Released, StaysTheSameObjectAndFreesItsMemory) {
   EXPECT_FALSE(tensor.grad().defined());
 }
 
+TEST(Released, SaysWhereItIs) {
+  EXPECT_EQ(where_released(released()), "h.3.weight lives on rank 1");
+  EXPECT_EQ(where_released(at::zeros({3})), "");
+  EXPECT_EQ(where_released(at::Tensor()), "");
+}
+
 TEST(Released, TwiceKeepsTheFirstReason) {
   auto tensor = released();
   release(tensor, "another");
