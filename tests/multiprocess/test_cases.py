@@ -10,6 +10,7 @@ LAUNCHES = {
     "multiprocess.cases_pair": 2,
     "multiprocess.cases_travel_pair": 2,
     "multiprocess.cases_order": 2,
+    "multiprocess.cases_autocast": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_memory": 2,
