@@ -41,7 +41,9 @@ def results(ranks: int, deadline_s: float, program: str, *arguments: str) -> dic
     names = [name for name in said[0] if all(name in one for one in said)]
     found = {name: [f"rank {r}: {line}" for r, one in enumerate(said) for line in one[name]] for name in names}
     if wrong:
-        wrong += [f"rank {r} ended {len(one)} cases, the last: {next(reversed(one), None)}" for r, one in enumerate(said)]
+        wrong += [
+            f"rank {r} ended {len(one)} cases, the last: {next(reversed(one), None)}" for r, one in enumerate(said)
+        ]
     return found | {"launch": wrong}
 
 
