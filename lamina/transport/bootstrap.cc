@@ -17,8 +17,8 @@ namespace {
 // How long rank 0 holds the store for the others to leave it, and how much longer than their own timeout they wait for
 // its verdict: it may have started later.
 constexpr auto kFarewell = std::chrono::seconds(10);
-// The verdict when nobody is missing. Not "": c10d's store announces each value's size as the begin of something longer,
-// so the kernel holds an empty one back for 200 ms.
+// The verdict when nobody is missing. Not "": c10d's store announces each value's size as the begin of something
+// longer, so the kernel holds an empty one back for 200 ms.
 constexpr auto kAllJoined = "all joined";
 
 std::string variable(const char* name, const char* otherwise) {
