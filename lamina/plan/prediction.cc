@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lamina/plan/sharing.h"
+#include "lamina/plan/simulation.h"
 
 namespace lamina::plan {
 
@@ -46,6 +47,28 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
     shape.heaviest_us = std::max(shape.heaviest_us, rank.forward_us + rank.backward_us);
   }
   return result;
+}
+
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
+  constexpr double kPerMicrosecond = 1000;
+  const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
+  Chain chain;
+  chain.microbatches = goal.microbatches;
+  chain.visits.push_back({0, 0, 0, 0});
+  std::int64_t value_bytes = 0;
+  for (const Point& point : route.points) {
+    const auto rank = static_cast<int>(owners[point.node].value);
+    if (rank != chain.visits.back().rank) {
+      chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+      chain.visits.push_back({rank, 0, 0, 0});
+    }
+    chain.visits.back().forward += ticks(point.forward_us);
+    chain.visits.back().backward += ticks(point.backward_us);
+    value_bytes = point.value_bytes;
+  }
+  if (chain.visits.back().rank != 0) chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+  const auto schedule = make_schedule(goal.schedule, goal.window());
+  return static_cast<double>(step_time(*schedule, chain)) / kPerMicrosecond;
 }
 
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {

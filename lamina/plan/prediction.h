@@ -38,6 +38,9 @@ struct Prediction {
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);
 
+// The same step run by the schedule itself in simulated time, to a nanosecond.
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
+
 // Per partition, what it holds at once: parameters, their gradients, and activations.
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 
