@@ -41,10 +41,10 @@ void follow(const ModuleTree& tree, const WeighedTree& weighed, std::vector<int>
 
 class Contiguous : public Planner {
  public:
-  Assignment assign(const ModuleTree& tree, int partitions) const override {
+  Assignment assign(const ModuleTree& tree, const Goal& goal) const override {
     if (tree.empty()) return {};
     const WeighedTree weighed(tree);
-    std::vector<int> owner = owners_of_units(divide(weighed, partitions), tree.size());
+    std::vector<int> owner = owners_of_units(divide(weighed, goal.partitions), tree.size());
     follow(tree, weighed, owner);
     return Assignment(owner.begin(), owner.end());
   }

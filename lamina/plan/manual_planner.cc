@@ -17,14 +17,14 @@ class Manual : public Planner {
  public:
   explicit Manual(base::Partition fallback) : fallback_(fallback) {}
 
-  Assignment assign(const ModuleTree& tree, int partitions) const override {
+  Assignment assign(const ModuleTree& tree, const Goal& goal) const override {
     Assignment owners;
     for (const Node& node : tree) {
       const base::Partition inherited = node.parent < 0 ? fallback_ : owners[node.parent];
       owners.push_back(node.placed_at.value_or(inherited));
     }
     base::Problems problems;
-    check_range(tree, partitions, problems);
+    check_range(tree, goal.partitions, problems);
     check_shared(tree, owners, problems);
     problems.raise("placement of modules by hand");
     return owners;

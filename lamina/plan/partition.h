@@ -8,18 +8,25 @@
 #include <vector>
 
 #include "lamina/base/ids.h"
+#include "lamina/plan/goal.h"
 
 // Which rank owns which module.
 namespace lamina::plan {
 
-// One module of a tree. Nodes are numbered by their position, parents before children, children in their order.
+// One module of a tree. Nodes are numbered by their position, parents before children, children in the order in which
+// they are called. Costs are per microbatch and without the children's.
 struct Node {
   int parent = -1;                           // -1: the root, which is node 0
   std::string name;                          // the path from the root, "transformer.h.5"; the root's may be empty
-  std::int64_t parameter_bytes = 0;          // of its own parameters, shared ones too, without its children's
+  std::int64_t parameter_bytes = 0;          // of its own parameters, shared ones too
   std::vector<std::int64_t> parameter_ids;   // of its own parameters; an id in two nodes is a shared parameter
   bool callable = true;                      // false: a container that is never called, such as a list of modules
   std::optional<base::Partition> placed_at;  // by hand; nothing under it is then moved unless placed itself
+  double forward_us = 0;
+  double backward_us = 0;
+  std::int64_t activation_bytes = 0;  // kept from its forward to its backward
+  std::int64_t output_bytes = 0;
+  std::vector<int> together;  // nodes that have to be owned with it for another reason than shared parameters
 };
 
 using ModuleTree = std::vector<Node>;
@@ -28,8 +35,9 @@ using Assignment = std::vector<base::Partition>;  // one per node
 class Planner {
  public:
   virtual ~Planner() = default;
-  // Every node gets one partition below `partitions` (>= 1); nodes that share a parameter get the same one.
-  virtual Assignment assign(const ModuleTree& tree, int partitions) const = 0;
+  // Every node gets one partition below goal.partitions; nodes that share a parameter, or have to be together, get the
+  // same one. Equal input gives equal output.
+  virtual Assignment assign(const ModuleTree& tree, const Goal& goal) const = 0;
 };
 
 // Contiguous in module order, balanced by parameter bytes; ignores placements by hand. The root is in partition 0.

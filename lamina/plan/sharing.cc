@@ -38,6 +38,7 @@ Groups grouped(const ModuleTree& tree) {
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
     for (std::int64_t id : tree[node].parameter_ids) groups.join(holder.try_emplace(id, node).first->second, node);
     if (!tree[node].parameter_ids.empty()) groups.join(caller_of(tree, node), node);
+    for (int other : tree[node].together) groups.join(other, node);
   }
   return groups;
 }

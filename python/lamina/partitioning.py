@@ -152,7 +152,7 @@ def _plan(tree: ModuleTree, session: _lamina.Session) -> dict[str, object]:
     if session.group_size("pp") == 1:
         return {"error": "", "owners": [0] * len(tree.modules), "table": ""}
     try:
-        owners, table = session.plan(tree.rows())
+        owners, table, _ = session.plan(tree.rows())
     except Exception as error:
         return {"error": str(error), "owners": [], "table": ""}
     return {"error": "", "owners": owners, "table": table}

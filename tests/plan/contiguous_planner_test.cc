@@ -9,14 +9,14 @@ namespace {
 
 std::vector<int> owners(const ModuleTree& tree, int partitions) {
   std::vector<int> result;
-  for (base::Partition owner : contiguous_planner()->assign(tree, partitions)) {
+  for (base::Partition owner : contiguous_planner()->assign(tree, over(partitions))) {
     result.push_back(static_cast<int>(owner.value));
   }
   return result;
 }
 
 std::string line(const ModuleTree& tree, int partitions) {
-  return assignments_line(tree, contiguous_planner()->assign(tree, partitions), partitions);
+  return assignments_line(tree, contiguous_planner()->assign(tree, over(partitions)), partitions);
 }
 
 TEST(ContiguousPlanner, CutsAGptBetweenBlocksWhereThatIsBalanced) {

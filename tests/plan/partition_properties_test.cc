@@ -53,7 +53,7 @@ int any_partitions() { return *rc::gen::inRange(1, 9).as("partitions"); }
 RC_GTEST_PROP(PlannerProperty, EveryNodeHasOnePartitionAndTheRootTheFirst, ()) {
   const ModuleTree tree = any_tree(true);
   const int partitions = any_partitions();
-  const Assignment owners = contiguous_planner()->assign(tree, partitions);
+  const Assignment owners = contiguous_planner()->assign(tree, over(partitions));
   RC_ASSERT(owners.size() == tree.size());
   RC_ASSERT(owners[0].value == 0);
   for (base::Partition owner : owners) RC_ASSERT(owner.value >= 0 && owner.value < partitions);
@@ -61,7 +61,7 @@ RC_GTEST_PROP(PlannerProperty, EveryNodeHasOnePartitionAndTheRootTheFirst, ()) {
 
 RC_GTEST_PROP(PlannerProperty, SharedParametersAreInOnePartition, ()) {
   const ModuleTree tree = any_tree(true);
-  const Assignment owners = contiguous_planner()->assign(tree, any_partitions());
+  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
   std::map<std::int64_t, base::Partition> holder;
   for (std::size_t node = 0; node < tree.size(); ++node) {
     for (std::int64_t id : tree[node].parameter_ids) {
@@ -72,7 +72,7 @@ RC_GTEST_PROP(PlannerProperty, SharedParametersAreInOnePartition, ()) {
 
 RC_GTEST_PROP(PlannerProperty, WithoutParametersOrCallsAModuleIsWhereItsParentIs, ()) {
   const ModuleTree tree = any_tree(true);
-  const Assignment owners = contiguous_planner()->assign(tree, any_partitions());
+  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
   const std::vector<bool> has = has_parameters(tree);
   for (std::size_t node = 1; node < tree.size(); ++node) {
     if (!has[node] || !tree[node].callable) RC_ASSERT(owners[node] == owners[tree[node].parent]);
@@ -81,7 +81,7 @@ RC_GTEST_PROP(PlannerProperty, WithoutParametersOrCallsAModuleIsWhereItsParentIs
 
 RC_GTEST_PROP(PlannerProperty, PartitionsAreContiguousInModuleOrder, ()) {
   const ModuleTree tree = any_tree(false);
-  const Assignment owners = contiguous_planner()->assign(tree, any_partitions());
+  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
   const std::vector<bool> has = has_parameters(tree);
   base::Partition last(0);
   for (std::size_t node = 0; node < tree.size(); ++node) {
@@ -95,7 +95,8 @@ RC_GTEST_PROP(PlannerProperty, PartitionsAreContiguousInModuleOrder, ()) {
 RC_GTEST_PROP(PlannerProperty, TheSameTreeGivesTheSamePlan, ()) {
   const ModuleTree tree = any_tree(true);
   const int partitions = any_partitions();
-  RC_ASSERT(contiguous_planner()->assign(tree, partitions) == contiguous_planner()->assign(tree, partitions));
+  RC_ASSERT(contiguous_planner()->assign(tree, over(partitions)) ==
+            contiguous_planner()->assign(tree, over(partitions)));
 }
 
 RC_GTEST_PROP(PlannerProperty, AChainOfLeavesIsNoFurtherFromTheMeanThanItsHeaviest, ()) {
@@ -103,7 +104,7 @@ RC_GTEST_PROP(PlannerProperty, AChainOfLeavesIsNoFurtherFromTheMeanThanItsHeavie
   const auto weights = *rc::gen::nonEmpty(rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 1000)));
   for (std::size_t i = 0; i < weights.size(); ++i) builder.add(0, std::to_string(i), weights[i]);
   const int partitions = any_partitions();
-  const Assignment owners = contiguous_planner()->assign(builder.tree, partitions);
+  const Assignment owners = contiguous_planner()->assign(builder.tree, over(partitions));
   std::vector<std::int64_t> bytes(partitions);
   for (std::size_t i = 0; i < weights.size(); ++i) bytes[owners[i + 1].value] += weights[i];
   const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t(0));
@@ -115,7 +116,7 @@ RC_GTEST_PROP(PlannerProperty, AChainOfLeavesIsNoFurtherFromTheMeanThanItsHeavie
 
 RC_GTEST_PROP(PlannerProperty, OnePartitionOwnsAll, ()) {
   const ModuleTree tree = any_tree(true);
-  RC_ASSERT(contiguous_planner()->assign(tree, 1) == Assignment(tree.size(), base::Partition(0)));
+  RC_ASSERT(contiguous_planner()->assign(tree, over(1)) == Assignment(tree.size(), base::Partition(0)));
 }
 
 }  // namespace
