@@ -162,7 +162,30 @@ struct PythonBody {
   }
 };
 
-py::list run_step(Session& session, int microbatches, const py::object& function) {
+// What the main thread does at least every 50 ms of a step; `poll` may be None.
+std::function<void()> with_poll(const std::function<void()>& check_interrupt, const py::object& poll) {
+  if (poll.is_none()) return check_interrupt;
+  return [&check_interrupt, &poll] {
+    try {
+      check_interrupt();
+    } catch (...) {
+      py::gil_scoped_acquire gil;
+      poll(/*interrupted=*/true);
+      throw;
+    }
+    py::gil_scoped_acquire gil;
+    poll(/*interrupted=*/false);
+  };
+}
+
+// In a step body: the main thread's state is the process's while `wait` runs.
+void lend_state(Session&, const py::object& wait) {
+  auto* activity = pipeline::Activity::current();
+  if (activity == nullptr) throw base::UsageError("lend_state() outside a step");
+  activity->lend_state([&] { wait(); });
+}
+
+py::list run_step(Session& session, int microbatches, const py::object& function, const py::object& poll) {
   const auto body = PythonBody::make(function, microbatches);
   const bool leads = session.job().leads();
   const bool followed = session.members(Group::kPp).size() > 1;
@@ -176,7 +199,8 @@ py::list run_step(Session& session, int microbatches, const py::object& function
   };
   {
     const Release release;
-    outputs = session.job().run_step(microbatches, run, session.patience().check_interrupt);
+    const auto check_interrupt = session.patience().check_interrupt;
+    outputs = session.job().run_step(microbatches, run, with_poll(check_interrupt, poll));
   }
   py::list objects;
   for (int i = 0; i < microbatches; ++i) {
@@ -260,7 +284,8 @@ void bind_session(py::module_& module) {
            py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
-      .def("run_step", &run_step)
+      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
+      .def("lend_state", &lend_state)
       .def("root_seeds", &root_seeds)
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)

@@ -126,9 +126,15 @@ class Session:
         forwards change the model, wherever it lives, so that microbatches have to take turns."""
 
     # The step.
-    def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:
+    def run_step(
+        self, microbatches: int, body: Callable[[int], Any], poll: Callable[[bool], None] | None = None
+    ) -> list[Any]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
-        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank."""
+        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank. The calling thread calls
+        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step."""
+    def lend_state(self, wait: Callable[[], None]) -> None:
+        """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
+        thread's random numbers and default dtype. No other body computes meanwhile."""
     def root_seeds(self, microbatches: int) -> list[int]:
         """Begins a step whose bodies are run by `run_body` instead of `run_step`: the seed of each."""
     def in_step(self) -> bool:

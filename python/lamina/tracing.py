@@ -3,11 +3,12 @@
 
 [Note: trace] The first call of the model in a step body is traced, with its own arguments, on world rank 0. First with
 fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
-the model reads data, or cannot be run so for another reason, one microbatch is computed, in the same way as later. Where
-that is impossible too, the model is cut by the bytes of its parameters. A trace leaves nothing behind: random numbers,
-buffers, gradients, attributes of modules and arguments are as before, and hooks of the script are not called.
+the model reads data, or cannot be run so for another reason, one microbatch is computed. Where that is impossible too,
+the model is cut by the bytes of its parameters. A trace leaves nothing behind: random numbers, buffers, gradients,
+attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lamina.errors import UsageError
 from lamina.tracing_costs import nominal
 from lamina.tracing_record import Measures, Recorder
 from lamina.tracing_scene import Ambience, alias, copied, put_stand_ins, undisturbed
@@ -95,6 +97,77 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions, tell: Callable[[s
         else:
             found.notes.clear()
     return found
+
+
+def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:
+    """What the arguments of `DistributedModel` ask for.
+
+    Errors:
+        UsageError: no such device; times of a host that has another device to run the model.
+    """
+    if trace_device not in ("cpu", "gpu"):
+        raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
+    has_device = torch.cuda.is_available()
+    if trace_device == "cpu" and times and has_device:
+        raise UsageError(
+            'trace_execution_times=True with trace_device="cpu": times of the host say nothing about the device that '
+            'trains; leave trace_device at "gpu", or trace_execution_times out'
+        )
+    if trace_device == "cpu":
+        return TraceOptions(torch.device("cpu"), times, memory)
+    return TraceOptions(torch.device("cuda", local_rank) if has_device else None, times, memory)
+
+
+def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of a plan, children in the order in which they were called, and the node that each row stands for."""
+    plain = tree.rows()
+    if measures is None:
+        return plain, list(range(len(plain)))
+    nodes = _in_call_order(tree, measures)
+    place = {node: position for position, node in enumerate(nodes)}
+    rows = []
+    for node in nodes:
+        found, row = measures[node], plain[node]
+        rows.append(
+            row
+            | {
+                "id": place[node],
+                "parent": place.get(tree.parents[node], -1),
+                "forward_us": found.forward_us,
+                "backward_us": found.backward_us,
+                "activation_bytes": found.activation_bytes,
+                "output_bytes": found.output_bytes,
+                "together": sorted(place[other] for other in found.reads),
+            }
+        )
+    return rows, nodes
+
+
+def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
+    """What a report says of a trace."""
+    named = list(zip(tree.names, found.measures or [], strict=False))
+    return {
+        "reads_data": [name for name, each in named if each.reads_data],
+        "draws": [name for name, each in named if each.draws],
+        "notes": found.notes,
+    }
+
+
+def _in_call_order(tree: ModuleTree, measures: list[Measures]) -> list[int]:
+    """Parents before children; what is never called, and holds others, comes where the first of these is called."""
+    first: list[float] = [math.inf if each.order is None else each.order for each in measures]
+    children: list[list[int]] = [[] for _ in measures]
+    for node in reversed(range(1, len(measures))):
+        parent = tree.parents[node]
+        children[parent].insert(0, node)
+        if measures[parent].order is None:
+            first[parent] = min(first[parent], first[node])
+    ordered, ahead = [], [0]
+    while ahead:
+        node = ahead.pop()
+        ordered.append(node)
+        ahead += sorted(reversed(children[node]), key=lambda child: first[child], reverse=True)
+    return ordered
 
 
 @contextmanager

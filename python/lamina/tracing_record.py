@@ -89,8 +89,7 @@ class Recorder(TorchDispatchMode):
             self._refuse_writes(func, args)
         if any(tag in func.tags for tag in _READS_DATA):
             measures.reads_data = True
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func.name():
-            measures.draws = True
+        measures.draws = measures.draws or _draws(func, args)
         output = func(*args, **kwargs)
         forward_us, backward_us = times_us(self._device, func, args, kwargs, output)
         measures.forward_us += forward_us
@@ -185,6 +184,13 @@ def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         if type(hook).__module__.startswith("torch.nn.utils."):
             hook(module, args)
     return module.forward(*args, **kwargs)
+
+
+def _draws(func: Any, args: tuple) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    # Attention has dropout built in, which mostly is off.
+    return "attention" not in func.name() or any(isinstance(each, float) and each > 0 for each in args[3:5])
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:

@@ -96,8 +96,8 @@ def put_stand_ins(root: nn.Module, make: Make) -> None:
 
 
 def copied(value: Any, make: Make) -> Any:
-    """Arguments of the model, with `make(tensor)` in the place of every tensor. Objects are copied where they can be, so
-    that the trace changes none of the script's."""
+    """Arguments of the model, with `make(tensor)` in the place of every tensor. Objects are copied where they can be:
+    the trace changes none of the script's."""
     try:
         data, tensors = codec.pack(value)
         return codec.unpack(data, list(map(make, tensors)))

@@ -51,8 +51,8 @@ def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class _Stopwatch:
-    """Time per node. In the forward it belongs to the innermost module; the graph's nodes are numbered as they are made,
-    so that each belongs to the module that ran then."""
+    """Time per node. In the forward it belongs to the innermost module; the graph's nodes are numbered as they are
+    made, so that each belongs to the module that ran then."""
 
     def __init__(self, tree: ModuleTree, device: torch.device | None):
         self.forward_us = [0.0] * len(tree.modules)
