@@ -6,6 +6,7 @@ or of a module of it, while the thread that entered the step traces that call an
 ranks, and then goes on with a model whose calls are routed.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,10 @@ from torch import nn
 
 from lamina import _lamina, intercept
 from lamina.errors import CancelledError
-from lamina.tracing import Call
+from lamina.tracing import Call, Trace, TraceOptions, trace
+from lamina.tree import ModuleTree
+
+Tracer = Callable[[ModuleTree], Trace]
 
 
 class FirstCall:
@@ -23,15 +27,17 @@ class FirstCall:
     Args:
         session: of the job.
         root: the model, not cut yet. From now on its modules' calls come here.
-        cut: traces and cuts the model: called once, in the thread that entered the step, with the call of the model;
-            with None when the body called parts of it first, or ended without a call.
+        options: how it is traced.
+        cut: cuts the model: called once, in the thread that entered the step, with what traces it. Where the body calls
+            a part of it first, or ends without a call, that finds nothing.
     """
 
-    def __init__(self, session: _lamina.Session, root: nn.Module, cut: Callable[[Call | None], None]):
+    def __init__(self, session: _lamina.Session, root: nn.Module, options: TraceOptions, cut: Callable[[Tracer], None]):
         self._session = session
         self._root = root
+        self._options = options
         self._cut = cut
-        self._call: Call | None = None
+        self._tracer: Tracer | None = None
         self._asked = threading.Event()
         self._answered = threading.Event()
         self._error: BaseException | None = None
@@ -46,34 +52,45 @@ class FirstCall:
                 return body(microbatch)
             finally:
                 if not self._asked.is_set():
-                    self._ask(None)
+                    self._ask(_nothing("the first step made no call of the model"))
 
         return run
 
     def serve(self, interrupted: bool) -> None:
-        """Called again and again by the thread that entered the step."""
-        if self._answered.is_set() or not (interrupted or self._asked.is_set()):
-            return
-        try:
-            if interrupted:
-                raise CancelledError("the step was interrupted before the model was cut")
-            self._cut(self._call)
-        except BaseException as error:
-            self._error = error
-            raise
-        finally:
-            intercept.forget(self._route)
+        """Called again and again by the thread that entered the step, after an error too: the body hears of that when
+        the step has it, so that it is the step's."""
+        if self._error is not None:
             self._answered.set()
+        elif interrupted:
+            self._end(CancelledError("the step was interrupted before the model was cut"))
+        elif self._asked.is_set() and not self._answered.is_set():
+            try:
+                self._cut(self._tracer)
+            except BaseException as error:
+                self._end(error)
+                raise
+            self._end(None)
+            self._answered.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        intercept.forget(self._route)
+        self._error = error
 
     def _route(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         module = self._modules[number]
         if not self._asked.is_set():
-            self._ask(Call(args, kwargs) if module is self._root else None)
+            whole = functools.partial(trace, call=Call(args, kwargs), options=self._options)
+            part = _nothing("the first step called a part of the model before the model")
+            self._ask(whole if module is self._root else part)
         return module(*args, **kwargs)
 
-    def _ask(self, call: Call | None) -> None:
-        self._call = call
+    def _ask(self, tracer: Tracer) -> None:
+        self._tracer = tracer
         self._asked.set()
         self._session.lend_state(self._answered.wait)
         if self._error is not None:
             raise CancelledError("the model was not cut") from self._error
+
+
+def _nothing(why: str) -> Tracer:
+    return lambda _: Trace(notes=[f"{why}: it is cut by the bytes of its parameters"])

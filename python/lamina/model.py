@@ -13,11 +13,11 @@ from torch import nn
 from lamina import _current, clipping, groups, intercept, streams
 from lamina.dynamic import is_dynamic
 from lamina.errors import ConfigError, UsageError
-from lamina.first_call import FirstCall
+from lamina.first_call import FirstCall, Tracer
 from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel, only_own, partition
 from lamina.replicas import Replicas
-from lamina.tracing import Call, options_of
+from lamina.tracing import options_of
 
 _NOT_YET = {
     "join",
@@ -324,7 +324,7 @@ class DistributedModel(nn.Module):
         config = job.session.config
         traced = self._pipelined and not self.partitioned and config.auto_partition and not config.skip_tracing
         if traced and job.leads:
-            return FirstCall(job.session, self.module, self._cut)
+            return FirstCall(job.session, self.module, self._trace_options, self._cut)
         try:
             self._cut(None)
         except (ConfigError, UsageError):
@@ -333,9 +333,9 @@ class DistributedModel(nn.Module):
             raise
         return None
 
-    def _cut(self, call: Call | None) -> None:
-        """Cuts the model, with what a trace of `call` says, and routes its calls, the first time."""
-        self._partition(call)
+    def _cut(self, tracer: Tracer | None) -> None:
+        """Cuts the model, with what the tracer finds, and routes its calls, the first time."""
+        self._partition(tracer)
         session, model = _current.session(), self._partitioned
         if self._pipelined and session.config.deterministic_server:
             session.set_order(list(self.local_parameters()), any(True for _ in self.buffers()))
@@ -350,12 +350,12 @@ class DistributedModel(nn.Module):
             intercept.install(remote, self._call_remote, streamed)
         self._routed = True
 
-    def _partition(self, call: Call | None = None) -> None:
+    def _partition(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time; collective over the world."""
         if self._partitioned is not None:
             return
         job = _current.job()
-        model = partition(self.module, job.session, call, self._trace_options)
+        model = partition(self.module, job.session, tracer)
         for optimizer in job.optimizers:
             trim(optimizer, model)
         self._partitioned = model

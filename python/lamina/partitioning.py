@@ -4,7 +4,7 @@
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import ConfigError, UsageError
-from lamina.tracing import Call, Trace, TraceOptions, planned_rows, summary, trace
+from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree
 
 
@@ -77,7 +77,7 @@ class PartitionedModel:
 
 
 def partition(
-    module: nn.Module, session: _lamina.Session, call: Call | None, options: TraceOptions
+    module: nn.Module, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
 ) -> PartitionedModel:
     """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
     owns, and nothing of the rest.
@@ -85,13 +85,13 @@ def partition(
     Args:
         module: the model.
         session: of the job.
-        call: the first of the model, which world rank 0 traces as `options` say; None for no trace.
+        tracer: finds out what its modules cost, on world rank 0; None for no trace.
 
     Errors:
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
     tree = ModuleTree(module)
-    owners, report = _agree(tree, session, call, options)
+    owners, report = _agree(tree, session, tracer)
     model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
     _keep_dense(model)
     if session.size > 1:
@@ -136,16 +136,16 @@ def _keep_dense(model: PartitionedModel) -> None:
 
 
 def _agree(
-    tree: ModuleTree, session: _lamina.Session, call: Call | None, options: TraceOptions
+    tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
 ) -> tuple[list[int], dict[str, Any]]:
     """The owners that world rank 0 planned, and its report, once it is sure that all ranks have the same model."""
     if session.size == 1:
-        plan = _plan(tree, session, call, options)
+        plan = _plan(tree, session, tracer)
         return plan["owners"], plan["report"]
     lines = tree.describe()
     mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
     if session.rank == 0:
-        mine |= _plan(tree, session, call, options) | {"lines": lines}
+        mine |= _plan(tree, session, tracer) | {"lines": lines}
     everyone = session.all_gather("world", mine)
     first = everyone[0]
     if first["error"]:
@@ -162,11 +162,11 @@ def _agree(
     return first["owners"], first["report"]
 
 
-def _plan(tree: ModuleTree, session: _lamina.Session, call: Call | None, options: TraceOptions) -> dict[str, Any]:
+def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     try:
-        found = trace(tree, call, options, _tell) if call is not None else Trace()
+        found = tracer(tree) if tracer is not None else Trace()
         for note in found.notes:
-            _tell(note)
+            tell(note)
         rows, nodes = planned_rows(tree, found.measures)
         owners, table, report = session.plan(rows)
         if session.group_size("pp") == 1:
@@ -176,10 +176,6 @@ def _plan(tree: ModuleTree, session: _lamina.Session, call: Call | None, options
     by_node = dict(zip(nodes, owners, strict=True))
     ordered = [by_node[node] for node in range(len(nodes))]
     return {"error": "", "owners": ordered, "table": table, "report": report | summary(tree, found)}
-
-
-def _tell(line: str) -> None:
-    print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
 def _difference(first: list[str], mine: list[str]) -> str:

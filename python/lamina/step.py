@@ -129,9 +129,13 @@ class StepFunction:
             except Exception as error:
                 failure = error
 
+        deterministic = job.session.config.deterministic_server
+
         def body(microbatch: int) -> Any:
             if failure is not None:
                 raise failure
+            if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
+                torch.set_autocast_cache_enabled(False)
             return noted(bodies[microbatch]())
 
         if first_call is None:

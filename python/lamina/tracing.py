@@ -72,21 +72,20 @@ def is_tracing() -> bool:
     return _running
 
 
-def trace(tree: ModuleTree, call: Call, options: TraceOptions, tell: Callable[[str], None] = print) -> Trace:
+def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     """Traces one call of the model, see [Note: trace].
 
     Args:
         tree: of the model.
         call: the model's first.
         options: what to measure.
-        tell: gets one line when it takes long.
     """
     found = Trace()
     with _tracing():
         if not options.memory:
-            found.measures = _attempt(tree, call, None, tell, found.notes)
+            found.measures = _attempt(tree, call, None, found.notes)
         if found.measures is None:
-            found.measures = _attempt(tree, call, options, tell, found.notes)
+            found.measures = _attempt(tree, call, options, found.notes)
         if found.measures is None:
             found.notes.append("it is cut by the bytes of its parameters")
         elif options.times:
@@ -97,6 +96,11 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions, tell: Callable[[s
         else:
             found.notes.clear()
     return found
+
+
+def tell(line: str) -> None:
+    """Says something to whoever started the job."""
+    print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
 def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:
@@ -186,9 +190,7 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _attempt(
-    tree: ModuleTree, call: Call, real: TraceOptions | None, tell: Callable[[str], None], notes: list[str]
-) -> list[Measures] | None:
+def _attempt(tree: ModuleTree, call: Call, real: TraceOptions | None, notes: list[str]) -> list[Measures] | None:
     """The measures of one forward: with fake tensors, or a `real` one. A note says why when there are none."""
     recorder = None
     try:

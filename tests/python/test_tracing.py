@@ -17,10 +17,10 @@ X = torch.randn(4, 8)
 MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]
 
 
-def traced(model, *args, options=TraceOptions(), **kwargs):
+def traced(model, *args, options=None, **kwargs):
     """The measures by name, and the trace."""
     tree = ModuleTree(model)
-    found = trace(tree, Call(args, kwargs), options)
+    found = trace(tree, Call(args, kwargs), options or TraceOptions())
     return dict(zip(tree.names, found.measures or [], strict=False)), found
 
 
