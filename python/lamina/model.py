@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lamina import _current, clipping, groups, intercept, streams
+from lamina.adapter import call_remote
 from lamina.dynamic import is_dynamic
 from lamina.errors import ConfigError, UsageError
 from lamina.first_call import FirstCall, Tracer
@@ -395,7 +396,7 @@ class DistributedModel(nn.Module):
                 f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
                 "with @lamina.step"
             )
-        return _current.session().call(number, args, kwargs)
+        return call_remote(_current.session(), number, args, kwargs)
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)
