@@ -6,24 +6,11 @@
 #include "lamina/base/str.h"
 #include "lamina/plan/owned_names.h"
 #include "lamina/plan/partition.h"
+#include "lamina/plan/readable.h"
 #include "lamina/plan/sharing.h"
 
 namespace lamina::plan {
 namespace {
-
-// "812 B", "3.1 MiB".
-std::string readable(std::int64_t bytes) {
-  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return base::str(std::fixed, std::setprecision(unit == 0 ? 0 : 1), value, " ", kUnits[unit]);
-}
-
-std::string percent(std::int64_t part, std::int64_t whole) {
-  const double share = whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-  return base::str(std::fixed, std::setprecision(1), share, " %");
-}
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
@@ -53,7 +40,8 @@ std::string describe(const ModuleTree& tree, const Assignment& owners, int parti
   std::string table = row("partition", "modules", "parameters", "share", "owns");
   for (int i = 0; i < partitions; ++i) {
     const std::string owned = names[i].empty() ? "(nothing)" : list(names[i]);
-    table += row(base::str(i), base::str(modules[i]), readable(bytes[i]), percent(bytes[i], total), owned);
+    table += row(base::str(i), base::str(modules[i]), readable(bytes[i]),
+                 percent(static_cast<double>(bytes[i]), static_cast<double>(total)), owned);
   }
   return table;
 }

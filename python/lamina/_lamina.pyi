@@ -98,9 +98,18 @@ class Session:
     def barrier(self, kind: Kind) -> None: ...
 
     # The model.
-    def plan(self, tree: Sequence[tuple[int, str, int, Sequence[int], bool, int | None]]) -> tuple[list[int], str]:
-        """Owners (a partition per node), and the table that describes them, from (parent, name, own parameter bytes,
-        ids of own parameters, callable, partition placed by hand or None) per node. See lamina/plan/partition.h."""
+    def plan(self, tree: Sequence[dict[str, Any]]) -> tuple[list[int], str, dict[str, Any]]:
+        """Owners (a partition per node), the table that describes them, and the same as data.
+
+        A row per node, parents first, children in the order in which they are called: "id" (its position), "parent" (-1
+        for the root), "name"; per microbatch, without children: "forward_us", "backward_us", "activation_bytes",
+        "output_bytes"; "parameter_bytes" and "parameter_ids" of its own parameters (an id in two rows is a shared
+        parameter), "callable", "placed_at" (a partition, by hand, or None), and "together" (nodes that have to be owned
+        with this one). All but "parent" and "name" may be left out. See lamina/plan/partition.h.
+
+        The data: {"partition": {name: partition}, "stages": [{"partition", "time_us", "parameter_bytes",
+        "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble", "warning"}; times are None where no row has any.
+        See lamina/plan/report.h."""
     def synchronize(self, entries: Sequence[tuple[str, torch.Tensor, int]]) -> int:
         """Collective over the world: gives each tensor (name, tensor, owning partition) on its owners the value it has
         on world rank 0, sending only what differs. Returns the bytes received here."""
@@ -120,9 +129,15 @@ class Session:
         forwards change the model, wherever it lives, so that microbatches have to take turns."""
 
     # The step.
-    def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:
+    def run_step(
+        self, microbatches: int, body: Callable[[int], Any], poll: Callable[[bool], None] | None = None
+    ) -> list[Any]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
-        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank."""
+        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank. The calling thread calls
+        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step."""
+    def lend_state(self, wait: Callable[[], None]) -> None:
+        """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
+        thread's random numbers and default dtype. No other body computes meanwhile."""
     def root_seeds(self, microbatches: int) -> list[int]:
         """Begins a step whose bodies are run by `run_body` instead of `run_step`: the seed of each."""
     def in_step(self) -> bool:

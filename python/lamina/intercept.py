@@ -15,7 +15,7 @@ _IN_STREAM = -1
 
 # By id(module): the number of each module owned elsewhere, _IN_STREAM for the others that start a stream.
 _listed: dict[int, int] = {}
-_route: Callable[[int, tuple, dict[str, Any]], Any]
+_route: Callable[[int, tuple, dict[str, Any]], Any] | None = None
 _original = nn.Module.__call__
 
 
@@ -45,6 +45,12 @@ def remove() -> None:
     _listed.clear()
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
+
+
+def forget(route: Callable[[int, tuple, dict[str, Any]], Any]) -> None:
+    """Ends what `install` did with that route; nothing when another was installed since."""
+    if _route == route:
+        remove()
 
 
 def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from lamina import _current, clipping, compiled, groups, intercept, streams
+from lamina.adapter import call_remote
 from lamina.dynamic import is_dynamic
-from lamina.errors import UsageError
+from lamina.errors import ConfigError, UsageError
+from lamina.first_call import FirstCall, Tracer
 from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel, only_own, partition
 from lamina.replicas import Replicas
+from lamina.tracing import options_of
 
 _NOT_YET = {
     "join",
@@ -55,13 +58,18 @@ class DistributedModel(nn.Module):
         bucket_cap_mb: with `ddp`: about how many MiB of gradients travel at a time.
         broadcast_buffers: with `ddp`: whether buffers get the values of the first replica whenever gradients have been
             averaged, so that running statistics are the same on all.
-        trace_device, overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing
-            yet that they could change. Parameters without a gradient are always allowed.
-        trace_execution_times, trace_memory_usage: not available yet.
+        trace_device: where the model runs when times or memory are measured: "gpu" is the rank's own device, "cpu" the
+            host, which has room for models that no device has.
+        trace_execution_times: whether the first call of the model is timed, on one rank alone, to cut it well; else its
+            operations are counted.
+        trace_memory_usage: whether the memory that modules keep is measured while the model runs on one rank alone;
+            else it is found out without running it.
+        overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they
+            could change. Parameters without a gradient are always allowed.
 
     Errors:
-        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, an
-            option that is not available yet.
+        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
+            of a host that has another device to run the model.
     """
 
     def __init__(
@@ -83,14 +91,7 @@ class DistributedModel(nn.Module):
         _check_module(module)
         if job.model is not None:
             raise UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job")
-        if trace_device not in ("cpu", "gpu"):
-            raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
-        for name, given in (
-            ("trace_execution_times", trace_execution_times),
-            ("trace_memory_usage", trace_memory_usage),
-        ):
-            if given:
-                raise UsageError(f"{name}=True is not available yet")
+        trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
         if type(backward_passes_per_step) is not int or backward_passes_per_step < 1:
             raise UsageError(f"backward_passes_per_step is an integer, at least 1, not {backward_passes_per_step!r}")
         if not bucket_cap_mb > 0:
@@ -100,10 +101,14 @@ class DistributedModel(nn.Module):
         self._pipelined = job.pipelined
         self._partitioned: PartitionedModel | None = None
         self._routed = False
-        self._reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+        self._trace_options = trace_options
         job.model = self
         if job.session.config.ddp:
             groups.of_job()
+            if job.session.group_size("dp") > 1:
+                reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+                owns = lambda name: self._partitioned.owns(name)  # noqa: E731
+                job.replicas = Replicas(job.session, job.groups, module, owns, *reduction)
         if not self._pipelined:
             self._partition()
 
@@ -192,6 +197,15 @@ class DistributedModel(nn.Module):
     def partitioned(self) -> bool:
         """Whether it is known who owns what: from the first step on, with one partition from the start."""
         return self._partitioned is not None
+
+    def partition_report(self) -> dict[str, Any]:
+        """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
+        [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
+        "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
+        random numbers, "notes", what could not be found out. Before partition: UsageError."""
+        if self._partitioned is None:
+            raise UsageError("the model is partitioned at the first call of a step function; there is no report before")
+        return self._partitioned.report
 
     def get_module(self) -> nn.Module:
         """The module that is wrapped."""
@@ -304,9 +318,25 @@ class DistributedModel(nn.Module):
 
     # Inside.
 
-    def _enter_step(self) -> None:
-        """Cuts the model and routes its calls, the first time; collective over the world."""
-        self._partition()
+    def _enter_step(self) -> FirstCall | None:
+        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
+        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
+        job = _current.job()
+        config = job.session.config
+        traced = self._pipelined and not self.partitioned and config.auto_partition and not config.skip_tracing
+        if traced and job.leads:
+            return FirstCall(job.session, self.module, self._trace_options, self._cut)
+        try:
+            self._cut(None)
+        except (ConfigError, UsageError):
+            if traced:
+                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+            raise
+        return None
+
+    def _cut(self, tracer: Tracer | None) -> None:
+        """Cuts the model, with what the tracer finds, and routes its calls, the first time."""
+        self._partition(tracer)
         session, model = _current.session(), self._partitioned
         if self._pipelined:
             compiled.install()
@@ -323,17 +353,15 @@ class DistributedModel(nn.Module):
             intercept.install(remote, self._call_remote, streamed)
         self._routed = True
 
-    def _partition(self) -> None:
+    def _partition(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time; collective over the world."""
         if self._partitioned is not None:
             return
         job = _current.job()
-        model = partition(self.module, job.session)
+        model = partition(self.module, job.session, tracer)
         for optimizer in job.optimizers:
             trim(optimizer, model)
         self._partitioned = model
-        if job.session.config.ddp and job.session.group_size("dp") > 1:
-            job.replicas = Replicas(job.session, job.groups, self.module, model, *self._reduction)
         self._watch()
         if self._pipelined:
             clipping.install(self.module, model)
@@ -360,7 +388,7 @@ class DistributedModel(nn.Module):
 
     def _watch(self) -> None:
         """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
-        if (replicas := _current.job().replicas) is not None:
+        if (replicas := _current.job().replicas) is not None and self.partitioned:
             replicas.watch()
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -370,7 +398,7 @@ class DistributedModel(nn.Module):
                 f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
                 "with @lamina.step"
             )
-        return _current.session().call(number, args, kwargs)
+        return call_remote(_current.session(), number, args, kwargs)
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)

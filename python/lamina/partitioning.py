@@ -4,7 +4,7 @@
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from lamina import _lamina, printing
 from lamina.errors import ConfigError, UsageError
+from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree
 
 
@@ -24,12 +25,14 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
         parts: filled by `adapter`.
+        report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
     """
 
-    def __init__(self, tree: ModuleTree, owners: list[int], partition: int):
+    def __init__(self, tree: ModuleTree, owners: list[int], report: dict[str, Any], partition: int):
         self.tree = tree
         self.owners = owners
+        self.report = report
         self.partition = partition
         self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
         self.conversions = 0
@@ -73,15 +76,23 @@ class PartitionedModel:
         }
 
 
-def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
+def partition(
+    module: nn.Module, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
+) -> PartitionedModel:
     """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
     owns, and nothing of the rest.
+
+    Args:
+        module: the model.
+        session: of the job.
+        tracer: finds out what its modules cost, on world rank 0; None for no trace.
 
     Errors:
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
     tree = ModuleTree(module)
-    model = PartitionedModel(tree, _agree(tree, session), session.group_rank("pp"))
+    owners, report = _agree(tree, session, tracer)
+    model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
     _keep_dense(model)
     if session.size > 1:
         session.synchronize(model.tensors())
@@ -125,14 +136,17 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:
-    """The owners that world rank 0 planned, once it is sure that all ranks have the same model."""
+def _agree(
+    tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
+) -> tuple[list[int], dict[str, Any]]:
+    """The owners that world rank 0 planned, and its report, once it is sure that all ranks have the same model."""
     if session.size == 1:
-        return [0] * len(tree.modules)
+        plan = _plan(tree, session, tracer)
+        return plan["owners"], plan["report"]
     lines = tree.describe()
     mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
     if session.rank == 0:
-        mine |= _plan(tree, session) | {"lines": lines}
+        mine |= _plan(tree, session, tracer) | {"lines": lines}
     everyone = session.all_gather("world", mine)
     first = everyone[0]
     if first["error"]:
@@ -146,17 +160,23 @@ def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:
         )
     if session.rank == 0 and session.group_size("pp") > 1:
         print(first["table"].rstrip(), file=sys.stderr, flush=True)
-    return first["owners"]
+    return first["owners"], first["report"]
 
 
-def _plan(tree: ModuleTree, session: _lamina.Session) -> dict[str, object]:
-    if session.group_size("pp") == 1:
-        return {"error": "", "owners": [0] * len(tree.modules), "table": ""}
+def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     try:
-        owners, table = session.plan(tree.rows())
+        found = tracer(tree) if tracer is not None else Trace()
+        for note in found.notes:
+            tell(note)
+        rows, nodes = planned_rows(tree, found.measures)
+        owners, table, report = session.plan(rows)
+        if session.group_size("pp") == 1:
+            owners = [0] * len(rows)
     except Exception as error:
-        return {"error": str(error), "owners": [], "table": ""}
-    return {"error": "", "owners": owners, "table": table}
+        return {"error": str(error) or type(error).__name__, "owners": [], "table": "", "report": {}}
+    by_node = dict(zip(nodes, owners, strict=True))
+    ordered = [by_node[node] for node in range(len(nodes))]
+    return {"error": "", "owners": ordered, "table": table, "report": report | summary(tree, found)}
 
 
 def _difference(first: list[str], mine: list[str]) -> str:

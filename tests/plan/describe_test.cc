@@ -11,7 +11,7 @@ using base::Partition;
 
 TEST(Describe, IsATableOfPartitions) {
   const ModuleTree tree = gpt();
-  EXPECT_EQ(describe(tree, contiguous_planner()->assign(tree, 2), 2),
+  EXPECT_EQ(describe(tree, step_planner()->assign(tree, over(2)), 2),
             "partition  modules  parameters    share  owns\n"
             "        0       25     1.7 MiB   52.9 %  model (itself), embedding, positions, dropout, blocks.0-1, head\n"
             "        1       21     1.5 MiB   47.1 %  blocks.2-3, norm\n");

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lamina/plan/partition.h"
+
+namespace lamina::plan {
+
+// What one partition does per microbatch, and what it holds.
+struct Stage {
+  double time_us = 0;                // forward and backward; 0 where the tree has no times
+  std::int64_t parameter_bytes = 0;  // shared ones once
+  std::int64_t memory_bytes = 0;     // parameters, their gradients, and activations of all microbatches held at once
+  std::int64_t out_bytes = 0;        // sent to other partitions by a forward; a backward receives as much
+};
+
+// What a plan promises.
+struct Report {
+  Assignment owners;
+  std::vector<Stage> stages;     // by partition
+  double predicted_step_us = 0;  // 0 where the tree has no times
+  double bubble = 0;             // the part of all ranks' time in which they do nothing
+  std::string warning;           // one line when a partition that cannot be cut holds up all others; else empty
+};
+
+Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+
+}  // namespace lamina::plan
