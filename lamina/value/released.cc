@@ -42,6 +42,16 @@ bool is_released(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor);
 }
 
+void restore(at::Tensor& tensor, const at::Tensor& value) {
+  if (!is_released(tensor)) throw base::UsageError("only a tensor whose value was released can be given one");
+  if (tensor.sizes() != value.sizes() || tensor.scalar_type() != value.scalar_type()) {
+    throw base::UsageError(base::str("a tensor of shape ", tensor.sizes(), " and type ", tensor.scalar_type(),
+                                     " cannot be given a value of shape ", value.sizes(), " and type ",
+                                     value.scalar_type()));
+  }
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
+}
+
 void require_value(const at::Tensor& tensor, const std::string& operation) {
   if (is_released(tensor)) throw base::UsageError(base::str(reason(tensor), " (", operation, ")"));
 }

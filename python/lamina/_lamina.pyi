@@ -51,6 +51,16 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
+def release(tensor: torch.Tensor, why: str) -> None:
+    """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
+    the text `why`. See lamina/value/released.h."""
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether the value of `tensor` was freed."""
+
+def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Gives a tensor whose value was freed a value again, of the same shape and dtype. It shares memory with `value`."""
+
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
 

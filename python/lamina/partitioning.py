@@ -40,6 +40,11 @@ class PartitionedModel:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
         return self.owners[self._paths[self._path_of(name)]]
 
+    def home_of(self, name: str, session: _lamina.Session) -> str:
+        """Where what has that name lives, for messages; see `owner_of`."""
+        partition = self.owner_of(name)
+        return f"partition {partition} on rank {session.translate('pp', partition)}"
+
     def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has."""
         parts = [item for state in states for item in state.items()]
@@ -85,11 +90,41 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
     _keep_dense(model)
     if session.size > 1:
         session.synchronize(model.tensors())
+    let_go(model, session)
+    return model
+
+
+def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Frees the values of what other ranks own."""
     for name, tensor, owner in model.tensors():
         if owner != model.partition:
             tensor.grad = None
             session.release(tensor, name, owner)
-    return model
+
+
+def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
+    pipeline."""
+    root = model.tree.root
+    named = [*root.named_parameters(), *root.named_buffers()]
+    own = {
+        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
+    }
+    for part in session.all_gather("pp", own):
+        for name, (value, is_parameter) in part.items():
+            if not model.owns(name):
+                _give(root, name, value, is_parameter)
+
+
+def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:
+    path, _, attribute = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensors = module._parameters if is_parameter else module._buffers
+    tensor = tensors.get(attribute)
+    if tensor is None:  # it came after the model was cut
+        tensors[attribute] = nn.Parameter(value) if is_parameter else value
+    elif _lamina.is_released(tensor):
+        _lamina.restore(tensor, value)
 
 
 @contextmanager

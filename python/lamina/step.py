@@ -91,6 +91,12 @@ class StepFunction:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         if job.model is not None:
             job.model._enter_step()
+        merged = self._run_microbatches(job, owner, args, kwargs)
+        if job.model is not None:
+            job.model._leave_step()
+        return merged
+
+    def _run_microbatches(self, job: _current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         if job.replicas is None:
             return merge(self._run_bodies(job, owner, args, kwargs))
         with job.replicas.step() as passed:

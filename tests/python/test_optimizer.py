@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import lamina
-from lamina.optimizer import trim
+from lamina.roster import trim
 from lamina.partitioning import PartitionedModel
 from lamina.tree import ModuleTree
 
