@@ -16,8 +16,8 @@ void release(at::Tensor& tensor, const std::string& why);
 
 bool is_released(const at::Tensor& tensor);
 
-// Gives a released tensor a value again: from then on it is an ordinary tensor that shares the memory of `value`. Throws
-// base::UsageError if it is not released, or of another shape or dtype.
+// Gives a released tensor a value again: from then on it is an ordinary tensor that shares the memory of `value`.
+// Throws base::UsageError if it is not released, or of another shape or dtype.
 void restore(at::Tensor& tensor, const at::Tensor& value);
 
 // Throws if `tensor` is released and `operation` ("aten::mul") needs its value.

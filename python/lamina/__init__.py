@@ -85,6 +85,7 @@ from lamina.ranks import (
     tp_rank,
     tp_size,
 )
+from lamina.saving import load, save
 from lamina.step import step
 
 try:
@@ -140,6 +141,7 @@ __all__ = [
     "get_world_process_group",
     "init",
     "is_initialized",
+    "load",
     "local_rank",
     "local_size",
     "mp_barrier",
@@ -153,6 +155,7 @@ __all__ = [
     "rdp_rank",
     "rdp_size",
     "recv_from",
+    "save",
     "send",
     "set_activation_checkpointing",
     "set_dynamic",
@@ -170,11 +173,9 @@ _NOT_YET = {
     "amp",
     "delay_param_initialization",
     "is_tracing",
-    "load",
     "model_creation",
     "optimizers",
     "resume_from_checkpoint",
-    "save",
     "save_checkpoint",
     "set_tensor_parallelism",
     "tensor_parallelism",

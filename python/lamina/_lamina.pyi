@@ -59,7 +59,7 @@ def is_released(tensor: torch.Tensor) -> bool:
     """Whether the value of `tensor` was freed."""
 
 def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Gives a tensor whose value was freed a value again, of the same shape and dtype. It shares memory with `value`."""
+    """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
 
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""

@@ -280,6 +280,44 @@ def case_api_a_partial_state_that_lacks_a_parameter_names_it_and_its_owner():
     )
 
 
+# Files.
+
+
+def folder(name):
+    """One for both ranks, in the launch's own."""
+    path = os.path.join(os.environ["DIR"], name)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def case_api_checkpoints_in_files_as_scripts_write_them():
+    run = stopped(partitions=2)
+    path = folder("both kinds") + "/checkpoint.pt"
+    if lamina.dp_rank() == 0:
+        part = {"model": run.model.local_state_dict(), "optimizer": run.optimizer.local_state_dict()}
+        lamina.save(part, path, partial=True)
+        whole = {"model": run.model.state_dict(gather_to_rank0=True), "optimizer": run.optimizer.state_dict()}
+        lamina.save(whole, path, partial=False)
+    lamina.barrier()
+    assert sorted(os.listdir(os.path.dirname(path))) == ["checkpoint.pt", "checkpoint.pt_0", "checkpoint.pt_1"]
+    goes_on(Run().load(torch.load(path, weights_only=True)))
+    for partial in (True, False):
+        lamina.shutdown()
+        run = Run(partitions=2)
+        goes_on(run.load(lamina.load(path, partial=partial)))
+
+
+def case_api_files_of_another_number_of_ranks_say_so():
+    run = stopped(partitions=2)
+    path = folder("of two ranks") + "/checkpoint.pt"
+    lamina.save(run.model.local_state_dict(), path, v3=RANK == 0)
+    lamina.save(run.model.local_state_dict(), path)
+    lamina.shutdown()
+    lamina.init(partitions=1, microbatches=1, timeout_s=30)
+    refuses("_0 was saved by a job of pp 2 x tp 1 ranks, this one has pp 1 x tp 1: .*partial=False", lamina.load, path)
+    refuses("_0_0_0 was saved by a job of pp 2 x tp 1 x rdp 1 ranks, this one has pp 1", lamina.load, path, v3=True)
+
+
 # Hooks.
 
 
