@@ -32,7 +32,8 @@ std::string reason(const at::Tensor& tensor) {
 
 }  // namespace
 
-void release(at::Tensor& tensor, const std::string& why) {
+void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like) {
+  if (like.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
   if (is_released(tensor)) return;
   tensor.mutable_grad().reset();
   tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));

@@ -41,7 +41,7 @@ void bind_references(py::module_& module) {
   module.def("pending_reference", &pending_reference, py::arg("like"), py::arg("take"), py::arg("gradient") = false);
   module.def("is_pending", &value::is_pending, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
-  module.def("release", &value::release, py::arg("tensor"), py::arg("why"));
+  module.def("release", &value::release, py::arg("tensor"), py::arg("why"), py::arg("like") = at::Tensor());
   module.def("is_released", &value::is_released, py::arg("tensor"));
   module.def("restore", &value::restore, py::arg("tensor"), py::arg("value"));
 }

@@ -51,9 +51,9 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
-def release(tensor: torch.Tensor, why: str) -> None:
+def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) -> None:
     """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
-    the text `why`. See lamina/value/released.h."""
+    the text `why`. With `like` it first becomes that tensor, of another dtype or device: lamina/value/released.h."""
 
 def is_released(tensor: torch.Tensor) -> bool:
     """Whether the value of `tensor` was freed."""

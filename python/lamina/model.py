@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lamina import _current, clipping, groups, intercept, streams
+from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
 from lamina.errors import UsageError
 from lamina.partitioning import PartitionedModel, bring_together, let_go, only_own, partition
@@ -300,7 +301,8 @@ class DistributedModel(nn.Module):
                 raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
             self._cut_again()
             return self._state().load(state_dict, strict, same_partition_load)
-        if self._pipelined and (is_partial(state_dict) or self._waiting):
+        waits = is_partial(state_dict) or self._waiting or any(map(is_delayed, self.parameters()))
+        if self._pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._job("load_state_dict()").session):
                 raise UsageError(problem)
             self._waiting.append((state_dict, strict, same_partition_load))

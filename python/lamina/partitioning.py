@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _lamina
+from lamina import _lamina, delayed
 from lamina.errors import ConfigError, UsageError
 from lamina.tree import ModuleTree
+
+Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+
+_PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
 class PartitionedModel:
@@ -59,7 +63,7 @@ class PartitionedModel:
         node = self.tree.node(module)
         return None if node is None or self.owners[node] == self.partition else self.owners[node]
 
-    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+    def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
 
@@ -88,18 +92,41 @@ def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
     tree = ModuleTree(module)
     model = PartitionedModel(tree, _agree(tree, session), session.group_rank("pp"))
     _keep_dense(model)
-    if session.size > 1:
-        session.synchronize(model.tensors())
-    let_go(model, session)
+    for rows in _portions(model.tensors()):
+        # World rank 0 has the values that count, if only for the moment.
+        delayed.initialise(row[1] for row in rows if row[2] == model.partition or session.rank == 0)
+        if session.size > 1:
+            session.synchronize(rows)
+        _release(rows, model, session)
     return model
 
 
 def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
     """Frees the values of what other ranks own."""
-    for name, tensor, owner in model.tensors():
+    _release(model.tensors(), model, session)
+
+
+def _release(rows: list[Row], model: PartitionedModel, session: _lamina.Session) -> None:
+    for name, tensor, owner in rows:
         if owner != model.partition:
             tensor.grad = None
-            session.release(tensor, name, owner)
+            like = (
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if delayed.forget(tensor) else None
+            )
+            session.release(tensor, name, owner, like)
+
+
+def _portions(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows in portions of about _PORTION_BYTES, cut alike on all ranks."""
+    portion, size_bytes = [], 0
+    for row in rows:
+        portion.append(row)
+        size_bytes += row[1].numel() * row[1].element_size()
+        if size_bytes >= _PORTION_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+    if portion:
+        yield portion
 
 
 def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
@@ -128,7 +155,7 @@ def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -
 
 
 @contextmanager
-def only_own(model: PartitionedModel) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
+def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
     ids = {id(tensor) for _, tensor, _ in foreign}

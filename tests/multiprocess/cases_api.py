@@ -12,6 +12,7 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
+from lamina import delayed, partitioning, recording
 
 RANK = int(os.environ.get("RANK", 0))
 X = resuming.BATCHES[0]
@@ -425,3 +426,43 @@ def case_api_modules_are_reached_through_their_wrappers():
     assert list(model.state_dict()) == [
         f"module.module.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias")
     ]
+
+
+# Parameters that wait for the cut.
+
+
+def late():
+    """A model whose parameters wait, built on each rank from another seed, and that of rank 0 as it would be."""
+    torch.manual_seed(0)
+    expected = resuming.Net()
+    torch.manual_seed(RANK)
+    with lamina.delay_param_initialization():
+        module = resuming.Net()
+    return module, expected
+
+
+def case_api_delayed_parameters_get_the_values_of_rank_0():
+    before, recording.SMALL_BYTES = recording.SMALL_BYTES, 0
+    portion, partitioning._PORTION_BYTES = partitioning._PORTION_BYTES, 200  # several
+    try:
+        lamina.init(partitions=2, microbatches=1, timeout_s=30)
+        module, expected = late()
+        model = lamina.distribute(module)
+        run = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        assert all(map(delayed.is_delayed, model.parameters()))
+        lamina.step(lambda x: model(x))(X)
+        assert not any(map(delayed.is_delayed, model.parameters())) and len(run.param_groups[0]["params"]) > 0
+        ours, theirs = model.state_dict(), expected.state_dict()
+        equal({n: v for n, v in ours.items() if "norm" not in n}, {n: v for n, v in theirs.items() if "norm" not in n})
+        foreign = next(p for n, p in model.named_parameters() if not model._partitioned.owns(n))
+        refuses("lives in partition", foreign.sum)
+        lamina.shutdown()
+        lamina.init(partitions=2, microbatches=1, timeout_s=30)
+        module, _ = late()
+        model = lamina.distribute(module)
+        zeros = {name: torch.zeros_like(value) for name, value in theirs.items()}
+        model.load_state_dict(zeros)
+        lamina.step(lambda x: model(x))(X)
+        assert not any(value.any() for name, value in model.state_dict().items() if "norm" not in name)
+    finally:
+        recording.SMALL_BYTES, partitioning._PORTION_BYTES = before, portion
