@@ -127,12 +127,13 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
 // With `like`, which stands for the whole tensor, it is from then on as if that had been released.
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
                     const std::optional<at::Tensor>& like) {
-  if (like) tensor.unsafeGetTensorImpl()->shallow_copy_from(like->getIntrusivePtr());
   const auto owner = session.owner(base::Partition(partition));
-  value::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
-                                   "; it was used on rank ", session.world().rank,
-                                   ": use it only inside the forward of its own module, or place its user in the "
-                                   "same partition with set_partition"));
+  value::release(tensor,
+                 base::str(name, " lives in partition ", partition, " on rank ", owner, "; it was used on rank ",
+                           session.world().rank,
+                           ": use it only inside the forward of its own module, or place its user in the same "
+                           "partition with set_partition"),
+                 like.value_or(at::Tensor()));
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,

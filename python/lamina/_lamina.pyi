@@ -54,6 +54,16 @@ def materialise(tensor: torch.Tensor) -> None:
 def where_released(tensor: torch.Tensor) -> str:
     """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
 
+def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) -> None:
+    """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
+    the text `why`. With `like` it first becomes that tensor, of another dtype or device: lamina/value/released.h."""
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether the value of `tensor` was freed."""
+
+def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
+
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
 

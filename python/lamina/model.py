@@ -9,23 +9,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lamina import _current, clipping, compiled, groups, intercept, streams
 from lamina.adapter import call_remote
+from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
 from lamina.errors import ConfigError, UsageError
 from lamina.first_call import FirstCall, Tracer
-from lamina.optimizer import trim
-from lamina.partitioning import PartitionedModel, only_own, partition
+from lamina.partitioning import PartitionedModel, bring_together, let_go, only_own, partition
 from lamina.replicas import Replicas
+from lamina.state_dicts import ModelState, is_partial, saved_elsewhere, without_mark
 from lamina.tracing import options_of
 
 _NOT_YET = {
     "join",
     "register_comm_hook",
-    "register_post_partition_hook",
-    "register_post_step_hook",
-    "local_state_dict",
     "distributed_modules",
     "is_distributed_parameter",
     "is_distributed_buffer",
@@ -36,6 +35,7 @@ _NOT_YET = {
 }
 
 Names = Iterator[tuple[str, Any]]
+Hook = Callable[["DistributedModel", torch.optim.Optimizer | None], Any]
 
 
 class DistributedModel(nn.Module):
@@ -102,6 +102,10 @@ class DistributedModel(nn.Module):
         self._partitioned: PartitionedModel | None = None
         self._routed = False
         self._trace_options = trace_options
+        self._whole = False  # by cpu(), until the next step
+        self._waiting: list[tuple[Mapping[str, Any], bool, bool]] = []  # partial states, for the partition
+        self._post_partition_hooks: dict[int, Hook] = OrderedDict()
+        self._post_step_hooks: dict[int, Hook] = OrderedDict()
         job.model = self
         if job.session.config.ddp:
             groups.of_job()
@@ -261,55 +265,105 @@ class DistributedModel(nn.Module):
             UsageError: inside a step function.
         """
         if not self._pipelined or not self.partitioned:
+            self._nothing_waits("state_dict()")
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
-        session = self._job("state_dict()").session
-        here = self.module.state_dict(keep_vars=True)
-        # What modules add by get_extra_state() is anything; tensors travel by themselves.
-        others = self._everywhere({name: None if _is_tensor(value) else (value,) for name, value in here.items()})
-        owner_of = self._partitioned.owner_of
-        entries = [
-            (name, here[name] if self._partitioned.owns(name) else None, owner_of(name))
-            for name, other in others.items()
-            if other is None
-        ]
-        tensors = session.gather(entries)
-        whole = OrderedDict((name, tensors[name] if other is None else other[0]) for name, other in others.items())
-        if gather_to_rank0 and session.group_rank("mp") != 0:
-            return {}
-        whole = OrderedDict((prefix + name, value) for name, value in whole.items())
-        whole._metadata = here._metadata
-        return whole
+        self._job("state_dict()")
+        state = self._state().whole(gather_to_rank0)
+        for name in list(state) if prefix else ():
+            state[prefix + name] = state.pop(name)
+        return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads a whole model's state: every rank keeps what it owns. Collective over the ranks of the pipeline.
-
-        Args:
-            state_dict: as from `state_dict()`, or from the wrapped module's class.
-            strict: whether names have to be the same.
-            assign: only before partition, or with one partition: as torch's.
-
-        Returns:
-            torch's NamedTuple of missing_keys and unexpected_keys.
+    def local_state_dict(self) -> dict[str, Any]:
+        """The state of what this rank owns: a partial dictionary, marked by the key `_smp_is_partial`.
 
         Errors:
-            RuntimeError: as torch's: names or shapes do not fit.
+            UsageError: before the model is partitioned, or inside a step function.
         """
-        if not self._pipelined or not self.partitioned:
-            loaded = self.module.load_state_dict(state_dict, strict, assign)
+        self._job("local_state_dict()")
+        self._require_partitioned()
+        return self._state().local()
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        same_partition_load: bool = False,
+    ) -> Any:
+        """Loads a state, full or partial: every rank keeps what it owns. Collective over the ranks of the pipeline;
+        nothing is written on any of them unless it fits on all.
+
+        Args:
+            state_dict: as from `state_dict()`, or from the wrapped module's class, or from `local_state_dict()`. A
+                partial one that comes before the model is partitioned is loaded when it is.
+            strict: whether names have to be the same.
+            assign: only before partition, or with one partition: as torch's.
+            same_partition_load: partial ones are of this very partition: each rank loads its own, without a look at
+                the others'. Else the ranks put theirs together when they do not fit.
+
+        Returns:
+            torch's NamedTuple of missing_keys and unexpected_keys; both empty for what is loaded later.
+
+        Errors:
+            UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
+            business: RuntimeError.
+        """
+        if self._pipelined and self.partitioned:
+            self._job("load_state_dict()")
             if assign:
-                self._watch()  # its parameters are others now
-            return loaded
-        self._job("load_state_dict()")
+                raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
+            self._cut_again()
+            return self._state().load(state_dict, strict, same_partition_load)
+        waits = is_partial(state_dict) or self._waiting or any(map(is_delayed, self.parameters()))
+        if self._pipelined and waits:
+            if problem := saved_elsewhere(state_dict, self._job("load_state_dict()").session):
+                raise UsageError(problem)
+            self._waiting.append((state_dict, strict, same_partition_load))
+            return nn.modules.module._IncompatibleKeys([], [])
+        loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
         if assign:
-            raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
-        expected = self._everywhere(dict.fromkeys(self.module.state_dict(keep_vars=True)))
-        missing = [name for name in expected if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in expected]
-        if strict and (missing or unexpected):
-            raise RuntimeError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}")
-        own = {name: value for name, value in state_dict.items() if name in expected and self._partitioned.owns(name)}
-        self.module.load_state_dict(own, strict=False)
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+            self._watch()  # its parameters are others now
+        return loaded
+
+    def cpu(self) -> nn.Module:
+        """Moves the model to the CPU, and with more than one partition brings it together: on every rank it is whole
+        until the next step, and may be called like the plain one. Collective over the ranks of the pipeline.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if self._pipelined and self.partitioned:
+            self._job("cpu()")
+            bring_together(self._partitioned, _current.session())
+            intercept.remove()
+            self._whole = True
+        return super().cpu()
+
+    # Hooks.
+
+    def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
+        """Has `hook(model, optimizer)` called once, in the first call of a step function: when the model is partitioned
+        and before its first forward. After that step it is called at once.
+
+        Args:
+            hook: called on every rank. `optimizer` is the DistributedOptimizer, the latest of several, None if none.
+
+        Returns:
+            A handle; its `remove()` takes the hook back.
+        """
+        return self._register(self._post_partition_hooks, hook, at_once=self._routed)
+
+    def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
+        """Has `hook(model, optimizer)` called at the end of every call of a step function, on every rank.
+
+        Args:
+            hook: see `register_post_partition_hook`.
+
+        Returns:
+            A handle; its `remove()` takes the hook back.
+        """
+        return self._register(self._post_step_hooks, hook)
 
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_YET:
@@ -337,6 +391,7 @@ class DistributedModel(nn.Module):
     def _cut(self, tracer: Tracer | None) -> None:
         """Cuts the model, with what the tracer finds, and routes its calls, the first time."""
         self._partition(tracer)
+        self._cut_again()
         session, model = _current.session(), self._partitioned
         if self._pipelined:
             compiled.install()
@@ -349,9 +404,11 @@ class DistributedModel(nn.Module):
             varying = list(map(is_dynamic, model.tree.modules))
             session.set_model(model.tree.names, model.owners, own_stream, varying)
         remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
+        self._interception = (remote, self._call_remote, streamed)
         if remote or streamed:
-            intercept.install(remote, self._call_remote, streamed)
+            intercept.install(*self._interception)
         self._routed = True
+        self._run_hooks(self._post_partition_hooks)
 
     def _partition(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time; collective over the world."""
@@ -360,21 +417,65 @@ class DistributedModel(nn.Module):
         job = _current.job()
         model = partition(self.module, job.session, tracer)
         for optimizer in job.optimizers:
-            trim(optimizer, model)
+            optimizer.roster.trim(model)
         self._partitioned = model
         self._watch()
         if self._pipelined:
             clipping.install(self.module, model)
+        self._load_what_waits()
+        for optimizer in job.optimizers:
+            optimizer.load_what_waits()
 
-    def _everywhere(self, here: dict[str, Any]) -> dict[str, Any]:
-        """What each owner has under the names of its part of the state, in the order of the plain model's; collective
-        over the pipeline. A buffer that was None when the model was cut is known to its owner alone."""
-        own = {name: value for name, value in here.items() if self._partitioned.owns(name)}
-        return self._partitioned.in_order(_current.session().all_gather("pp", own))
+    def _state(self) -> ModelState:
+        return ModelState(self.module, self._partitioned, _current.session())
+
+    def _load_what_waits(self) -> None:
+        """Loads what came before the model was partitioned."""
+        waited, self._waiting = self._waiting, []
+        for arguments in waited:
+            self._state().load(*arguments)
+
+    def _nothing_waits(self, what: str) -> None:
+        if self._waiting:
+            raise UsageError(
+                f"{what} while a partial state dict waits for the model to be partitioned: call it after the first step"
+            )
+
+    def _cut_again(self) -> None:
+        """Ends what `cpu()` began."""
+        if not self._whole:
+            return
+        self._whole = False
+        let_go(self._partitioned, _current.session())
+        intercept.install(*self._interception)
+
+    def _register(self, hooks: dict, hook: Hook, at_once: bool = False) -> RemovableHandle:
+        if not callable(hook):
+            raise UsageError(f"a hook is called with the model and the optimizer; {type(hook).__name__} cannot be")
+        handle = RemovableHandle(hooks)
+        if at_once:
+            hook(self, self._optimizer())
+        else:
+            hooks[handle.id] = hook
+        return handle
+
+    def _run_hooks(self, hooks: dict) -> None:
+        for hook in list(hooks.values()):
+            hook(self, self._optimizer())
+
+    def _leave_step(self) -> None:
+        """A step has ended well."""
+        self._run_hooks(self._post_step_hooks)
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        optimizers = _current.job().optimizers
+        return optimizers[-1].optimizer if optimizers else None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """What `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
-        if not self._pipelined or not self.partitioned:
+        if self._whole:
+            self._partitioned.conversions += 1
+        if not self._pipelined or not self.partitioned or self._whole:
             return super()._apply(fn, recurse)
         with only_own(self._partitioned) as foreign:
             super()._apply(fn, recurse)
@@ -418,9 +519,12 @@ class DistributedModel(nn.Module):
             )
 
     def _local(self, named: Names) -> Names:
+        self._require_partitioned()
+        return ((name, value) for name, value in named if self._partitioned.owns(name))
+
+    def _require_partitioned(self) -> None:
         if self._partitioned is None:
             raise UsageError("the model is partitioned at the first call of a step function; nothing is local before")
-        return ((name, value) for name, value in named if self._partitioned.owns(name))
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:
@@ -444,10 +548,6 @@ def _torch_wrappers() -> tuple[type, ...]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers = [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
     return (nn.parallel.DistributedDataParallel, nn.DataParallel, *wrappers)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _scaled(output: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:

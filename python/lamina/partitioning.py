@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _lamina, printing
+from lamina import _lamina, delayed, printing
 from lamina.errors import ConfigError, UsageError
 from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree
+
+Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+
+_PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
 class PartitionedModel:
@@ -43,6 +47,11 @@ class PartitionedModel:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
         return self.owners[self._paths[self._path_of(name)]]
 
+    def home_of(self, name: str, session: _lamina.Session) -> str:
+        """Where what has that name lives, for messages; see `owner_of`."""
+        partition = self.owner_of(name)
+        return f"partition {partition} on rank {session.translate('pp', partition)}"
+
     def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has."""
         parts = [item for state in states for item in state.items()]
@@ -57,7 +66,7 @@ class PartitionedModel:
         node = self.tree.node(module)
         return None if node is None or self.owners[node] == self.partition else self.owners[node]
 
-    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+    def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
 
@@ -94,18 +103,71 @@ def partition(
     owners, report = _agree(tree, session, tracer)
     model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
     _keep_dense(model)
-    if session.size > 1:
-        session.synchronize(model.tensors())
     printing.install()
-    for name, tensor, owner in model.tensors():
-        if owner != model.partition:
-            tensor.grad = None
-            session.release(tensor, name, owner)
+    for rows in _portions(model.tensors()):
+        # World rank 0 has the values that count, if only for the moment.
+        delayed.initialise(row[1] for row in rows if row[2] == model.partition or session.rank == 0)
+        if session.size > 1:
+            session.synchronize(rows)
+        _release(rows, model, session)
     return model
 
 
+def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Frees the values of what other ranks own."""
+    _release(model.tensors(), model, session)
+
+
+def _release(rows: list[Row], model: PartitionedModel, session: _lamina.Session) -> None:
+    for name, tensor, owner in rows:
+        if owner != model.partition:
+            tensor.grad = None
+            like = (
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if delayed.forget(tensor) else None
+            )
+            session.release(tensor, name, owner, like)
+
+
+def _portions(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows in portions of about _PORTION_BYTES, cut alike on all ranks."""
+    portion, size_bytes = [], 0
+    for row in rows:
+        portion.append(row)
+        size_bytes += row[1].numel() * row[1].element_size()
+        if size_bytes >= _PORTION_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+    if portion:
+        yield portion
+
+
+def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
+    pipeline."""
+    root = model.tree.root
+    named = [*root.named_parameters(), *root.named_buffers()]
+    own = {
+        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
+    }
+    for part in session.all_gather("pp", own):
+        for name, (value, is_parameter) in part.items():
+            if not model.owns(name):
+                _give(root, name, value, is_parameter)
+
+
+def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:
+    path, _, attribute = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensors = module._parameters if is_parameter else module._buffers
+    tensor = tensors.get(attribute)
+    if tensor is None:  # it came after the model was cut
+        tensors[attribute] = nn.Parameter(value) if is_parameter else value
+    elif _lamina.is_released(tensor):
+        _lamina.restore(tensor, value)
+
+
 @contextmanager
-def only_own(model: PartitionedModel) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
+def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
     ids = {id(tensor) for _, tensor, _ in foreign}

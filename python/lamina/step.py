@@ -91,6 +91,14 @@ class StepFunction:
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         first_call = job.model._enter_step() if job.model is not None else None
+        merged = self._run_microbatches(job, owner, args, kwargs, first_call)
+        if job.model is not None:
+            job.model._leave_step()
+        return merged
+
+    def _run_microbatches(
+        self, job: _current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None
+    ) -> Any:
         if job.replicas is None:
             return merge(self._run_bodies(job, owner, args, kwargs, first_call))
         with job.replicas.step() as passed:

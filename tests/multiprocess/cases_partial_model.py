@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from multiprocess.cases_api import *  # noqa: F403
 from multiprocess.cases_tracing import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn

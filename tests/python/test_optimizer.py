@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import lamina
-from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel
+from lamina.roster import trim
 from lamina.tree import ModuleTree
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
