@@ -87,7 +87,7 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
   const auto planner = config.auto_partition
-                           ? plan::contiguous_planner()
+                           ? plan::step_planner()
                            : plan::manual_planner(base::Partition(config.default_partition.value_or(0)));
   const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
   std::vector<std::int64_t> owners;
