@@ -86,6 +86,7 @@ from lamina.ranks import (
     tp_size,
 )
 from lamina.step import step
+from lamina.tracing import is_tracing
 
 try:
     __version__ = importlib.metadata.version("lamina")
@@ -140,6 +141,7 @@ __all__ = [
     "get_world_process_group",
     "init",
     "is_initialized",
+    "is_tracing",
     "local_rank",
     "local_size",
     "mp_barrier",
@@ -169,7 +171,6 @@ _NOT_YET = {
     "CheckpointManager",
     "amp",
     "delay_param_initialization",
-    "is_tracing",
     "load",
     "model_creation",
     "optimizers",
