@@ -23,6 +23,10 @@ std::vector<int> cut_route(const Task& task, double memory_weight) {
   const std::vector<std::int64_t> costs = mixed_costs(task, memory_weight);
   std::vector<std::int64_t> in_order;
   for (int item : task.movable) in_order.push_back(costs[item]);
+  // What leads in partition 0 anyway weighs there with the first item.
+  for (int item = 0; item < task.items.size() && !in_order.empty(); ++item) {
+    if (task.items.placed[item] && task.items.placed[item]->value == 0) in_order.front() += costs[item];
+  }
   const Cut cut = cut_evenly(in_order, task.goal.partitions);
   std::vector<int> owners = task.on_one_rank();
   std::size_t begin = 0;

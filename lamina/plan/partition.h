@@ -59,12 +59,4 @@ std::unique_ptr<Planner> tree_planner();
 // to be together, are placed apart.
 std::unique_ptr<Planner> manual_planner(base::Partition fallback);
 
-// The assignment as the table that is printed at the first step: a row per partition with the modules it calls, their
-// parameter bytes and share of the whole, and names: of modules that it owns whole ("blocks.0-2" for a run of
-// siblings), and, as "name (itself)", of those it owns without all of their children. Ends with a newline.
-std::string describe(const ModuleTree& tree, const Assignment& owners, int partitions);
-
-// The same names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
-std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions);
-
 }  // namespace lamina::plan

@@ -47,11 +47,12 @@ class StepPlan {
     owners_ = best.owners();
   }
 
+  // Of equally good plans the one from the earliest start is kept: contiguous ones come first.
   std::vector<std::vector<int>> starts(const std::vector<int>& baseline) const {
-    std::vector<std::vector<int>> result{owners_, baseline};
-    std::vector<double> weights{0, task_.goal.memory_weight, 1};
-    weights.erase(std::unique(weights.begin(), weights.end()), weights.end());
-    for (double weight : weights) result.push_back(cut_route(task_, weight));
+    std::vector<std::vector<int>> result;
+    for (double weight : {task_.goal.memory_weight, 0.0, 1.0}) result.push_back(cut_route(task_, weight));
+    result.push_back(baseline);
+    result.push_back(owners_);
     return result;
   }
 

@@ -53,7 +53,16 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     passes_on_[item] = gaps[item].empty() && !holds && !items.placed[item];
     if (gaps[item].empty() && holds && !items.placed[item]) movable.push_back(item);
   }
+  lead_with_first_module();
   set_partitions(goal.partitions);
+}
+
+// Where the root only passes on, partitions are alike, and the first module may as well be in the first one.
+void Task::lead_with_first_module() {
+  if (by_hand || item_at.empty() || !gaps[0].empty() || parameter_bytes_[0] + activation_bytes_[0] > 0) return;
+  leader = item_at[0];
+  items.placed[item_at[0]] = base::Partition(0);
+  std::erase(movable, item_at[0]);
 }
 
 void Task::set_partitions(int partitions) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "lamina/plan/goal.h"
@@ -44,8 +45,11 @@ struct Task {
   Weight total;
   std::vector<int> movable;  // items that weigh something and are not placed by hand, in the order of the route
   bool by_hand = false;
+  std::optional<int> leader;  // the first item of the route, where it leads in partition 0 although any other would do
 
  private:
+  void lead_with_first_module();
+
   std::vector<int> parents_;                    // per node
   std::vector<bool> passes_on_;                 // per item: it weighs nothing
   std::vector<std::int64_t> parameter_bytes_;   // per item

@@ -26,7 +26,14 @@ class TreeDivision {
     for (std::size_t node = 0; node < partitions_.size(); ++node) divide(children_[node], partitions_[node]);
     std::vector<int> owners = task.on_one_rank();
     for (int item = 0; item < task.items.size(); ++item) {
-      if (!task.items.placed[item]) owners[item] = partitions_[task.items.first[item]].front();
+      const bool fixed = task.items.placed[item] && item != task.leader;
+      if (!fixed) owners[item] = partitions_[task.items.first[item]].front();
+    }
+    if (!task.leader) return owners;
+    const int led = owners[*task.leader];
+    for (int item = 0; item < task.items.size(); ++item) {
+      const bool moves = !task.items.placed[item] || item == task.leader;
+      if (moves && (owners[item] == led || owners[item] == 0)) owners[item] = led - owners[item];
     }
     return owners;
   }

@@ -76,6 +76,9 @@ void barrier(Session& session, const std::string& kind) {
 
 // The model.
 
+// What a message costs each rank is not in a plan's link: it has to gain a good deal.
+constexpr double kMessagePrice = 0.05;
+
 py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   plan::ModuleTree tree;
   for (const py::dict& row : rows) tree.push_back(to_node(row));
@@ -86,14 +89,15 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   if (config.schedule == base::Schedule::kSimple) goal.schedule = "simple";
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
+  goal.message_price = kMessagePrice;
   const auto planner = config.auto_partition
-                           ? plan::contiguous_planner()
+                           ? plan::step_planner()
                            : plan::manual_planner(base::Partition(config.default_partition.value_or(0)));
   const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
   std::vector<std::int64_t> owners;
   for (auto owner : report.owners) owners.push_back(owner.value);
   const std::string table = plan::assignments_line(tree, report.owners, config.partitions) + "\n" +
-                            plan::describe(tree, report.owners, config.partitions);
+                            plan::describe(tree, report);
   return py::make_tuple(owners, table, to_dict(tree, report));
 }
 

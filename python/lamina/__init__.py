@@ -90,6 +90,7 @@ from lamina.ranks import (
 )
 from lamina.saving import load, save
 from lamina.step import step
+from lamina.tracing import is_tracing
 
 try:
     __version__ = importlib.metadata.version("lamina")
@@ -146,6 +147,7 @@ __all__ = [
     "get_world_process_group",
     "init",
     "is_initialized",
+    "is_tracing",
     "load",
     "local_rank",
     "local_size",
@@ -179,7 +181,6 @@ __all__ = [
 _NOT_YET = {
     "CheckpointManager",
     "amp",
-    "is_tracing",
     "optimizers",
     "resume_from_checkpoint",
     "save_checkpoint",

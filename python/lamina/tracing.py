@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina.errors import UsageError
 from lamina.tracing_costs import nominal
@@ -84,7 +84,7 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     with _tracing():
         if not options.memory:
             found.measures = _attempt(tree, call, None, found.notes)
-        if found.measures is None:
+        if found.measures is None and not _is_fake(tree):
             found.measures = _attempt(tree, call, options, found.notes)
         if found.measures is None:
             found.notes.append("it is cut by the bytes of its parameters")
@@ -198,8 +198,7 @@ def _attempt(tree: ModuleTree, call: Call, real: TraceOptions | None, notes: lis
             stack.enter_context(undisturbed(tree.root))
             device, make = _device(tree, real), _moved(real.device) if real else None
             if make is None:
-                fake = FakeTensorMode(allow_non_fake_inputs=True)
-                make = fake.from_tensor
+                make = _faked(fake := _fake_mode(tree))
                 stack.enter_context(fake)
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
@@ -229,6 +228,20 @@ def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
         return real.device
     first = next((tensor for _, tensor, _ in tree.tensors()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def _is_fake(tree: ModuleTree) -> bool:
+    return any(isinstance(tensor, FakeTensor) for _, tensor, _ in tree.tensors())
+
+
+def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
+    """That of a model which was built without memory, else a new one."""
+    modes = (tensor.fake_mode for _, tensor, _ in tree.tensors() if isinstance(tensor, FakeTensor))
+    return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _faked(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
 def _moved(device: torch.device | None) -> Callable[[torch.Tensor], torch.Tensor]:

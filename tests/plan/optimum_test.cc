@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "lamina/base/error.h"
-#include "lamina/plan/items.h"
 #include "lamina/plan/prediction.h"
+#include "lamina/plan/task.h"
 #include "tests/plan/any_tree.h"
 
 namespace lamina::plan {
@@ -26,15 +26,15 @@ Outcome outcome_of(const ModuleTree& tree, const Route& route, const Assignment&
   return {step_us(predict(route, owners, goal).shape, goal), *std::ranges::max_element(memory)};
 }
 
-// Every owner of every item, the root's in partition 0.
-void for_each_plan(const ModuleTree& tree, int partitions, const std::function<void(const Assignment&)>& use) {
-  const Items items = find_items(tree, partitions);
-  std::vector<int> owners(items.size());
+// Every owner of everything that a planner may move.
+void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use) {
+  const Task task(tree, goal);
+  std::vector<int> owners = task.on_one_rank();
   while (true) {
-    use(items.spread(owners));
-    std::size_t at = 1;
-    while (at < owners.size() && ++owners[at] == partitions) owners[at++] = 0;
-    if (at >= owners.size()) return;
+    use(task.items.spread(owners));
+    std::size_t at = 0;
+    while (at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions) owners[task.movable[at++]] = 0;
+    if (at == task.movable.size()) return;
   }
 }
 
@@ -49,7 +49,7 @@ void expect_near_optimum(const ModuleTree& tree, Goal goal, double factor) {
   const Route route = find_route(tree);
   const double found = outcome_of(tree, route, step_planner()->assign(tree, goal), goal).step_us;
   double best = std::numeric_limits<double>::infinity();
-  for_each_plan(tree, goal.partitions, [&](const Assignment& owners) {
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
     best = std::min(best, step_us(predict(route, owners, goal).shape, goal));
   });
   RC_ASSERT(found <= factor * best);
@@ -104,7 +104,7 @@ RC_GTEST_PROP(Optimum, OfMemoryAndTimeIsNearWhateverTheirWeights, ()) {
   };
   const Outcome found = outcome_of(tree, route, step_planner()->assign(tree, goal), goal);
   double best = std::numeric_limits<double>::infinity();
-  for_each_plan(tree, goal.partitions, [&](const Assignment& owners) {
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
     const Outcome outcome = outcome_of(tree, route, owners, goal);
     if (outcome.step_us <= found.step_us) best = std::min(best, objective(outcome));
   });
@@ -118,7 +118,7 @@ RC_GTEST_PROP(Optimum, APlanThatFitsIntoMemoryIsFoundWhereThereIsOne, ()) {
   goal.memory_limit_bytes = all * *rc::gen::inRange(20, 80).as("per cent") / 100;
   std::int64_t least = all;
   const Route route = find_route(tree);
-  for_each_plan(tree, goal.partitions, [&](const Assignment& owners) {
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
     least = std::min(least, outcome_of(tree, route, owners, goal).fullest_bytes);
   });
   if (least > *goal.memory_limit_bytes) {
