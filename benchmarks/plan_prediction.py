@@ -5,9 +5,8 @@
 
 The model is cut with measured times (trace_execution_times). Time: of each stage and microbatch, forward and backward;
 measured as the processor time of the rank's process in a step, so that waiting does not count. Memory: of each rank,
-what its parameters, their gradients and what is kept for the backward take at most at one moment; the plan counts as many
-microbatches as a rank may hold, and the last rank of a pipeline holds fewer. `of measured` is the plan's figure over the
-measured one.
+what its parameters, their gradients and what is kept for the backward take at most at one moment. `of measured` is the
+plan's figure over the measured one.
 """
 
 import statistics
