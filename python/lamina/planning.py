@@ -12,7 +12,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,9 @@ def main() -> int:
     parser.add_argument("--times", action="store_true", help="run the model and measure, instead of counting")
     given = parser.parse_args()
     try:
-        print(json.dumps(rows_of(find(given.model), given.input, given.times)))
+        with redirect_stdout(sys.stderr):
+            rows = rows_of(find(given.model), given.input, given.times)
+        print(json.dumps(rows))
     except Error as error:
         print(f"lamina plan: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from launch.launcher_harness import command
 from torch import nn
 
 from lamina.errors import UsageError
@@ -104,10 +105,28 @@ def test_what_is_no_model():
         rows_of(lambda: 5, [])
 
 
-def test_as_a_program(tmp_path):
-    (tmp_path / "mine.py").write_text("from torch import nn\ndef build(): return nn.Linear(8, 8)\n")
-    command = [sys.executable, "-m", "lamina.planning", "--model", "mine:build", "--input"]
-    run = subprocess.run([*command, LINEAR], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert [row["name"] for row in json.loads(run.stdout)] == [""]
-    run = subprocess.run([*command, "nonsense"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 2 and run.stderr.startswith("lamina plan: --input 'nonsense': NameError")
+SCRIPT = """
+from torch import nn
+print("what a script says is no plan")
+def build():
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+"""
+
+
+def test_the_command(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    monkeypatch.setenv("LAMINA_PYTHON", sys.executable)
+
+    def planned(*words):
+        line = [command(), "plan", "--model", "mine:build", *words]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+
+    run = planned("--input", LINEAR, "-n", "2", "-m", "16", "--link-bytes-per-us", "1e4", "--json")
+    assert run.returncode == 0, run.stderr
+    plan = json.loads(run.stdout)
+    assert set(plan["partition"].values()) == {0, 1} and plan["predicted_step_us"] > 0
+    run = planned("--input", "nonsense", "-n", "2")
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1] == "lamina plan: --input 'nonsense': NameError: name 'nonsense' is not defined"
+    run = planned("--input", LINEAR)
+    assert (run.returncode, run.stderr) == (2, "lamina plan: --model requires --partitions; see `lamina plan --help`\n")
