@@ -12,7 +12,7 @@ namespace lamina::plan {
 namespace {
 
 // Plans of leaves of 50 to 150 us.
-RC_GTEST_PROP(Prediction, OfAPlanIsWithinAThirdOfTheSimulatedSchedule, ()) {
+RC_GTEST_PROP(Prediction, OfAPlanIsWithinAHalfOfTheSimulatedSchedule, ()) {
   ModuleTree tree(1);
   Goal goal = any_goal();
   goal.active_microbatches.reset();
@@ -26,8 +26,8 @@ RC_GTEST_PROP(Prediction, OfAPlanIsWithinAThirdOfTheSimulatedSchedule, ()) {
   const Route route = find_route(tree);
   const double predicted = step_us(predict(route, owners, goal).shape, goal);
   const double simulated = simulated_step_us(route, owners, goal);
-  RC_ASSERT(simulated <= 1.34 * predicted);
-  RC_ASSERT(predicted <= 1.34 * simulated);
+  RC_ASSERT(simulated <= 1.5 * predicted);
+  RC_ASSERT(predicted <= 1.5 * simulated);
 }
 
 Goal even(const char* schedule, int partitions, int microbatches) {
