@@ -12,6 +12,9 @@ import uuid
 from launch.forked_ranks import ForkedRank, ReservedPort, fork_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What an outer launcher may have set, and would change what is tested.
+FOREIGN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR",
+           "MASTER_PORT", "OMP_NUM_THREADS", "LAMINA_LAUNCHER"}  # fmt: skip
 DEADLINE_S = 30.0  # for what has no promised bound; only a hang reaches it
 
 
@@ -68,7 +71,7 @@ class Launcher:
 
     def environment(self, **extra):
         name, value = self.mark.split("=")
-        base = {key: text for key, text in os.environ.items() if key not in ("RANK", "OMP_NUM_THREADS")}
+        base = {key: text for key, text in os.environ.items() if key not in FOREIGN}
         base |= {name: value, "TMPDIR": str(self.temporary), "LAMINA_PYTHON": sys.executable, "DIR": str(self.folder)}
         return {key: text for key, text in (base | extra).items() if text is not None}
 
