@@ -316,7 +316,7 @@ def case_api_files_of_another_number_of_ranks_say_so():
     lamina.shutdown()
     lamina.init(partitions=1, microbatches=1, timeout_s=30)
     refuses("_0 was saved by a job of pp 2 x tp 1 ranks, this one has pp 1 x tp 1: .*partial=False", lamina.load, path)
-    refuses("_0_0_0 was saved by a job of pp 2 x tp 1 x rdp 1 ranks, this one has pp 1", lamina.load, path, v3=True)
+    refuses("was saved by a job of pp 2 x tp 1 .*this one has pp 1", lamina.load, path, v3=True)
 
 
 # Hooks.
