@@ -12,7 +12,7 @@ import uuid
 from launch.forked_ranks import ForkedRank, ReservedPort, fork_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0  # for what has no promised bound; only a hang reaches it
+DEADLINE_S = 120.0  # for what has no promised bound; only a hang reaches it
 
 
 def command() -> str:
