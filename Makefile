@@ -50,7 +50,7 @@ demo: build
 test: build
 	@failed=0; \
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) || failed=1; \
-	$(BIN)/pytest -n $$(scripts/jobs.sh) --dist loadgroup $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 bench: build

@@ -3,9 +3,9 @@
 
 import pytest
 from equivalence.generate import WORLDS, cases
-from launch.case_jobs import SOAK, results, together
+from launch.case_jobs import SOAK, of_job, results
 
-ALL = [together(f"equivalence of {w}", w, c.name, id=f"pp{w}-{c.name}") for w in WORLDS for c in cases(w)]
+ALL = [of_job(f"pp{w}", c.name, w, c.name) for w in WORLDS for c in cases(w)]
 DEADLINE_S = 3600 if SOAK else 240
 
 
@@ -20,6 +20,6 @@ def test_trains_like_one_device(world, case):
     assert found(world)[case] == []
 
 
-@pytest.mark.parametrize("world", [together(f"equivalence of {world}", world) for world in WORLDS])
+@pytest.mark.parametrize("world", [of_job(f"pp{world}", "", world) for world in WORLDS])
 def test_the_launch_ends_well_and_leaves_nothing_behind(world):
     assert found(world)["launch"] == []

@@ -3,11 +3,11 @@
 
 import pytest
 from equivalence.random_cases import LAYOUTS, cases
-from launch.case_jobs import SOAK, results, together
+from launch.case_jobs import SOAK, of_job, results
 
 DEADLINE_S = 3600 if SOAK else 240
 WORLDS = sorted({partitions * replicas for partitions, replicas in LAYOUTS})
-ALL = [together(f"random models of {w}", case, id=case.name) for w in WORLDS for case in cases(w, SOAK)]
+ALL = [of_job(f"random{w}", case.name, case) for w in WORLDS for case in cases(w, SOAK)]
 
 
 def found(world: int) -> dict[str, list[str]]:
@@ -24,6 +24,6 @@ def test_trains_like_one_device(case):
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)
-@pytest.mark.parametrize("world", [together(f"random models of {world}", world) for world in WORLDS])
+@pytest.mark.parametrize("world", [of_job(f"random{world}", "", world) for world in WORLDS])
 def test_the_launch_ends_well_and_leaves_nothing_behind(world):
     assert found(world)["launch"] == []

@@ -17,9 +17,9 @@ SOAK = bool(os.environ.get("LAMINA_SOAK"))
 GRACE_S = 10.0  # for the other ranks to end, when one has failed
 
 
-def together(job: str, *values, id: str | None = None):
-    """A test's parameters; the tests of one job run in one of pytest's processes, which starts it once."""
-    return pytest.param(*values, id=id, marks=pytest.mark.xdist_group(job))
+def of_job(job: str, name: str, *values):
+    """The parameters of a test of that job: see pytest_xdist_make_scheduler."""
+    return pytest.param(*values, id=f"{name}@{job}")
 
 
 @functools.cache

@@ -29,6 +29,7 @@ def main() -> None:
             except BaseException:
                 wrong = [traceback.format_exc()]
             report.add(name, wrong)
+            report.wait_for_others()
     faulthandler.cancel_dump_traceback_later()
 
 

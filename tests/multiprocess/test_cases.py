@@ -2,7 +2,7 @@
 """The Python face over several processes. The cases are in cases_*.py; each file is one launch."""
 
 import pytest
-from launch.case_jobs import results, together
+from launch.case_jobs import of_job, results
 from multiprocess.cases import cases
 
 DEADLINE_S = 280.0  # only a hang reaches it
@@ -25,12 +25,12 @@ def found(module: str) -> dict[str, list[str]]:
     return results(LAUNCHES[module], DEADLINE_S, "multiprocess/run_cases.py", module)
 
 
-@pytest.mark.parametrize("module, case", [together(m, m, case) for m in LAUNCHES for case in cases(m)])
+@pytest.mark.parametrize("module, case", [of_job(m, case, m, case) for m in LAUNCHES for case in cases(m)])
 def test_case(module, case):
     assert case in found(module), f"it did not end on every rank; the launch: {found(module)['launch']}"
     assert not found(module)[case], "\n".join(found(module)[case])
 
 
-@pytest.mark.parametrize("module", [together(module, module) for module in LAUNCHES])
+@pytest.mark.parametrize("module", [of_job(module, "", module) for module in LAUNCHES])
 def test_the_launch_ends_well_and_leaves_nothing_behind(module):
     assert not found(module)["launch"]
