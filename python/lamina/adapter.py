@@ -7,7 +7,7 @@ from torch import nn
 
 from lamina import _current, _lamina, intercept
 from lamina.arguments import ArgumentCheck, is_unchanging
-from lamina.changes import Changed, Lent, adopt
+from lamina.changes import Changed, Lent, adopt, unpacked
 from lamina.errors import UsageError
 
 _UNIFORM = (b"\x00", b"\x01")
@@ -19,7 +19,7 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
     """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank.
 
     Returns:
-        What it returns; a `Changed` around that when it changed arguments that are no tensors.
+        What it returns; when it changed arguments that are no tensors, a `Changed` as it travels.
 
     Errors:
         UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
@@ -29,7 +29,7 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
     check = ArgumentCheck(module, _name(number), args, kwargs)
     output = intercept.call_here(module, args, kwargs)
     changed = check.changed()
-    return Changed(output, changed) if changed else output
+    return Changed(output, changed).packed() if changed else output
 
 
 def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -43,10 +43,10 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
         return session.call(number, args, kwargs)
     with _lent.to_a_call(lent):
         result = session.call(number, args, kwargs)
-        if type(result) is not Changed:
+        if (changed := unpacked(result)) is None:
             return result
         try:
-            return adopt(result, args, kwargs, _lent)
+            return adopt(changed, args, kwargs, _lent)
         except UsageError as error:
             raise UsageError(f"{_name(number)}: {error}") from None
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import nest
+from lamina import codec, nest
 from lamina.errors import UsageError
 
 Position = int | str  # of an argument: among those without a keyword, or its keyword
@@ -24,11 +24,28 @@ Position = int | str  # of an argument: among those without a keyword, or its ke
 
 @dataclass
 class Changed:
-    """A result, and the arguments that changed on the way to it. They travel together, so that what is one object in
-    both is one on the other side."""
+    """A result, and the arguments that changed on the way to it."""
 
     output: Any
     arguments: dict[Position, Any]
+
+    def packed(self) -> tuple["_Packed", list[torch.Tensor]]:
+        """As it travels: all in one, so that what is one object here is one on the other side; its tensors for
+        themselves, so that those of the caller are known there as the caller's and do not travel."""
+        data, tensors = codec.pack((self.output, self.arguments))
+        return _Packed(data), tensors
+
+
+@dataclass
+class _Packed:
+    data: bytes
+
+
+def unpacked(result: Any) -> Changed | None:
+    """What arrived of a `Changed`; None for any other result."""
+    if type(result) is not tuple or len(result) != 2 or type(result[0]) is not _Packed:
+        return None
+    return Changed(*codec.unpack(result[0].data, result[1]))
 
 
 class Lent:

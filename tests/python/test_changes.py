@@ -9,7 +9,7 @@ import torch
 
 import lamina
 from lamina import codec
-from lamina.changes import Changed, Lent, adopt
+from lamina.changes import Changed, Lent, adopt, unpacked
 
 TENSOR, OTHER = torch.ones(2), torch.zeros(2)
 
@@ -40,7 +40,8 @@ def called(change, *args, lent=None):
     """A call of `change` on another rank, which changes all its arguments."""
     there = travelled(args)
     output = change(*there)
-    return adopt(travelled(Changed(output, dict(enumerate(there)))), args, {}, lent or Lent())
+    changed = Changed(output, dict(enumerate(there)))
+    return adopt(unpacked(changed.packed()), args, {}, lent or Lent())
 
 
 CASES = {
@@ -67,6 +68,11 @@ def test_the_callers_object_becomes_what_the_copy_became(state, change, is_right
     assert not is_right(state)
     called(change, state)
     assert is_right(state)
+
+
+def test_other_results_are_what_they_are():
+    for result in (None, TENSOR, (TENSOR, TENSOR), (1, 2), []):
+        assert unpacked(result) is None
 
 
 def test_objects_inside_stay_the_same_objects():
