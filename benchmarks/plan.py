@@ -21,7 +21,9 @@ def main() -> None:
         if word == "time":
             seconds[kind].append(float(values[0]))
             continue
-        for figure, value in zip(("published", "optimum", "simulated"), map(float, values), strict=True):
+        for figure, value in zip(
+            ("published", "optimum", "simulated", "published, both simulated"), map(float, values), strict=True
+        ):
             if value > 0:
                 ratios[kind, figure].append(value)
     for (kind, figure), values in sorted(ratios.items()):
