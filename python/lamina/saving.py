@@ -140,9 +140,10 @@ def _not_there(session: Any, path: str, f: str, partial: bool, v3: bool) -> OSEr
     others = sorted(other for other in glob.glob(f"{glob.escape(f)}_*") if not other.endswith(".tmp"))
     if partial:
         ranks = _ranks(session, v3)
-        noted = next(filter(None, map(archives.noted_in, others)), ranks)
-        if noted != ranks:
-            return UsageError(archives.of_others(others[0], noted, ranks))
+        for other in others:
+            noted = archives.noted_in(other)
+            if noted is not None and noted != ranks and noted.keys() == ranks.keys():
+                return UsageError(archives.of_others(other, noted, ranks))
         hint = f"; there is {f} itself: load it with partial=False" if os.path.exists(f) else ""
     else:
         hint = f"; there is {others[0]}: load partial files with partial=True" if others else ""
