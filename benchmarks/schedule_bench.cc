@@ -69,11 +69,8 @@ std::pair<double, double> alone() {
 // Messages take up to 0.1 ms, at random: exactly equal times would make every tie fall the same way.
 double simulated(const base::Config& config, double forward, double both) {
   std::mt19937 random(1);
-  plan::Chain chain;
-  chain.stages = config.partitions;
-  chain.microbatches = config.microbatches;
-  chain.forward = static_cast<std::int64_t>(1e9 * forward);
-  chain.backward = static_cast<std::int64_t>(1e9 * (both - forward));
+  plan::Chain chain = plan::even_chain(config.partitions, config.microbatches, static_cast<std::int64_t>(1e9 * forward),
+                                       static_cast<std::int64_t>(1e9 * (both - forward)));
   chain.delay = [&] { return static_cast<std::int64_t>(random() % 100'000); };
   const auto name = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
   const auto schedule = plan::make_schedule(name, *base::with_defaults(config).active_microbatches);

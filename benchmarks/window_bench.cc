@@ -21,21 +21,18 @@ struct Outcome {
 };
 
 Outcome simulated(int stages, int microbatches, int window, std::mt19937& random) {
-  plan::Chain chain;
-  chain.stages = stages;
-  chain.microbatches = microbatches;
-  chain.forward = 10'000;
-  chain.backward = 20'000;
+  plan::Chain chain = plan::even_chain(stages, microbatches, 10'000, 20'000);
   chain.delay = [&] { return static_cast<std::int64_t>(random() % 100); };
   const auto turns = plan::simulate(*plan::interleaved_schedule(window), chain);
   std::vector<int> holds(stages);
   Outcome outcome;
   for (const auto& turn : turns) {
-    const bool forward = turn.ticket.phase == Phase::kStart || (turn.ticket.phase == Phase::kForward && turn.rank > 0);
+    const bool forward =
+        turn.ticket.phase == Phase::kStart || (turn.ticket.phase == Phase::kForward && turn.visit < stages);
     if (forward) outcome.held = std::max(outcome.held, ++holds[turn.rank]);
     if (turn.ticket.phase == Phase::kBackward) --holds[turn.rank];
   }
-  const std::int64_t ideal = (microbatches + stages - 1) * (chain.forward + chain.backward);
+  const std::int64_t ideal = std::int64_t{microbatches + stages - 1} * 30'000;
   outcome.of_ideal = static_cast<double>(turns.back().end) / static_cast<double>(ideal);
   return outcome;
 }

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/simulation.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
 namespace lamina::plan {
 namespace {
 
+int ranks_of(const Chain& chain) {
+  int ranks = 1;
+  for (const Visit& visit : chain.visits) ranks = std::max(ranks, visit.rank + 1);
+  return ranks;
+}
+
 class Simulation {
  public:
-  Simulation(const Schedule& schedule, const Chain& chain) : schedule_(schedule), chain_(chain), ranks_(chain.stages) {
+  Simulation(const Schedule& schedule, const Chain& chain)
+      : schedule_(schedule), chain_(chain), end_(static_cast<int>(chain.visits.size())), ranks_(ranks_of(chain)) {
     progress_.microbatches = chain.microbatches;
-    for (int i = 0; i < chain.microbatches; ++i) send(0, Phase::kStart, base::Microbatch(i), 0);
+    for (int i = 0; i < chain.microbatches; ++i) send({Phase::kStart, base::Microbatch(i)}, 0, 0);
   }
 
   std::vector<Turn> run() {
@@ -30,60 +38,72 @@ class Simulation {
  private:
   struct RankState {
     std::vector<Ticket> waiting;
+    std::vector<int> visits;  // of each that waits
     bool busy = false;
   };
 
   void at(std::int64_t time, std::function<void()> event) { events_[{time, order_++}] = std::move(event); }
 
-  void send(int rank, Phase phase, base::Microbatch microbatch, std::int64_t delay) {
-    at(now_ + delay, [=, this] {
-      if (phase == Phase::kBackwardStart) ++progress_.forward_done;
-      ranks_[rank].waiting.push_back({phase, microbatch, order_++});
+  void send(Ticket ticket, int visit, std::int64_t delay) {
+    at(now_ + delay, [=, this]() mutable {
+      if (ticket.phase == Phase::kBackwardStart) ++progress_.forward_done;
+      ticket.arrival = order_++;
+      RankState& rank = ranks_[rank_of(visit)];
+      rank.waiting.push_back(ticket);
+      rank.visits.push_back(visit);
     });
   }
 
   void pick_everywhere() {
-    for (int rank = 0; rank < chain_.stages; ++rank) {
-      if (ranks_[rank].busy) continue;
+    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+      if (ranks_[rank].busy || ranks_[rank].waiting.empty()) continue;
       const auto chosen = schedule_.pick(ranks_[rank].waiting, rank == 0 ? progress_ : Progress{});
-      if (chosen) begin(rank, *chosen);
+      if (chosen) begin(rank, static_cast<std::ptrdiff_t>(*chosen));
     }
   }
 
-  void begin(int rank, std::size_t chosen) {
-    auto& waiting = ranks_[rank].waiting;
-    const Ticket ticket = waiting.at(chosen);
-    waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(chosen));
-    ranks_[rank].busy = true;
-    if (ticket.phase == Phase::kStart) ++progress_.started;
-    at(now_ + cost(rank, ticket.phase), [=, this, start = now_] { end(rank, ticket, start); });
+  void begin(int rank, std::ptrdiff_t chosen) {
+    auto& [waiting, visits, busy] = ranks_[rank];
+    Turn turn{.start = now_, .rank = rank, .visit = visits[chosen], .ticket = waiting[chosen]};
+    waiting.erase(waiting.begin() + chosen);
+    visits.erase(visits.begin() + chosen);
+    busy = true;
+    if (turn.ticket.phase == Phase::kStart) ++progress_.started;
+    at(now_ + cost(turn), [=, this] { end(turn); });
   }
 
-  std::int64_t cost(int rank, Phase phase) const {
-    if (phase == Phase::kStart || (phase == Phase::kForward && rank > 0)) return chain_.forward;
-    return phase == Phase::kBackward ? chain_.backward : 0;
+  int rank_of(int visit) const { return visit == end_ ? 0 : chain_.visits[visit].rank; }
+
+  std::int64_t cost(const Turn& turn) const {
+    if (turn.visit == end_) return 0;
+    return turn.ticket.phase == Phase::kBackward ? chain_.visits[turn.visit].backward
+                                                 : chain_.visits[turn.visit].forward;
   }
 
-  void end(int rank, const Ticket& ticket, std::int64_t start) {
-    ranks_[rank].busy = false;
-    const int last = chain_.stages - 1;
-    const bool returned = rank == 0 && ticket.phase == Phase::kForward;
-    if (returned) {
-      send(0, Phase::kBackwardStart, ticket.microbatch, 0);
-    } else if (ticket.phase == Phase::kStart || ticket.phase == Phase::kForward) {
-      send(rank == last ? 0 : rank + 1, Phase::kForward, ticket.microbatch, chain_.delay());
-    } else if (ticket.phase == Phase::kBackwardStart) {
-      send(last, Phase::kBackward, ticket.microbatch, chain_.delay());
-    } else if (rank > 0) {
-      send(rank - 1, Phase::kBackward, ticket.microbatch, chain_.delay());
-    } else {
+  std::int64_t message_after(int visit) const { return chain_.visits[visit].message + chain_.delay(); }
+
+  void end(Turn turn) {
+    ranks_[turn.rank].busy = false;
+    const auto& [phase, microbatch, arrival] = turn.ticket;
+    if (phase == Phase::kBackwardStart) {
+      send({Phase::kBackward, microbatch}, end_ - 1, message_after(end_ - 1));
+    } else if (phase == Phase::kBackward && turn.visit > 0) {
+      send({Phase::kBackward, microbatch}, turn.visit - 1, message_after(turn.visit - 1));
+    } else if (phase == Phase::kBackward) {
       ++progress_.finished;
+    } else if (turn.visit == end_) {
+      send({Phase::kBackwardStart, microbatch}, end_, 0);
+    } else {
+      send({Phase::kForward, microbatch}, turn.visit + 1, message_after(turn.visit));
     }
-    turns_.push_back({start, now_, rank, ticket, progress_});
+    turn.end = now_;
+    turn.after = progress_;
+    turns_.push_back(turn);
   }
 
   const Schedule& schedule_;
   const Chain chain_;
+  const int end_;
   std::vector<RankState> ranks_;
   Progress progress_;
   std::int64_t now_ = 0;
@@ -93,6 +113,13 @@ class Simulation {
 };
 
 }  // namespace
+
+Chain even_chain(int stages, int microbatches, std::int64_t forward, std::int64_t backward) {
+  Chain chain;
+  for (int rank = 0; rank < stages; ++rank) chain.visits.push_back({rank, forward, backward, 0});
+  chain.microbatches = microbatches;
+  return chain;
+}
 
 std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain) { return Simulation(schedule, chain).run(); }
 

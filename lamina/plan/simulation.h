@@ -9,28 +9,37 @@
 
 namespace lamina::plan {
 
-// A step of a chain of stages, one per rank, under a schedule, in simulated time. Rank 0 starts the microbatches and
-// calls all stages of each at once; what they return goes straight from each rank to the next, from the last one to
-// rank 0, which has the loss, and backward from the last rank down to rank 0.
-struct Chain {
-  int stages = 1;
-  int microbatches = 1;
-  std::int64_t forward = 1;  // time a stage computes
+// A microbatch computes on a rank, then goes to the next visit: its forward in this order, its backward back.
+struct Visit {
+  int rank = 0;
+  std::int64_t forward = 1;  // time it computes
   std::int64_t backward = 1;
-  std::function<std::int64_t()> delay = [] { return 0; };  // of each message
+  std::int64_t message = 0;  // time from its end to the next visit, or, after the last, back to rank 0
 };
 
-// A rank let a ticket go on. On rank 0, kStart computes the first stage's forward, and kForward and kBackwardStart
-// nothing.
+// A step in simulated time. Rank 0 starts the microbatches and calls all modules of each at once; what they return goes
+// straight from each visit to the next, from the last one to rank 0, which has the loss, and backward the same way.
+struct Chain {
+  std::vector<Visit> visits;  // the first is on rank 0
+  int microbatches = 1;
+  std::function<std::int64_t()> delay = [] { return 0; };  // of each message, beside its own time
+};
+
+// As many visits as stages, one on each rank, all alike.
+Chain even_chain(int stages, int microbatches, std::int64_t forward = 1, std::int64_t backward = 1);
+
+// A rank let a ticket go on. On rank 0, kStart computes the first visit's forward, and what goes on after the last one,
+// kForward and kBackwardStart, computes nothing.
 struct Turn {
   std::int64_t start = 0;
   std::int64_t end = 0;
   int rank = 0;
+  int visit = 0;  // its position; as many as there are visits: the step body after the last one
   Ticket ticket;
   Progress after;  // of the leading rank, when the turn had ended
 };
 
-// The turns in the order in which they ended. Fewer than 2 * stages + 2 per microbatch mean a deadlock.
+// The turns in the order in which they ended. Fewer than 2 * visits + 2 per microbatch mean a deadlock.
 std::vector<Turn> simulate(const Schedule& schedule, const Chain& chain);
 
 // The time at which the step ends.

@@ -37,16 +37,23 @@ class ModuleTree:
         """The number of a module of the tree, None for any other."""
         return self._node_of.get(id(module))
 
-    def rows(self) -> list[tuple[int, str, int, list[int], bool, int | None]]:
-        """Per node what a plan is made from: (parent, name, bytes of its own parameters, ids of its own parameters,
-        whether it is ever called, the partition it was placed on by hand or None)."""
+    def rows(self) -> list[dict[str, object]]:
+        """Per node what a plan is made from; see `Session.plan`."""
         number: dict[int, int] = {}  # by id(parameter)
         rows = []
-        for module, name, parent, held in zip(self.modules, self.names, self.parents, self.held, strict=True):
+        for node, (module, held) in enumerate(zip(self.modules, self.held, strict=True)):
             own = {id(p): p for part in held for p in part._parameters.values() if p is not None}
-            size_bytes = sum(p.numel() * p.element_size() for p in own.values())
-            ids = [number.setdefault(key, len(number)) for key in own]
-            rows.append((parent, name, size_bytes, ids, is_called(module), placement.of(module)))
+            rows.append(
+                {
+                    "id": node,
+                    "parent": self.parents[node],
+                    "name": self.names[node],
+                    "parameter_bytes": sum(p.numel() * p.element_size() for p in own.values()),
+                    "parameter_ids": [number.setdefault(key, len(number)) for key in own],
+                    "callable": is_called(module),
+                    "placed_at": placement.of(module),
+                }
+            )
         return rows
 
     def paths(self) -> dict[str, int]:

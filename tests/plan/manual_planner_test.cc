@@ -24,12 +24,12 @@ TEST(ManualPlanner, InnermostPlacementCountsThenTheFallback) {
   builder.tree[list].placed_at = Partition(2);
   builder.tree[placed].placed_at = Partition(0);
   const Assignment expected{Partition(1), Partition(1), Partition(2), Partition(2), Partition(0), Partition(0)};
-  EXPECT_EQ(manual_planner(Partition(1))->assign(builder.tree, 3), expected);
+  EXPECT_EQ(manual_planner(Partition(1))->assign(builder.tree, over(3)), expected);
 }
 
 std::string error_of(const ModuleTree& tree, Partition fallback, int partitions) {
   try {
-    manual_planner(fallback)->assign(tree, partitions);
+    manual_planner(fallback)->assign(tree, over(partitions));
   } catch (const base::ConfigError& error) {
     return error.what();
   }

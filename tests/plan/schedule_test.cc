@@ -16,13 +16,14 @@
 namespace lamina::plan {
 namespace {
 
-// Any chain, with messages that overtake each other in an order given by the seed.
+// Any chain of unlike stages, with messages that overtake each other in an order given by the seed.
 Chain any_chain() {
   Chain chain;
-  chain.stages = *rc::gen::inRange(1, 7).as("stages");
   chain.microbatches = *rc::gen::inRange(1, 13).as("microbatches");
-  chain.forward = *rc::gen::inRange(0, 4).as("forward");
-  chain.backward = *rc::gen::inRange(0, 4).as("backward");
+  const int stages = *rc::gen::inRange(1, 7).as("stages");
+  for (int rank = 0; rank < stages; ++rank) {
+    chain.visits.push_back({rank, *rc::gen::inRange(0, 4), *rc::gen::inRange(0, 4), *rc::gen::inRange(0, 4)});
+  }
   auto random = std::make_shared<std::mt19937>(*rc::gen::inRange(0, 1000000).as("seed"));
   chain.delay = [random] { return static_cast<std::int64_t>((*random)() % 8); };
   return chain;
@@ -34,7 +35,7 @@ void expect_complete(const Chain& chain, const std::vector<Turn>& turns) {
   std::map<std::tuple<int, base::Microbatch, Phase>, int> times;
   for (const Turn& turn : turns) ++times[{turn.rank, turn.ticket.microbatch, turn.ticket.phase}];
   for (const auto& [what, count] : times) RC_ASSERT(count == 1);
-  RC_ASSERT(turns.size() == static_cast<std::size_t>(chain.microbatches * (2 * chain.stages + 2)));
+  RC_ASSERT(turns.size() == static_cast<std::size_t>(chain.microbatches) * (2 * chain.visits.size() + 2));
 }
 
 RC_GTEST_PROP(ScheduleProperty, EachMicrobatchGoesForwardAndBackwardOnceWhateverTheOrderOfMessages, ()) {
@@ -129,12 +130,9 @@ double worst_of_ideal(std::int64_t backward, const std::function<std::unique_ptr
   double worst = 0;
   for (int stages = 1; stages <= 8; ++stages) {
     for (int microbatches : {1, 2, 3, 4, 8, 16, 32, 64}) {
-      Chain chain;
-      chain.stages = stages;
-      chain.microbatches = microbatches;
-      chain.backward = backward;
-      const auto took = static_cast<double>(simulate(*schedule(stages), chain).back().end);
-      const auto ideal = static_cast<double>((microbatches + stages - 1) * (chain.forward + chain.backward));
+      const Chain chain = even_chain(stages, microbatches, 1, backward);
+      const auto took = static_cast<double>(step_time(*schedule(stages), chain));
+      const auto ideal = static_cast<double>((microbatches + stages - 1) * (1 + backward));
       worst = std::max(worst, took / ideal);
     }
   }
@@ -163,9 +161,7 @@ TEST(Schedule, InterleavedIsWithinHalfOfIdealWithTwoMicrobatchesInFlightMoreThan
 }
 
 TEST(Schedule, InterleavedFreesEarlyWhatSimpleKeepsToTheEnd) {
-  Chain chain;
-  chain.stages = 4;
-  chain.microbatches = 32;
+  const Chain chain = even_chain(4, 32);
   const auto most_in_flight = [&](const Schedule& schedule) {
     int most = 0;
     for (const Turn& turn : simulate(schedule, chain)) most = std::max(most, turn.after.started - turn.after.finished);

@@ -9,6 +9,12 @@
 // Module trees for tests.
 namespace lamina::plan {
 
+inline Goal over(int partitions) {
+  Goal goal;
+  goal.partitions = partitions;
+  return goal;
+}
+
 // Builds a tree; parameters get fresh ids unless they are given.
 class TreeBuilder {
  public:

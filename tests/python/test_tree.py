@@ -33,10 +33,17 @@ def test_each_module_once_parents_first():
 
 
 def test_bytes_shared_ids_and_what_is_called():
-    rows = {row[1]: row for row in ModuleTree(Tied()).rows()}
-    assert [rows[name][2] for name in ("", "embedding", "blocks", "blocks.0", "blocks.1")] == [16, 60, 0, 48, 0]
-    assert rows["head"][3] == rows["embedding"][3] and len(rows["blocks.0"][3]) == 2 and len(rows[""][3]) == 2
-    assert [rows[name][4] for name in ("", "blocks", "blocks.1")] == [True, False, True]
+    rows = {row["name"]: row for row in ModuleTree(Tied()).rows()}
+    assert [rows[name]["parameter_bytes"] for name in ("", "embedding", "blocks", "blocks.0", "blocks.1")] == [
+        16,
+        60,
+        0,
+        48,
+        0,
+    ]
+    ids = {name: row["parameter_ids"] for name, row in rows.items()}
+    assert ids["head"] == ids["embedding"] and len(ids["blocks.0"]) == 2 and len(ids[""]) == 2
+    assert [rows[name]["callable"] for name in ("", "blocks", "blocks.1")] == [True, False, True]
 
 
 def test_every_name_of_a_module_leads_to_its_node():
@@ -63,7 +70,7 @@ def test_parameters_then_buffers_each_once():
 def test_modules_that_read_their_childrens_parameters_stay_whole(module):
     tree = ModuleTree(nn.Sequential(module))
     assert tree.names == ["", "0"]
-    assert sum(row[2] for row in tree.rows()) == sum(p.numel() * 4 for p in module.parameters())
+    assert sum(row["parameter_bytes"] for row in tree.rows()) == sum(p.numel() * 4 for p in module.parameters())
     assert {node for _, _, node in tree.tensors()} == {1}
 
 
@@ -71,7 +78,7 @@ def test_placements_by_hand():
     with partition(1):
         first = nn.Linear(1, 1)
     rows = ModuleTree(nn.Sequential(first, nn.Linear(1, 1))).rows()
-    assert [row[5] for row in rows] == [None, 1, None]
+    assert [row["placed_at"] for row in rows] == [None, 1, None]
 
 
 def test_lazy_modules_are_refused_by_name():

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+// What a plan is made for.
+namespace lamina::plan {
+
+// What a message between two ranks takes; by default nothing.
+struct Link {
+  double latency_us = 0;
+  double bytes_per_us = 0;  // 0: a message takes its latency, whatever its size
+
+  double time_us(std::int64_t bytes) const {
+    return latency_us + (bytes_per_us > 0 ? static_cast<double>(bytes) / bytes_per_us : 0);
+  }
+};
+
+// One training step over `partitions` ranks.
+struct Goal {
+  int partitions = 1;
+  int microbatches = 1;
+  std::string schedule = "interleaved";    // or "simple"
+  std::optional<int> active_microbatches;  // default: 2 * partitions + 1
+  double memory_weight = 0.8;              // 0: only the step's time counts; 1: only the fullest rank's memory
+  Link link;
+  std::optional<std::int64_t> memory_limit_bytes;  // of each rank
+  double message_price = 0.008;  // a message more than partitions has to gain this part of the objective
+
+  // How many microbatches are in flight at most.
+  int window() const { return std::min(microbatches, active_microbatches.value_or(2 * partitions + 1)); }
+  // How many microbatches' activations a rank holds at most.
+  int held() const { return schedule == "simple" ? microbatches : window(); }
+};
+
+}  // namespace lamina::plan

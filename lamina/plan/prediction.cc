@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/prediction.h"
+
+#include <algorithm>
+
+#include "lamina/plan/sharing.h"
+#include "lamina/plan/simulation.h"
+
+namespace lamina::plan {
+
+double step_us(const StepShape& shape, const Goal& goal) {
+  const int window = std::max(goal.window(), 1);
+  const int rounds = (goal.microbatches + window - 1) / window;
+  const auto pass = [&](double path, double heaviest, int passes) {
+    return std::max(path + (goal.microbatches - 1) * heaviest, passes * path);
+  };
+  if (goal.schedule == "simple") {
+    return pass(shape.path_forward_us, shape.heaviest_forward_us, rounds) +
+           pass(shape.path_backward_us, shape.heaviest_backward_us, 1);
+  }
+  return pass(shape.path_forward_us + shape.path_backward_us, shape.heaviest_us, rounds);
+}
+
+Prediction predict(const Route& route, const Assignment& owners, const Goal& goal) {
+  Prediction result{std::vector<RankLoad>(goal.partitions), {}};
+  StepShape& shape = result.shape;
+  std::size_t at = 0;  // the leading rank
+  std::int64_t value_bytes = 0;
+  const auto go_to = [&](std::size_t rank) {
+    if (rank == at) return;
+    shape.path_forward_us += goal.link.time_us(value_bytes);
+    shape.path_backward_us += goal.link.time_us(value_bytes);
+    result.ranks[at].out_bytes += value_bytes;
+    at = rank;
+  };
+  for (const Point& point : route.points) {
+    const auto rank = static_cast<std::size_t>(owners[point.node].value);
+    go_to(rank);
+    result.ranks[rank].forward_us += point.forward_us;
+    result.ranks[rank].backward_us += point.backward_us;
+    shape.path_forward_us += point.forward_us;
+    shape.path_backward_us += point.backward_us;
+    value_bytes = point.value_bytes;
+  }
+  go_to(0);
+  for (const RankLoad& rank : result.ranks) {
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, rank.forward_us);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, rank.backward_us);
+    shape.heaviest_us = std::max(shape.heaviest_us, rank.forward_us + rank.backward_us);
+  }
+  return result;
+}
+
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
+  constexpr double kPerMicrosecond = 1000;
+  const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
+  Chain chain;
+  chain.microbatches = goal.microbatches;
+  chain.visits.push_back({0, 0, 0, 0});
+  std::int64_t value_bytes = 0;
+  for (const Point& point : route.points) {
+    const auto rank = static_cast<int>(owners[point.node].value);
+    if (rank != chain.visits.back().rank) {
+      chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+      chain.visits.push_back({rank, 0, 0, 0});
+    }
+    chain.visits.back().forward += ticks(point.forward_us);
+    chain.visits.back().backward += ticks(point.backward_us);
+    value_bytes = point.value_bytes;
+  }
+  if (chain.visits.back().rank != 0) chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+  const auto schedule = make_schedule(goal.schedule, goal.window());
+  return static_cast<double>(step_time(*schedule, chain)) / kPerMicrosecond;
+}
+
+std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
+  const Sharing sharing = find_sharing(tree);
+  std::vector<std::int64_t> memory(goal.partitions);
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    memory[owners[node].value] += 2 * sharing.bytes[node] + goal.held() * tree[node].activation_bytes;
+  }
+  return memory;
+}
+
+}  // namespace lamina::plan

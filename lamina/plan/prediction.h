@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lamina/plan/goal.h"
+#include "lamina/plan/partition.h"
+#include "lamina/plan/route.h"
+
+namespace lamina::plan {
+
+// What a step consists of, per microbatch: all work and messages one after the other, and the heaviest rank's work.
+struct StepShape {
+  double path_forward_us = 0;
+  double path_backward_us = 0;
+  double heaviest_forward_us = 0;  // of the rank with most forward, and so on
+  double heaviest_backward_us = 0;
+  double heaviest_us = 0;
+};
+
+// [Note: predicted step] The first microbatch takes the whole path, and after it one ends whenever the heaviest rank
+// has done its part. With fewer in flight than there are, one begins only when an earlier one has ended: as many whole
+// paths follow each other. `simple` does this for forwards and for backwards apart. plan/simulation.h runs the schedule
+// itself; tests/plan compares the two.
+double step_us(const StepShape& shape, const Goal& goal);
+
+// What one rank does per microbatch.
+struct RankLoad {
+  double forward_us = 0;
+  double backward_us = 0;
+  std::int64_t out_bytes = 0;  // sent to other ranks by a forward
+};
+
+struct Prediction {
+  std::vector<RankLoad> ranks;
+  StepShape shape;
+};
+
+Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);
+
+// The same step run by the schedule itself in simulated time, to a nanosecond.
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
+
+// Per partition, what it holds at once: parameters, their gradients, and activations.
+std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+
+}  // namespace lamina::plan

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lamina/plan/partition.h"
+
+namespace lamina::plan {
+
+// What one partition does per microbatch, and what it holds.
+struct Stage {
+  double time_us = 0;                // forward and backward; 0 where the tree has no times
+  std::int64_t parameter_bytes = 0;  // shared ones once
+  std::int64_t memory_bytes = 0;     // parameters, their gradients, and activations of all microbatches held at once
+  std::int64_t out_bytes = 0;        // sent to other partitions by a forward; a backward receives as much
+};
+
+// What a plan promises.
+struct Report {
+  Assignment owners;
+  std::vector<Stage> stages;     // by partition
+  double predicted_step_us = 0;  // 0 where the tree has no times
+  double bubble = 0;             // the part of all ranks' time in which they do nothing
+  std::string warning;           // one line when one partition holds up all others, with what it owns; else empty
+};
+
+Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+
+// The report as the table that is printed at the first step: a row per partition with the modules it calls, their
+// parameters and share of the whole, time (where known) and memory, bytes that a forward sends to other partitions, and
+// names: of modules that it owns whole ("blocks.0-2" for a run of siblings), and, as "name (itself)", of those it owns
+// without all of their children. Then a line with step and bubble, and the warning. Ends with a newline.
+std::string describe(const ModuleTree& tree, const Report& report);
+
+// The same names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
+std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions);
+
+}  // namespace lamina::plan

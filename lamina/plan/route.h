@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lamina/plan/partition.h"
+
+namespace lamina::plan {
+
+// A node computes: a module without children once, one with children and work of its own before and after them.
+struct Point {
+  int node = 0;
+  double forward_us = 0;
+  double backward_us = 0;
+  std::int64_t value_bytes = 0;  // what the next point needs of it: the outputs of the module that ended last
+};
+
+// A microbatch's way through the model, forward in this order and backward in the opposite one. It begins and ends on
+// the rank of partition 0, which runs the step body. What modules that compute nothing themselves pass on goes straight
+// from producer to consumer.
+struct Route {
+  std::vector<Point> points;
+  bool timed = true;  // false: the tree has no times, and those here stand for bytes of parameters and activations
+};
+
+Route find_route(const ModuleTree& tree);
+
+}  // namespace lamina::plan
