@@ -20,8 +20,8 @@ struct Attempt {
   const std::optional<Secret>& secret;
   RankOutputs& outputs;
   Orders& orders;
-  Signals& children;      // SIGCHLD
-  const sigset_t& mask;   // of signals, for the ranks
+  Signals& children;     // SIGCHLD
+  const sigset_t& mask;  // of signals, for the ranks
 
   // Throws StartError when a rank could not be started; those that were have been ended then.
   Outcome run() const;

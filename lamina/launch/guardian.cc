@@ -47,7 +47,8 @@ void relay(Signals& signals, const base::Fd& guardian, const base::Fd& orders) {
     watch.add(signals.fd(), POLLIN, [&] {
       while (const auto signal = signals.next()) {
         const auto byte = static_cast<unsigned char>(*signal);
-        if (*signal != SIGCHLD) [[maybe_unused]] auto written = ::write(orders.get(), &byte, 1);
+        if (*signal != SIGCHLD) [[maybe_unused]]
+          auto written = ::write(orders.get(), &byte, 1);
       }
     });
     watch.wait();

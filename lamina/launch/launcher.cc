@@ -61,6 +61,11 @@ std::optional<int> pause(std::chrono::milliseconds span, Orders& orders) {
   return {};
 }
 
+// Nothing of the ranks is left, and they will not be started again.
+void after_all_ended(const Report& report, const Outcome& last) {
+  if (last.again) report.keep_logs();
+}
+
 // In the guardian: starts the job until it is over.
 int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& secret, RankOutputs& outputs,
             Orders& orders, const sigset_t& mask) {
@@ -79,7 +84,7 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
       continue;
     }
     if (verdict == Restarts::Verdict::kHopeless) report.giving_up(Restarts::kQuick);
-    if (outcome.again) report.keep_logs();
+    after_all_ended(report, outcome);
     return outcome.exit_code;
   }
 }

@@ -56,14 +56,18 @@ void LineTee::watch(Watch& watch) {
 
 void LineTee::flush(const base::Deadline& deadline) {
   using std::chrono::milliseconds;
-  for (Source& source : sources_) {
-    if (source.pipe) take(source);
-  }
-  for (Outlet& outlet : outlets_) {
-    while (!outlet.waiting.empty()) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline.at() - base::Deadline::Clock::now());
-      if (!writable(outlet.fd, static_cast<int>(std::max(left, milliseconds{0}).count()))) break;
-      drain(outlet);
+  bool full = true;
+  while (full && !deadline.expired()) {
+    for (Source& source : sources_) {
+      if (source.pipe) take(source);
+    }
+    full = std::ranges::any_of(outlets_, [](const Outlet& outlet) { return outlet.waiting.size() >= kMostWaiting; });
+    for (Outlet& outlet : outlets_) {
+      while (!outlet.waiting.empty()) {
+        const auto left = std::chrono::ceil<milliseconds>(deadline.at() - base::Deadline::Clock::now());
+        if (!writable(outlet.fd, static_cast<int>(std::max(left, milliseconds{0}).count()))) break;
+        drain(outlet);
+      }
     }
   }
 }
@@ -74,7 +78,8 @@ void LineTee::take(Source& source) {
   while (source.outlet->waiting.size() < kMostWaiting &&
          (count = ::read(source.pipe.get(), bytes.data(), bytes.size())) > 0) {
     const std::string_view text(bytes.data(), static_cast<std::size_t>(count));
-    if (source.copy >= 0) [[maybe_unused]] auto written = ::write(source.copy, text.data(), text.size());
+    if (source.copy >= 0) [[maybe_unused]]
+      auto written = ::write(source.copy, text.data(), text.size());
     source.line += text;
     for (auto end = source.line.find('\n'); end != std::string::npos; end = source.line.find('\n')) {
       show(source, end + 1);

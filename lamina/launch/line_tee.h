@@ -17,8 +17,8 @@ class LineTee {
  public:
   LineTee();
 
-  // A pipe for a rank to write to, whose lines go to `terminal` (stdout or stderr), and to the file `copy` if it is none
-  // of -1.
+  // A pipe for a rank to write to, whose lines go to `terminal` (stdout or stderr), and to the file `copy` if it is
+  // none of -1.
   base::Fd add(base::Rank rank, int terminal, int copy);
 
   void watch(Watch& watch);

@@ -8,12 +8,17 @@
 namespace lamina::launch {
 namespace {
 
+// A line is number:controllers:path; version 2 has no controllers.
 std::string counter_file() {
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::")) continue;
-    std::string file = "/sys/fs/cgroup" + line.substr(3) + "/memory.events";
-    if (::access(file.c_str(), R_OK) == 0) return file;
+    const auto controllers = line.find(':') + 1;
+    const auto path = line.find(':', controllers) + 1;
+    const std::string name = line.substr(controllers, path - 1 - controllers);
+    std::string file;
+    if (name.empty()) file = "/sys/fs/cgroup" + line.substr(path) + "/memory.events";
+    if (name == "memory") file = "/sys/fs/cgroup/memory" + line.substr(path) + "/memory.oom_control";
+    if (!file.empty() && ::access(file.c_str(), R_OK) == 0) return file;
   }
   return "/proc/vmstat";
 }

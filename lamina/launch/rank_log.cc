@@ -57,7 +57,10 @@ off_t RankLog::size() const {
 }
 
 bool RankLog::keep_as(const std::string& path) const {
-  return ::linkat(AT_FDCWD, base::str("/proc/self/fd/", fd()).c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  const std::string file = base::str("/proc/self/fd/", fd());
+  if (::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+  std::error_code failed;
+  return std::filesystem::copy_file(file, path, failed);
 }
 
 std::string RankLog::tail(int lines) const {

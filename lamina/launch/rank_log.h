@@ -12,8 +12,8 @@ namespace lamina::launch {
 // The file that one rank writes to.
 class RankLog {
  public:
-  // A file of $TMPDIR (else /tmp) without a name, so that nothing is left of it however the launcher ends; while the job
-  // runs it can be read as /proc/<rank's pid>/fd/1. Throws ConfigError if the folder cannot be written.
+  // A file of $TMPDIR (else /tmp) without a name, so that nothing is left of it however the launcher ends; while the
+  // job runs it can be read as /proc/<rank's pid>/fd/1. Throws ConfigError if the folder cannot be written.
   RankLog();
 
   // The named file, made with the folders it is in; what is there already is kept. Throws ConfigError.
@@ -25,10 +25,11 @@ class RankLog {
   bool empty() const;  // nothing was ever written
   void begin_here();   // what is there now is of an earlier time
 
-  // The last `lines` lines written since the beginning, each ended by a newline; less where they are longer than 64 KiB together.
+  // The last `lines` lines written since the beginning, each ended by a newline; less where they are longer than 64 KiB
+  // together.
   std::string tail(int lines) const;
 
-  // Gives a file without a name one. False where its file system cannot.
+  // Gives a file without a name one; where that cannot be, a copy. False if neither can.
   bool keep_as(const std::string& path) const;
 
  private:

@@ -20,9 +20,9 @@ struct RankStart {
   base::Rank rank;
   const Program& program;
   Environment environment;
-  int input;   // becomes its stdin
-  int output;  // becomes its stdout
-  int error;   // becomes its stderr
+  int input;              // becomes its stdin
+  int output;             // becomes its stdout
+  int error;              // becomes its stderr
   std::vector<int> kept;  // stay open in it under the same numbers
   const sigset_t& signal_mask;
 };

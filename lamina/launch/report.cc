@@ -3,9 +3,10 @@
 
 #include <unistd.h>
 
-#include <string>
+#include <map>
 
 #include "lamina/base/str.h"
+#include "lamina/launch/rank_list.h"
 
 namespace lamina::launch {
 namespace {
@@ -75,11 +76,13 @@ void Report::interrupted(int signal, int ranks) const {
   say(signal_name(signal), ": ending ", ranks, ranks == 1 ? " rank" : " ranks");
 }
 
-void Report::killing(base::Rank rank, std::chrono::seconds grace) const {
-  say("rank ", rank, " still ran ", grace.count(), " s after SIGTERM: killed");
+void Report::killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const {
+  say(name_ranks(ranks), " still ran ", grace.count(), " s after SIGTERM: killed");
 }
 
-void Report::left(base::Rank rank) const { say("rank ", rank, " hangs in the kernel and could not be killed"); }
+void Report::left(const std::vector<base::Rank>& ranks) const {
+  say(name_ranks(ranks), " could not be killed: stuck in the kernel");
+}
 
 void Report::keep_logs() const {
   const std::string folder = outputs_.keep();
@@ -90,13 +93,18 @@ void Report::stopped(base::Rank rank, pid_t pid) const {
   say("warning: rank ", rank, " is stopped (SIGSTOP or the like); `kill -CONT ", pid, "` lets it go on");
 }
 
-void Report::hung() {
+void Report::hung(std::chrono::seconds timeout, const Places& places) {
   flush();
   outputs_.begin_here();
-  say("the job hangs: no rank has begun or ended a step within --hang-timeout");
+  say("the job hangs: no rank has begun or ended a step for ", timeout.count(), " s (--hang-timeout)");
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<base::Rank>> together;
+  for (const auto& [rank, words] : places) {
+    if (!together.contains(words)) order.push_back(words);
+    together[words].push_back(rank);
+  }
+  for (const std::string& words : order) say(name_ranks(together[words]), ": ", words);
 }
-
-void Report::place(base::Rank rank, const std::string& words) const { say("rank ", rank, ": ", words); }
 
 void Report::stacks() const {
   flush();

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lamina/launch/environment.h"
 #include "lamina/launch/line_tee.h"
@@ -14,6 +16,8 @@ namespace lamina::launch {
 // What the launcher says on stderr. Each line begins with "lamina run: " and is written whole.
 class Report {
  public:
+  using Places = std::vector<std::pair<base::Rank, std::string>>;  // where each rank is, in rising order
+
   // With a `tee` the user has seen what the ranks wrote; it is flushed before anything is said.
   Report(RankOutputs& outputs, LineTee* tee, bool verbose) : outputs_(outputs), tee_(tee), verbose_(verbose) {}
 
@@ -23,17 +27,16 @@ class Report {
   void ended(base::Rank rank, const RankEnd& end) const;
 
   // A failure.
-  void failed(const Verdict::Failure& failure) const;               // the first line, then the tail of that rank's log
-  void ended_with_it(int others) const;                             // how many others followed
-  void interrupted(int signal, int ranks) const;                    // by a signal to the launcher
-  void killing(base::Rank rank, std::chrono::seconds grace) const;  // it ignored SIGTERM
-  void left(base::Rank rank) const;                                 // not even SIGKILL ended it
-  void keep_logs() const;                                           // gives them names, and says where
+  void failed(const Verdict::Failure& failure) const;  // the first line, then the tail of that rank's log
+  void ended_with_it(int others) const;                // how many others followed
+  void interrupted(int signal, int ranks) const;       // by a signal to the launcher
+  void killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const;  // they ignored SIGTERM
+  void left(const std::vector<base::Rank>& ranks) const;                                 // not even SIGKILL ended them
+  void keep_logs() const;  // gives them names, and says where
 
   // No progress.
   void stopped(base::Rank rank, pid_t pid) const;
-  void hung();                                                 // the first line; what ranks write from now on are stacks
-  void place(base::Rank rank, const std::string& words) const;  // where one of them is
+  void hung(std::chrono::seconds timeout, const Places& places);  // what ranks write from now on are their stacks
   void stacks() const;
 
   // Another start.

@@ -8,8 +8,8 @@
 
 namespace lamina::launch {
 
-// When a job that failed is started again: at most `most` times, after a pause that doubles from start to start, and not
-// if it has failed in the same way twice in a row within kQuick of its start: then another start would not help.
+// When a job that failed is started again: at most `most` times, after a pause that doubles from start to start, and
+// not if it has failed in the same way twice in a row within kQuick of its start: then another start would not help.
 class Restarts {
  public:
   using Span = std::chrono::steady_clock::duration;

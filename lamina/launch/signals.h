@@ -12,8 +12,8 @@ namespace lamina::launch {
 
 // Signals as a descriptor to poll instead of handlers, except those of SIGINT, SIGTERM and SIGHUP that this process was
 // started to ignore (nohup, a shell's background job). SIGPIPE is held back too, so that a closed output is an error of
-// write. While one lives, these signals are blocked in the calling thread; what came and was not taken is dropped at its
-// end.
+// write. While one lives, these signals are blocked in the calling thread; what came and was not taken is dropped at
+// its end.
 class Signals {
  public:
   explicit Signals(std::initializer_list<int> wanted);  // throws StartError

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lamina/launch/descendants.h"
 #include "lamina/launch/watch.h"
@@ -71,7 +72,7 @@ void Supervisor::take_ends() {
     if (!end) return false;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
     verdict_.add(rank->rank(), *end);
-    parts_.vitals.forget(static_cast<int>(rank - parts_.ranks.data()));
+    parts_.vitals.forget(local(rank));
     parts_.report.ended(rank->rank(), *end);
     return true;
   });
@@ -84,8 +85,7 @@ void Supervisor::take_ends() {
 void Supervisor::check_vitals() {
   if (phase_ != Phase::kRunning || verdict_.first()) return;
   for (const RankProcess* rank : running_) {
-    const int i = static_cast<int>(rank - parts_.ranks.data());
-    if (parts_.vitals.stopped_long(i)) parts_.report.stopped(rank->rank(), rank->pid());
+    if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
   }
   if (parts_.vitals.hangs()) abort_hung();
 }
@@ -98,10 +98,10 @@ void Supervisor::advance() {
     fail();
     end_ranks();
   } else if (phase_ == Phase::kEnding && late) {
-    for (const RankProcess* rank : running_) parts_.report.killing(rank->rank(), parts_.grace);
+    parts_.report.killing(left(), parts_.grace);
     kill_ranks();
   } else if (phase_ == Phase::kKilling && late) {
-    for (const RankProcess* rank : running_) parts_.report.left(rank->rank());
+    parts_.report.left(left());
     running_.clear();
   }
 }
@@ -112,16 +112,16 @@ void Supervisor::fail() {
   parts_.report.failed(*verdict_.first());
 }
 
-// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER); nobody else is asked.
+// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
 void Supervisor::abort_hung() {
   hung_ = true;
   verdict_.close();
-  parts_.report.hung();
+  Report::Places places;
+  for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.vitals.words(local(rank)));
+  parts_.report.hung(*parts_.vitals.hang_timeout(), places);
   for (const RankProcess* rank : running_) {
-    const int i = static_cast<int>(rank - parts_.ranks.data());
-    parts_.report.place(rank->rank(), parts_.vitals.words(i));
-    const pid_t process = parts_.vitals.process(i);
-    if (!parts_.vitals.judged(i) || ::getpgid(process) != rank->pid()) continue;
+    const auto reporter = parts_.vitals.process(local(rank));  // it may be a child of the rank's, under a shell
+    const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();
     ::kill(process, SIGABRT);
     ::kill(process, SIGCONT);
   }
@@ -157,6 +157,14 @@ void Supervisor::kill_ranks() {
 void Supervisor::enter(Phase phase, milliseconds limit) {
   phase_ = phase;
   deadline_ = base::Deadline::after(limit);
+}
+
+int Supervisor::local(const RankProcess* rank) const { return static_cast<int>(rank - parts_.ranks.data()); }
+
+std::vector<base::Rank> Supervisor::left() const {
+  std::vector<base::Rank> ranks;
+  for (const RankProcess* rank : running_) ranks.push_back(rank->rank());
+  return ranks;
 }
 
 // Also those of ranks that have ended: their children may live on.

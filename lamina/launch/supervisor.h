@@ -62,6 +62,8 @@ class Supervisor {
   void kill_ranks();
   void enter(Phase phase, std::chrono::milliseconds limit);
   void signal_groups(int signal) const;
+  int local(const RankProcess* rank) const;
+  std::vector<base::Rank> left() const;  // that still run
   Outcome outcome() const;
 
   const Parts parts_;

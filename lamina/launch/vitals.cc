@@ -98,15 +98,16 @@ std::optional<base::Deadline> Vitals::next() const {
   return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
 }
 
-bool Vitals::judged(int i) const { return !people_[i].ended && people_[i].heard; }
+std::optional<pid_t> Vitals::process(int i) const {
+  return people_[i].heard ? std::optional<pid_t>(people_[i].last.process) : std::nullopt;
+}
 
 std::string Vitals::words(int i) const {
   const Person& person = people_[i];
   if (person.ended) return "has ended";
-  const std::string stopped =
-      person.stopped
-          ? base::str("stopped by ", signal_name(person.stop_signal), " ", seconds_since(*person.stopped), " s ago, ")
-          : "";
+  const std::string stopped = person.stopped ? base::str("stopped by ", signal_name(person.stop_signal), " ",
+                                                         seconds_since(*person.stopped), " s ago, ")
+                                             : "";
   if (!person.heard) return stopped + "has never reported a step";
   const auto quiet = seconds_since(*person.heard);
   if (person.last.inside != 0) return base::str(stopped, "in step ", person.last.step, " for ", quiet, " s");

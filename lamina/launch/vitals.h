@@ -15,8 +15,8 @@
 namespace lamina::launch {
 
 // What is known of ranks that run: the steps they report (base/progress.h), and whether a signal stopped them, which
-// the kernel tells. A job hangs when no running rank has begun or ended a step for the whole timeout; ranks that never
-// reported one are not judged, for they may not use lamina.
+// the kernel tells. A job hangs when no running rank has begun or ended a step for the whole timeout. One that has
+// never reported a step cannot hang, for it may not use lamina.
 class Vitals {
  public:
   using Clock = base::Deadline::Clock;
@@ -35,9 +35,9 @@ class Vitals {
   bool hangs() const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
 
-  std::string words(int i) const;   // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
-  bool judged(int i) const;         // it has reported and still runs
-  pid_t process(int i) const { return people_[i].last.process; }
+  std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
+  std::optional<pid_t> process(int i) const;  // the one that reported
+  const std::optional<std::chrono::seconds>& hang_timeout() const { return hang_timeout_; }
 
  private:
   struct Person {
