@@ -11,6 +11,7 @@
 #include "lamina/launch/error.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/vitals.h"
+#include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 namespace {
@@ -23,6 +24,19 @@ struct Sweep {
     if (!end_descendants(base::Deadline::after(kSweepLimit))) base::log_warning("some processes could not be killed");
   }
 };
+
+// Whoever reads our output may take his time, as with any program; only a process that could not be killed may not.
+void show_rest(LineTee& tee, Orders& orders) {
+  const auto limit = base::Deadline::after(kSweepLimit);
+  while (tee.waiting() || (tee.open() && !limit.expired())) {
+    Watch watch;
+    tee.watch(watch);
+    watch.add(orders.fd(), POLLIN, [] {});
+    if (!tee.waiting()) watch.until(limit);
+    watch.wait();
+    if (orders.next() || orders.abandoned()) return;
+  }
+}
 
 base::Fd open_null() {
   base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -93,7 +107,7 @@ Outcome Attempt::run() const {
     }
     outcome = Supervisor({ranks, orders, children, report, vitals, tee.get(), prepared.options.grace}).run();
   }
-  if (tee) tee->flush(base::Deadline::after(kSweepLimit));
+  if (tee) show_rest(*tee, orders);
   return outcome;
 }
 

@@ -74,7 +74,7 @@ void LineTee::flush(const base::Deadline& deadline) {
 
 void LineTee::take(Source& source) {
   std::array<char, 65536> bytes;
-  ssize_t count = 0;
+  ssize_t count = -1;  // 0 is the end
   while (source.outlet->waiting.size() < kMostWaiting &&
          (count = ::read(source.pipe.get(), bytes.data(), bytes.size())) > 0) {
     const std::string_view text(bytes.data(), static_cast<std::size_t>(count));
@@ -97,9 +97,19 @@ void LineTee::show(Source& source, std::size_t length) {
   source.line.erase(0, length);
 }
 
-// What poll promises to take without blocking.
+bool LineTee::open() const {
+  return std::ranges::any_of(sources_, [](const Source& source) { return static_cast<bool>(source.pipe); });
+}
+
+bool LineTee::waiting() const {
+  return std::ranges::any_of(outlets_, [](const Outlet& outlet) { return !outlet.waiting.empty(); });
+}
+
+// What poll promises to take without blocking, and of it whole lines, where they are not longer: what others write
+// there comes between lines.
 void LineTee::drain(Outlet& outlet) {
-  const std::size_t most = std::min<std::size_t>(outlet.waiting.size(), PIPE_BUF);
+  std::size_t most = std::min<std::size_t>(outlet.waiting.size(), PIPE_BUF);
+  if (const auto end = outlet.waiting.rfind('\n', most - 1); end != std::string::npos) most = end + 1;
   const ssize_t count = ::write(outlet.fd, outlet.waiting.data(), most);
   if (count > 0) {
     outlet.waiting.erase(0, static_cast<std::size_t>(count));

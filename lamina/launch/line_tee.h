@@ -26,6 +26,9 @@ class LineTee {
   // Takes and shows what the ranks have written so far, as far as somebody reads it before the deadline.
   void flush(const base::Deadline& deadline);
 
+  bool open() const;     // somebody may still write
+  bool waiting() const;  // something is to be read by somebody yet
+
  private:
   struct Outlet {
     int fd;
