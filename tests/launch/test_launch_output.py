@@ -153,9 +153,7 @@ def test_tee_to_nobody_does_not_stop_the_job(launcher):
 def test_verbose_says_what_is_started_and_how_it_ended(launcher):
     result = launcher.shell(2, "exit 0", flags=["--verbose", "--master_port", "29511"])
     lines = result.stderr.splitlines()
-    assert (
-        lines[0]
-        == "lamina run: starting 2 of 2 ranks of {shutil.which('sh')} on machine 0 of 1; they meet at 127.0.0.1:29511"
-    )
+    program = shutil.which("sh")
+    assert lines[0] == f"lamina run: starting 2 of 2 ranks of {program} on machine 0 of 1; they meet at 127.0.0.1:29511"
     assert re.fullmatch(r"lamina run: rank 1 is process \d+", lines[2])
     assert sorted(lines[3:]) == [f"lamina run: rank {rank} has ended: exit code 0" for rank in (0, 1)]
