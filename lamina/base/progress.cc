@@ -8,9 +8,21 @@
 
 namespace lamina::base {
 
+namespace {
+
+int option(int socket, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  return ::getsockopt(socket, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
+}
+
+}  // namespace
+
+// A program that a rank starts inherits the variable, but where the descriptor was there may be something else.
 ProgressReporter::ProgressReporter() {
   const char* variable = std::getenv("LAMINA_PROGRESS_FD");
-  if (variable != nullptr) socket_ = std::atoi(variable);
+  const int socket = variable != nullptr ? std::atoi(variable) : -1;
+  if (option(socket, SO_DOMAIN) == AF_UNIX && option(socket, SO_TYPE) == SOCK_DGRAM) socket_ = socket;
 }
 
 void ProgressReporter::send(std::int64_t step, bool inside) const {
