@@ -42,6 +42,7 @@ class Benchmark:
 
 
 BENCHMARKS = [
+    Benchmark("launch", "launch.py"),
     Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
