@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
-constexpr milliseconds kSettle{200};
+constexpr milliseconds kSettle{100};
 // Ranks that hang write their stacks down.
 constexpr seconds kStacks{2};
 // A killed process is gone within milliseconds, unless it hangs in the kernel.

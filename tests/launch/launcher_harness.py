@@ -4,6 +4,7 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,11 @@ def eventually(condition, within_s: float = DEADLINE_S):
             return value
         assert time.monotonic() < end, f"not so within {within_s} s: {condition}"
         time.sleep(0.005)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as server:
+        return server.getsockname()[1]
 
 
 def _shared_memory() -> set[str]:
@@ -131,8 +137,8 @@ class Launcher:
         shared memory that no process has open (those of other jobs on this machine are in use)."""
         left = [f"process {pid}" for pid in self.processes()]
         # torch's compiler makes its cache folder when it is imported, and optimizers import it. What the ranks of a
-        # failed job wrote is kept.
-        meant = ("torchinductor", "lamina-failed-")
+        # failed job wrote is kept. torchrun leaves its folder.
+        meant = ("torchinductor", "lamina-failed-", "torchelastic_")
         left += [f"file {path}" for path in self.temporary.iterdir() if not path.name.startswith(meant)]
         return left + [f"shared memory {path}" for path in sorted(_unheld(_shared_memory() - self._shared_before))]
 

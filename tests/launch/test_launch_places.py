@@ -3,7 +3,6 @@
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -24,11 +23,6 @@ def step(task, nodes):
 
 def text(variables):
     return {name: str(value) for name, value in variables.items()}
-
-
-def free_port(host):
-    with socket.create_server((host, 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.mark.parametrize("way", ["options", "environment", "torchrun"])
@@ -117,25 +111,3 @@ def test_composer_is_the_same_command(launcher, module):
     result = launcher.run("-m", module, "--np", "2", "-vc", "sh", "-c", "echo $RANK of $WORLD_SIZE",
                           binary=sys.executable, env={"PYTHONPATH": path})  # fmt: skip
     assert (result.returncode, result.stdout) == (0, "0 of 2\n")
-
-
-# With srun or mpirun a script needs no launcher at all.
-UNDER = {
-    "srun": lambda rank: step(0, 1) | {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "2",
-                                       "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
-    "mpirun": lambda rank: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": 2, "PMIX_NAMESPACE": os.getpid(),
-                            "OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": 2},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("way", UNDER)
-def test_a_script_needs_no_launcher_under(launcher, way):
-    (launcher.folder / "script.py").write_text(
-        "import lamina\nlamina.init(partitions=2)\n"
-        "print(lamina.rank(), lamina.allgather(lamina.local_rank(), lamina.WORLD))\nlamina.shutdown()\n"
-    )
-    port = {"MASTER_PORT": free_port("127.0.0.1")}  # tests run side by side
-    jobs = [launcher.start("script.py", binary=sys.executable, env=text(UNDER[way](rank) | port)) for rank in range(2)]
-    for rank, job in enumerate(jobs):
-        out, err = job.communicate(timeout=60)
-        assert (job.returncode, out) == (0, f"{rank} [0, 1]\n"), err

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several launchers that make one job: on different addresses of one machine, and in network namespaces."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+from launch.launcher_harness import READY, command, eventually, free_port
+
+PROGRAM = pathlib.Path(__file__).with_name("machines.py")
+
+
+def flags(node, address, port, ranks=2, nodes=2):
+    return ["run", "-n", ranks, "--nnodes", nodes, "--node-rank", node, "--master-addr", address,
+            "--master-port", port]  # fmt: skip
+
+
+def ends(jobs):
+    return [(job.communicate(timeout=60)[1], job.returncode) for job in jobs]
+
+
+def test_launchers_on_three_addresses_make_one_job(launcher):
+    port = free_port("127.0.0.11")
+    jobs = [launcher.start(*flags(node, "127.0.0.11", port, nodes=3), PROGRAM,
+                           env={"OWN_ADDRESS": f"127.0.0.{11 + node}"}) for node in range(3)]  # fmt: skip
+    assert ends(jobs) == [("", 0)] * 3
+    met = (launcher.folder / "met").read_text()
+    assert met == "1@127.0.0.11 2@127.0.0.12 3@127.0.0.12 4@127.0.0.13 5@127.0.0.13"
+
+
+def test_machines_with_different_numbers_of_ranks(launcher):
+    port = free_port("127.0.0.1")
+    jobs = []
+    for node, (base, ranks) in enumerate([(0, 1), (1, 3)]):
+        words = ["--world_size", 4, "--base_rank", base, "--node_rank", node]
+        words += ["--master_addr", "127.0.0.1", "--master_port", port]
+        jobs.append(launcher.start("run", "-n", ranks, *words, PROGRAM))
+    assert ends(jobs) == [("", 0)] * 2
+    assert (launcher.folder / "met").read_text() == "1@127.0.0.1 2@127.0.0.1 3@127.0.0.1"
+
+
+def test_the_launcher_whose_rank_failed_says_so_and_the_others_end_as_theirs_do(launcher):
+    port = free_port("127.0.0.1")
+    jobs = [launcher.start(*flags(node, "127.0.0.1", port), PROGRAM, "fail") for node in range(2)]
+    (first, code_0), (second, code_1) = ends(jobs)
+    assert (first, code_0, code_1) == ("", 0, 9)
+    assert second.startswith("lamina run: rank 3 failed: exit code 9\n")
+
+
+def test_each_launcher_ends_its_own_ranks(launcher):
+    """Two launchers on one machine: the death of one is nothing to the other's ranks."""
+    jobs = [launcher.start(*flags(node, "127.0.0.1", 4711), "-c", "sh", "-c", READY + "exec sleep 100")
+            for node in range(2)]  # fmt: skip
+    eventually(lambda: len(list(launcher.folder.glob("ready-*"))) == 4 and len(launcher.processes()) == 8)
+    jobs[1].kill()
+    jobs[1].wait()
+    eventually(lambda: len(launcher.processes()) == 4, within_s=1)
+    jobs[0].terminate()
+    assert jobs[0].wait(10) == 143
+
+
+@pytest.fixture
+def namespaces():
+    """Two machines of their own, as far as the network goes, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    names = [f"lamina-{os.getpid()}-{side}" for side in "ab"]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+            for number, name in enumerate(names, 1):
+                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error} {getattr(error, 'stderr', '')}")
+        yield names
+
+
+def test_launchers_in_network_namespaces_make_one_job(launcher, namespaces):
+    jobs = [launcher.start("netns", "exec", name, command(), *flags(node, "10.77.0.1", 29500), PROGRAM,
+                           binary=shutil.which("ip")) for node, name in enumerate(namespaces)]  # fmt: skip
+    assert ends(jobs) == [("", 0)] * 2
+    assert (launcher.folder / "met").read_text() == "1@10.77.0.1 2@10.77.0.2 3@10.77.0.2"
