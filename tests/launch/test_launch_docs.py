@@ -15,11 +15,13 @@ COMMANDS = [line.split(" #")[0].strip() for block in re.findall(r"```sh\n(.*?)``
             for line in block.splitlines()]  # fmt: skip
 MACHINES = pathlib.Path(__file__).with_name("machines.py")
 
-# Ranks of ours meet each other; those of other launchers ask lamina who they are.
+# Ranks of ours meet each other; those of srun and mpirun ask lamina who they are; torchrun holds the port itself.
 TRAIN = f"""
 import os, runpy
 if "LAMINA_LAUNCHER" in os.environ:
     runpy.run_path({str(MACHINES)!r}, run_name="__main__")
+elif "TORCHELASTIC_RUN_ID" in os.environ:
+    open(os.environ["DIR"] + "/met", "w")
 else:
     import lamina
     lamina.init(partitions=2)
