@@ -95,6 +95,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     seeds_.begin_step();
     mine = ProcessState::current();
   });
+  progress_.begin(step.value);
   std::vector<value::Value> outputs;
   try {
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
@@ -111,6 +112,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   }
   const auto error = leave_step(step, check_interrupt);
   mine->swap();
+  progress_.end(step.value);
   if (error) std::rethrow_exception(error);
   return outputs;
 }

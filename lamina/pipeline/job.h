@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/progress.h"
 #include "lamina/collective/mailbox.h"
 #include "lamina/module/modules.h"
 #include "lamina/pipeline/execution_server.h"
@@ -86,6 +87,7 @@ class Job {
   std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
 
   const JobOptions options_;
+  const base::ProgressReporter progress_;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;
