@@ -22,19 +22,19 @@ void Inbox::expect(const base::CallId& name, Reader reader) {
 Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience,
                     const std::function<std::string()>& what) {
   std::unique_lock lock(mutex_);
-  Waiter self;
-  self.arrival = extract(name);
-  waiters_[name] = &self;
+  const auto self = std::make_shared<Waiter>();
+  self->arrival = extract(name);
+  waiters_[name] = self;
   try {
-    base::wait_until(lock, self.arrived, patience, [&] { return self.arrival || cancelled_; }, what);
+    base::wait_until(lock, self->arrived, patience, [&] { return self->arrival || cancelled_; }, what);
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     waiters_.erase(name);
     throw;
   }
   waiters_.erase(name);
-  if (!self.arrival) throw base::CancelledError("the step was ended by an error elsewhere");
-  return std::move(*self.arrival);
+  if (!self->arrival) throw base::CancelledError("the step was ended by an error elsewhere");
+  return std::move(*self->arrival);
 }
 
 std::optional<Arrival> Inbox::poll(const base::CallId& name) {
@@ -51,22 +51,21 @@ std::optional<Arrival> Inbox::extract(const base::CallId& name) {
 }
 
 void Inbox::arrive(const base::CallId& name, Arrival arrival) {
-  Reader reader;
-  {
-    std::lock_guard guard(mutex_);
-    if (const auto waiter = waiters_.find(name); waiter != waiters_.end()) {
-      waiter->second->arrival = std::move(arrival);
-      waiter->second->arrived.notify_one();
-      return;
-    }
-    const auto found = readers_.find(name);
-    if (found == readers_.end()) {
-      arrived_.emplace(name, std::move(arrival));
-      return;
-    }
-    reader = std::move(found->second);
-    readers_.erase(found);
+  std::unique_lock lock(mutex_);
+  if (const auto found = waiters_.find(name); found != waiters_.end()) {
+    const auto waiter = found->second;
+    waiter->arrival = std::move(arrival);
+    lock.unlock();  // which the woken thread takes
+    return waiter->arrived.notify_one();
   }
+  const auto found = readers_.find(name);
+  if (found == readers_.end()) {
+    arrived_.emplace(name, std::move(arrival));
+    return;
+  }
+  const auto reader = std::move(found->second);
+  readers_.erase(found);
+  lock.unlock();
   reader(std::move(arrival));
 }
 

@@ -54,7 +54,7 @@ class Inbox {
   std::mutex mutex_;
   std::map<base::CallId, Arrival> arrived_;
   std::map<base::CallId, Reader> readers_;
-  std::map<base::CallId, Waiter*> waiters_;
+  std::map<base::CallId, std::shared_ptr<Waiter>> waiters_;
   bool cancelled_ = false;
 };
 

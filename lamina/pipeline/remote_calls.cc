@@ -377,7 +377,7 @@ void RemoteCalls::cancel() {
 }
 
 void RemoteCalls::deliver(Message&& answer) {
-  std::lock_guard guard(mutex_);
+  std::unique_lock lock(mutex_);
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
   const auto pending = found->second;
@@ -390,6 +390,7 @@ void RemoteCalls::deliver(Message&& answer) {
     pending->done = true;
     pending_.erase(found);
   }
+  lock.unlock();  // which the woken thread takes
   pending->changed.notify_all();
 }
 

@@ -18,7 +18,7 @@ base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
   early_.erase(step);
   try {
     for (auto& ready : early) {
-      if (!error_) start_thread(ready());
+      if (!error_) start_thread(ready(), Awaited::kNo);
     }
   } catch (...) {
     fail_locked(std::current_exception(), lock);
@@ -37,14 +37,14 @@ void StepState::end() {
 
 void StepState::run(std::function<void()> work) {
   std::lock_guard guard(mutex_);
-  start_thread(std::move(work));
+  start_thread(std::move(work), Awaited::kYes);
 }
 
 void StepState::run(base::Step step, Ready ready) {
   std::unique_lock lock(mutex_);
   if (open_ && step == current_ && !error_) {
     try {
-      start_thread(ready());
+      start_thread(ready(), Awaited::kNo);
     } catch (...) {  // on the transport's thread nothing may escape
       fail_locked(std::current_exception(), lock);
     }
@@ -135,13 +135,13 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
 void StepState::wait_idle(const base::Patience& patience) {
   std::unique_lock lock(mutex_);
   base::wait_until(
-      lock, changed_, patience, [&] { return threads_ == 0; }, [&] { return base::str("threads of step ", current_); });
+      lock, idle_, patience, [&] { return threads_ == 0; }, [&] { return base::str("threads of step ", current_); });
 }
 
-void StepState::start_thread(std::function<void()> work) {
+void StepState::start_thread(std::function<void()> work, Awaited awaited) {
   ++threads_;
   last_event_ = base::Deadline::Clock::now();
-  auto task = [this, step = current_, ambient = ambient_, work = std::move(work)]() mutable {
+  auto task = [this, awaited, step = current_, ambient = ambient_, work = std::move(work)]() mutable {
     try {
       ambient->run(work);
     } catch (...) {
@@ -150,9 +150,10 @@ void StepState::start_thread(std::function<void()> work) {
     work = nullptr;  // its captures end before the step may
     ambient.reset();
     std::lock_guard guard(mutex_);
-    --threads_;
     last_event_ = base::Deadline::Clock::now();
-    changed_.notify_all();  // under the lock: once it is free, this may be destroyed
+    // Under the lock: once it is free, this may be destroyed.
+    if (awaited == Awaited::kYes) changed_.notify_all();
+    if (--threads_ == 0) idle_.notify_all();
   };
   try {
     pool_.run(std::move(task));

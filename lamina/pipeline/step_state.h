@@ -60,12 +60,14 @@ class StepState {
   bool settled() const;
   void fail_thread(base::Step step, std::exception_ptr error);
   void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);
-  void start_thread(std::function<void()> work);  // under the lock
+  enum class Awaited : bool { kNo, kYes };                         // by wait_end()
+  void start_thread(std::function<void()> work, Awaited awaited);  // under the lock
 
   WorkerPool& pool_;
   const std::function<void()> on_error_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;  // what wait_end() waits for
+  std::condition_variable idle_;     // no thread works on the step
   base::Step current_{-1};
   bool open_ = false;
   int threads_ = 0;

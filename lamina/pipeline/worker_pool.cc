@@ -15,7 +15,7 @@ WorkerPool::~WorkerPool() {
 }
 
 void WorkerPool::run(std::function<void()> task) {
-  std::lock_guard guard(mutex_);
+  std::unique_lock lock(mutex_);
   if (idle_.empty()) {
     Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
     worker.task = std::move(task);
@@ -30,6 +30,7 @@ void WorkerPool::run(std::function<void()> task) {
   Worker* worker = idle_.back();
   idle_.pop_back();
   worker->task = std::move(task);
+  lock.unlock();  // which the woken thread takes
   worker->wake.notify_one();
 }
 
