@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/observe/chrome_trace.h"
+
+#include <nlohmann/json.hpp>
+
+#include "lamina/base/str.h"
+#include "lamina/observe/chrome_trace_names.h"
+#include "lamina/observe/planned.h"
+
+namespace lamina::observe {
+namespace {
+
+using Json = nlohmann::json;
+
+double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+class Writer {
+ public:
+  Writer(const Timeline& timeline, std::ostream& out) : out_(out) {
+    out_ << R"({"displayTimeUnit":"ms","otherData":)"
+         << Json{{"program", "lamina"},
+                 {"schedule", timeline.schedule},
+                 {"active_microbatches", timeline.active_microbatches}}
+                .dump()
+         << ",\"traceEvents\":[\n";
+    for (const auto& record : timeline.ranks) write(record);
+    for (const auto& [rank, event] : planned_events(timeline)) {
+      pid_ = rank;
+      slice(event, kPlanned, "planned", event.what == What::kForward ? "forward" : "backward");
+    }
+    out_ << "\n]}\n";
+  }
+
+ private:
+  void write(const RankRecord& record) {
+    pid_ = record.rank;
+    ahead_ns_ = record.ahead_ns;
+    name("process_name", 0, base::str("rank ", record.rank), {{"leader", record.leader}, {"dropped", record.dropped}});
+    for (int row = 0; row < static_cast<int>(kRows.size()); ++row) name("thread_name", row, std::string(kRows[row]));
+    for (const auto& event : record.events) write(event);
+    ahead_ns_ = 0;
+  }
+
+  void write(const Event& event) {
+    const auto category = kCategories[static_cast<int>(event.what)];
+    switch (event.what) {
+      case What::kForward:
+      case What::kBackward:
+        return slice(event, kCompute, category, event.name.empty() ? kBody : event.name);
+      case What::kStep:
+        return slice(event, kSteps, category, base::str("step ", event.step));
+      case What::kWait:
+        return wait(event);
+      case What::kSend:
+      case What::kReceive:
+        return message(event);
+      case What::kMemory:
+        return put({{"ph", "C"}, {"name", "memory"}, {"args", {{"bytes", event.bytes}}}}, event.begin_ns);
+    }
+  }
+
+  void slice(const Event& event, Row row, std::string_view category, std::string_view called) {
+    Json args{{"step", event.step}};
+    if (event.microbatch >= 0) args["microbatch"] = event.microbatch;
+    if (event.peer >= 0) args.update({{"rank", event.peer}, {"bytes", event.bytes}, {"message", event.message}});
+    put({{"ph", "X"},
+         {"tid", static_cast<int>(row)},
+         {"cat", category},
+         {"name", called},
+         {"dur", microseconds(event.end_ns - event.begin_ns)},
+         {"args", std::move(args)}},
+        event.begin_ns);
+  }
+
+  // Waits of several threads overlap, which slices of one row must not.
+  void wait(const Event& event) {
+    const Json common{{"cat", "wait"}, {"name", "wait"}, {"id", waits_++}};
+    Json begin = common;
+    begin.update({{"ph", "b"},
+                  {"args",
+                   {{"for", event.name},
+                    {"step", event.step},
+                    {"microbatch", event.microbatch},
+                    {"us", microseconds(event.end_ns - event.begin_ns)}}}});
+    put(std::move(begin), event.begin_ns);
+    Json end = common;
+    end["ph"] = "e";
+    put(std::move(end), event.end_ns);
+  }
+
+  void message(const Event& event) {
+    const bool sent = event.what == What::kSend;
+    slice(event, kMessages, kCategories[static_cast<int>(event.what)],
+          base::str(sent ? "to rank " : "from rank ", event.peer, event.name.empty() ? "" : ": ", event.name));
+    Json arrow{{"ph", sent ? "s" : "f"},
+               {"tid", static_cast<int>(kMessages)},
+               {"cat", "message"},
+               {"name", "message"},
+               {"id", base::str("m", event.message)}};
+    if (!sent) arrow["bp"] = "e";
+    put(std::move(arrow), event.begin_ns);
+  }
+
+  void name(const char* kind, int tid, std::string called, Json args = Json::object()) {
+    args["name"] = std::move(called);
+    put({{"ph", "M"}, {"name", kind}, {"tid", tid}, {"args", std::move(args)}}, 0);
+  }
+
+  void put(Json event, std::int64_t at_ns) {
+    event["pid"] = pid_;
+    if (event["ph"] != "M") event["ts"] = microseconds(at_ns - ahead_ns_);
+    out_ << (first_ ? "" : ",\n") << event.dump(-1, ' ', false, Json::error_handler_t::replace);
+    first_ = false;
+  }
+
+  std::ostream& out_;
+  std::int64_t pid_ = 0;
+  std::int64_t ahead_ns_ = 0;
+  std::int64_t waits_ = 0;
+  bool first_ = true;
+};
+
+}  // namespace
+
+void write_chrome_trace(const Timeline& timeline, std::ostream& out) { Writer(timeline, out); }
+
+}  // namespace lamina::observe
