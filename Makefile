@@ -50,11 +50,11 @@ demo: build
 test: build
 	@failed=0; \
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) || failed=1; \
-	$(BIN)/pytest $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 bench: build
-	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench window_bench
+	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench window_bench plan_bench
 	@$(BIN)/python benchmarks/run.py
 
 soak: build

@@ -42,6 +42,7 @@ class Benchmark:
 
 
 BENCHMARKS = [
+    Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
     Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench"),
@@ -51,6 +52,7 @@ BENCHMARKS = [
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
+    Benchmark("plan_prediction", "plan_prediction.py", ranks=2),
 ]
 
 

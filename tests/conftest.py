@@ -1,6 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+
 import pytest
 from launch.launcher_harness import Launcher
+
+# Operations of tests are small, and several processes run at once; before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With -n: the tests whose ids end with @JOB run in one process, which starts that job once; others in any."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Jobs(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid.rpartition("@")[2] if nodeid.endswith("]") and "@" in nodeid else nodeid
+
+    return Jobs(config, log)
 
 
 @pytest.fixture

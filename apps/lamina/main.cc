@@ -6,6 +6,7 @@
 #include <CLI/Formatter.hpp>
 #include <iostream>
 
+#include "apps/lamina/plan_command.h"
 #include "lamina/launch/command_line.h"
 #include "lamina/launch/run_command.h"
 
@@ -20,6 +21,8 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "Starts the ranks of a job, watches them, and ends all of them when one fails",
      lamina::launch::run_command},
+    {"plan", "Says which rank would own which module of a model, and how long a step would take",
+     lamina::command::plan},
 };
 
 // A descriptor opened later must not become a closed stdin, stdout or stderr.

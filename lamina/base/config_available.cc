@@ -36,12 +36,8 @@ class Availability {
 // A line leaves this function when what it names begins to exist.
 void require_available(const Config& config, int replicas) {
   const Config complete = with_defaults(config);
-  const bool plans = complete.auto_partition && complete.partitions > 1;
-  const double usual_weight = complete.optimize == Optimize::kSpeed ? 0.2 : 0.8;
   Availability check(complete);
   check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
-  check.missing(plans && complete.memory_weight != usual_weight, "memory_weight",
-                "leave it out; modules are balanced by their parameters");
   check.missing(&Config::load_partition, "load_partition");
   check.missing(complete.partition_file.has_value(), "partition_file", "leave it out");
   check.missing(&Config::contiguous, "contiguous");

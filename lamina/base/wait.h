@@ -20,6 +20,7 @@ struct Patience {
   std::function<void()> check_interrupt;
   // Told once when the wait is long; empty where long waits are normal.
   std::function<void(const std::string&)> tell = [](const std::string& line) { log_warning(line); };
+  std::string who;  // begins the text of TimeoutError: "rank 2 waited for the "; in a log each line says it
 };
 
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
@@ -47,7 +48,8 @@ void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& cha
       lock.lock();
     }
     if (deadline.expired() && !ready()) {
-      throw TimeoutError(str(what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
+      throw TimeoutError(
+          str(patience.who, what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
     }
     if (!told && Deadline::Clock::now() - begin >= kSlow) {
       told = true;

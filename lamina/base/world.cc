@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "lamina/base/cluster_task.h"
+#include "lamina/base/error.h"
 #include "lamina/base/problems.h"
 #include "lamina/base/scalar.h"
 #include "lamina/base/str.h"
@@ -48,6 +50,29 @@ class WorldReader {
   Problems& problems_;
 };
 
+// The place that srun or mpirun gave this process.
+World cluster_world(const Environment& environment) {
+  const auto task = cluster_task(environment);
+  if (!task) return {};
+  const auto address = environment("MASTER_ADDR");
+  const auto port = environment("MASTER_PORT");
+  if (!address && task->first_host.empty()) {
+    throw ConfigError(str("MASTER_ADDR is not set, and ", task->launcher, " does not tell on which machine rank 0 is: ",
+                          "have all ranks started with MASTER_ADDR=<that machine>"));
+  }
+  Problems problems;
+  WorldReader reader(environment, problems);
+  World world{.rank = Rank(task->rank),
+              .size = task->size,
+              .local_rank = task->local_rank,
+              .local_size = task->local_size,
+              .master_addr = address.value_or(task->first_host),
+              .master_port = port ? reader.number("MASTER_PORT", 1, 65535) : port_of(task->job),
+              .launched = true};
+  problems.raise("environment of the launcher");
+  return world;
+}
+
 }  // namespace
 
 Environment process_environment() {
@@ -58,7 +83,7 @@ Environment process_environment() {
 }
 
 World read_world(const Environment& environment) {
-  if (!environment("RANK") && !environment("WORLD_SIZE")) return {};
+  if (!environment("RANK") && !environment("WORLD_SIZE")) return cluster_world(environment);
   Problems problems;
   WorldReader reader(environment, problems);
   World world;

@@ -27,8 +27,8 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 Environment process_environment();
 
 // Reads what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without RANK
-// and WORLD_SIZE it is a world of one that nobody launched. Throws ConfigError naming every variable that is missing,
-// not a number, or does not go with the others.
+// and WORLD_SIZE it is what srun or mpirun say (cluster_task.h), else a world of one that nobody launched. Throws
+// ConfigError naming every variable that is missing, not a number, or does not go with the others.
 World read_world(const Environment& environment);
 
 }  // namespace lamina::base

@@ -23,9 +23,28 @@ bool wants_next_word(const CLI::App& app, const std::string& word) {
   return false;
 }
 
+// The long option that `word` abbreviates, `=value` kept; the word itself unless exactly one option begins with it.
+std::string in_full(const CLI::App& app, const std::string& word) {
+  const std::string name = word.substr(0, word.find('='));
+  if (name.size() < 3 || !name.starts_with("--")) return word;
+  const CLI::Option* found = nullptr;
+  std::string full;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& known : option->get_lnames()) {
+      if ("--" + known == name) return word;
+      if (!("--" + known).starts_with(name)) continue;
+      if (found != nullptr && found != option) return word;
+      found = option;
+      full = "--" + known;
+    }
+  }
+  return found == nullptr ? word : full + word.substr(name.size());
+}
+
 }  // namespace
 
-CommandLine split(const CLI::App& app, const Arguments& arguments) {
+CommandLine split(const CLI::App& app, const Arguments& given) {
+  Arguments arguments = given;
   CommandLine line;
   auto word = arguments.begin();
   while (word != arguments.end() && word->size() > 1 && word->front() == '-') {
@@ -33,6 +52,7 @@ CommandLine split(const CLI::App& app, const Arguments& arguments) {
       ++word;
       break;
     }
+    *word = in_full(app, *word);
     const bool with_value = wants_next_word(app, *word);
     line.options.push_back(*word++);
     if (with_value && word != arguments.end()) line.options.push_back(*word++);
@@ -51,27 +71,6 @@ std::optional<int> parse(CLI::App& app, const std::string& name, const Arguments
     std::cerr << name << ": " << error.what() << "; see `" << name << " --help`\n";
     return 2;
   }
-}
-
-std::optional<int> parse_run(const Arguments& arguments, Options& options) {
-  CLI::App app("Starts the ranks of a job on this machine, watches them, and ends all of them when one fails.",
-               "lamina run");
-  app.add_option("SCRIPT", options.target, "what to run; all words after it go to it untouched")
-      ->type_name("ARGUMENTS");
-  app.add_option("-n,--nproc", options.processes, "ranks to start (1 if not given)")
-      ->check(CLI::TypeValidator<int>("whole number"))
-      ->type_name("N");
-  app.add_flag("-m,--module_mode", options.module, "SCRIPT is a Python module");
-  app.add_flag("-c,--command_mode", options.command, "SCRIPT is a program, started without Python");
-  app.footer(
-      "Python is $LAMINA_PYTHON, else `python` beside this program, else `python3`.\n"
-      "Local rank 0 writes to this terminal; of the others, the one that fails first has its last lines shown.\n"
-      "Rank 0 reads this program's standard input, except from a terminal; the other ranks read nothing.\n"
-      "The exit code is that of the rank that failed first, 128 + n after signal n; 2 for wrong arguments.");
-  CommandLine line = split(app, arguments);
-  if (auto code = parse(app, "lamina run", line.options)) return code;
-  options.target = std::move(line.rest);
-  return std::nullopt;
 }
 
 }  // namespace lamina::launch

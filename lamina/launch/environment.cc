@@ -32,8 +32,8 @@ Variables torchrun_contract(const Job& job, const Place& place) {
       {"MASTER_ADDR", job.master_address},
       {"MASTER_PORT", str(job.master_port)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RESTART_COUNT", str(job.restart)},
+      {"TORCHELASTIC_MAX_RESTARTS", str(job.restarts)},
   };
 }
 
@@ -48,7 +48,8 @@ Variables defaults(const Job& job) {
 }
 
 // An outer torchrun's word on a store and an error file that are not this job's.
-constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
+constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "LAMINA_SECRET_FD",
+                                         "LAMINA_PROGRESS_FD"};
 
 }  // namespace
 
@@ -56,7 +57,8 @@ Environment rank_environment(const Job& job, const Place& place, const Environme
   Variables set = torchrun_contract(job, place);
   set["PYTHONUNBUFFERED"] = "1";
   set["LAMINA_LAUNCHER"] = "1";
-  set["LAMINA_SECRET_FD"] = str(place.secret_fd);
+  set["LAMINA_RESTART"] = str(job.restart);
+  if (place.secret_fd >= 0) set["LAMINA_SECRET_FD"] = str(place.secret_fd);
   Variables missing = defaults(job);
 
   Environment result;

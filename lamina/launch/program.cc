@@ -9,6 +9,7 @@
 
 #include "lamina/base/str.h"
 #include "lamina/launch/error.h"
+#include "lamina/launch/expansion.h"
 
 namespace lamina::launch {
 namespace {
@@ -70,6 +71,15 @@ Program find_program(const Options& options) {
   auto& words = program.arguments;
   if (options.module) words.insert(words.begin(), "-m");
   words.insert(words.begin(), program.path);
+  program.own_words = options.module ? 3 : 2;
+  return program;
+}
+
+Program Program::for_rank(const Environment& environment) const {
+  Program program = *this;
+  for (std::size_t i = own_words; i < program.arguments.size(); ++i) {
+    program.arguments[i] = expand(program.arguments[i], environment);
+  }
   return program;
 }
 

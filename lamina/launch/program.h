@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/launch/environment.h"
 #include "lamina/launch/options.h"
 
 namespace lamina::launch {
@@ -13,6 +14,10 @@ namespace lamina::launch {
 struct Program {
   std::string path;                    // the file given to exec
   std::vector<std::string> arguments;  // arguments[0] is the program's own name
+  std::size_t own_words = 1;           // of the arguments: what comes after them was given to the script
+
+  // The same with `~` and $NAME in the script's arguments expanded, see expand().
+  Program for_rank(const Environment& environment) const;
 };
 
 // The executable that a shell would start for `name`: itself if it has a slash, else the first one in PATH.

@@ -22,7 +22,7 @@ struct RankStart {
   int input;   // becomes its stdin
   int output;  // becomes its stdout
   int error;   // becomes its stderr
-  int secret;  // stays open in it under the same number
+  int secret;  // stays open in it under the same number; -1: none
   const sigset_t& signal_mask;
 };
 

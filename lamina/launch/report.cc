@@ -29,11 +29,13 @@ void say(const Parts&... parts) {
 
 }  // namespace
 
+void Report::warn(const std::string& line) const { say("warning: ", line); }
+
 void Report::failed(const Verdict::Failure& failure) const {
   say("rank ", failure.rank, " failed: ", failure.end.words());
-  const auto log = static_cast<std::size_t>(failure.rank.value) - 1;
-  if (failure.rank.value == 0 || log >= logs_.size()) return;
-  const std::string tail = logs_[log].tail(kTailLines);
+  const auto log = logs_.find(failure.rank);
+  if (log == logs_.end()) return;
+  const std::string tail = log->second->tail(kTailLines);
   if (tail.empty()) return say("rank ", failure.rank, " had written nothing");
   write_all(base::str("---- the last lines of rank ", failure.rank, " ----\n", tail, "---- end of rank ", failure.rank,
                       " ----\n"));

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <chrono>
-#include <vector>
+#include <map>
+#include <string>
 
 #include "lamina/launch/rank_log.h"
 #include "lamina/launch/verdict.h"
@@ -12,8 +13,10 @@ namespace lamina::launch {
 // What the launcher says on stderr. Each line begins with "lamina run: " and is written whole.
 class Report {
  public:
-  // `logs[i]` belongs to rank i + 1; rank 0 has none, its output went to the terminal.
-  explicit Report(const std::vector<RankLog>& logs) : logs_(logs) {}
+  // `logs` has those of the ranks whose output the user has not seen.
+  explicit Report(const std::map<base::Rank, const RankLog*>& logs = {}) : logs_(logs) {}
+
+  void warn(const std::string& line) const;
 
   void failed(const Verdict::Failure& failure) const;               // the first line, then the tail of that rank's log
   void ended_with_it(int others) const;                             // how many others followed
@@ -22,7 +25,7 @@ class Report {
   void left(base::Rank rank) const;                                 // not even SIGKILL ended it
 
  private:
-  const std::vector<RankLog>& logs_;
+  std::map<base::Rank, const RankLog*> logs_;
 };
 
 }  // namespace lamina::launch

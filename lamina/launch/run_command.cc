@@ -4,9 +4,9 @@
 #include <iostream>
 
 #include "lamina/base/error.h"
-#include "lamina/launch/command_line.h"
 #include "lamina/launch/error.h"
 #include "lamina/launch/launcher.h"
+#include "lamina/launch/run_options.h"
 
 namespace lamina::launch {
 namespace {

@@ -5,7 +5,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
+#include "lamina/base/str.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -13,6 +15,21 @@ namespace lamina::launch {
 Secret::Secret() {
   // Up to 256 bytes come whole.
   if (::getrandom(bytes_.data(), kBytes, 0) != kBytes) throw StartError("no random bytes: " + system_words());
+}
+
+Secret::Secret(const std::string& path) {
+  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat state{};
+  if (!file || ::fstat(file.get(), &state) != 0) {
+    throw base::ConfigError(base::str("--secret-file ", path, " cannot be read: ", system_words()));
+  }
+  if ((state.st_mode & 077) != 0) {
+    throw base::ConfigError(base::str("--secret-file ", path, " may be read by others: chmod 600 ", path));
+  }
+  if (::read(file.get(), bytes_.data(), kBytes) != kBytes) {
+    throw base::ConfigError(base::str("--secret-file ", path, " has less than ", kBytes,
+                                      " bytes: make it by `head -c 32 /dev/urandom`, for all machines of the job"));
+  }
 }
 
 Secret::~Secret() { ::explicit_bzero(bytes_.data(), kBytes); }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <string>
 
 #include "lamina/base/fd.h"
 
@@ -15,6 +16,9 @@ class Secret {
   static constexpr std::size_t kBytes = 32;
 
   Secret();  // throws StartError if the system gives no random bytes
+
+  // One that several launchers share: the first bytes of a file that nobody else may read. Throws ConfigError.
+  explicit Secret(const std::string& path);
   ~Secret();
 
   // An anonymous file that holds the secret and nothing else, at offset 0, closed on exec, not writable any more.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/activity.h"
 
+#include "lamina/pipeline/autocast.h"
 #include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/remote_calls.h"
 
@@ -84,6 +85,7 @@ void Activity::take_state() {
 
 void Activity::leave_state() {
   holds_ = false;
+  forget_casts();
   state_->swap();
 }
 

@@ -60,6 +60,20 @@ class Activity {
     }
   }
 
+  // The process has its main thread's state while `wait` runs, which another thread may do work in. The slot stays
+  // here.
+  template <class Wait>
+  void lend_state(const Wait& wait) {
+    leave_state();
+    try {
+      wait();
+    } catch (...) {
+      take_state();
+      throw;
+    }
+    take_state();
+  }
+
   // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
   void queue_again(plan::Phase phase);
 

@@ -19,7 +19,6 @@ void apply(std::string_view captured) {
     if (on) autocast::set_autocast_dtype(kDevices[i], static_cast<at::ScalarType>(captured[i]));
     if (on != autocast::is_autocast_enabled(kDevices[i])) autocast::set_autocast_enabled(kDevices[i], on);
   }
-  autocast::set_autocast_cache_enabled(captured.back() != 0);
 }
 
 // As torch's context managers do: what was cast is forgotten at the end of the outermost, lest the next step, with
@@ -28,7 +27,7 @@ class Nested {
  public:
   Nested() { autocast::increment_nesting(); }
   ~Nested() {
-    if (autocast::decrement_nesting() == 0) autocast::clear_cache();
+    if (autocast::decrement_nesting() == 0) forget_casts();
   }
   Nested(const Nested&) = delete;
   Nested& operator=(const Nested&) = delete;
@@ -36,10 +35,11 @@ class Nested {
 
 class Restored {
  public:
-  Restored() : before_(capture_autocast()) {
+  Restored() : before_(capture_autocast()), keeps_casts_(autocast::is_autocast_cache_enabled()) {
     for (std::size_t i = 0; i < kDevices.size(); ++i) dtypes_[i] = autocast::get_autocast_dtype(kDevices[i]);
   }
   ~Restored() {
+    autocast::set_autocast_cache_enabled(keeps_casts_);
     for (std::size_t i = 0; i < kDevices.size(); ++i) autocast::set_autocast_dtype(kDevices[i], dtypes_[i]);
     apply(before_);
   }
@@ -48,6 +48,7 @@ class Restored {
 
  private:
   const std::string before_;
+  const bool keeps_casts_;
   std::array<at::ScalarType, kDevices.size()> dtypes_;
 };
 
@@ -59,21 +60,23 @@ std::string capture_autocast() {
     const bool on = autocast::is_autocast_enabled(device);
     captured += on ? static_cast<char>(autocast::get_autocast_dtype(device)) : kOff;
   }
-  captured += static_cast<char>(autocast::is_autocast_cache_enabled());
   return captured;
 }
 
+void forget_casts() { autocast::clear_cache(); }
+
 void run_with_autocast(std::string_view captured, const std::function<void()>& work) {
-  if (captured.size() != kDevices.size() + 1) throw base::FormatError("a call's autocast is malformed");
-  for (const char dtype : captured.substr(0, kDevices.size())) {
+  if (captured.size() != kDevices.size()) throw base::FormatError("a call's autocast is malformed");
+  for (const char dtype : captured) {
     if (dtype != kOff && (dtype < 0 || dtype >= static_cast<char>(at::ScalarType::NumOptions))) {
       throw base::FormatError("a call's autocast names no dtype");
     }
   }
-  if (captured == capture_autocast()) return work();
+  if (captured == capture_autocast() && !autocast::is_autocast_cache_enabled()) return work();
   const Restored restored;
   const Nested nested;
   apply(captured);
+  autocast::set_autocast_cache_enabled(false);
   work();
 }
 

@@ -49,10 +49,25 @@ value::List written(const Tensors& arguments, const std::vector<std::uint32_t>& 
   return pairs;
 }
 
-// See delivered_spec(); a gradient keeps its strides, which may be those of one element for all.
+// See delivered_spec().
 at::Tensor dense(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_non_overlapping_and_dense()) return tensor;
   const at::NoGradGuard no_grad;
-  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+  return tensor.contiguous();
+}
+
+// The same for every tensor of an answer that the caller waits for: the next time it has a reference in its place.
+void make_dense(value::Value& tree) {
+  std::map<const void*, at::Tensor> made;
+  value::for_each_tensor(tree, [&](at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    auto& copy = made[tensor.unsafeGetTensorImpl()];
+    if (!copy.defined()) {
+      copy = dense(tensor);
+      if (!copy.is_same(tensor)) copy.set_requires_grad(tensor.requires_grad());
+    }
+    tensor = copy;
+  });
 }
 
 value::Failure written_failure(const std::string& module, base::Rank rank) {
@@ -93,8 +108,16 @@ struct ExecutionServer::Parked {
   }
 };
 
-ExecutionServer::Results::Results(std::string made_by, Tensors made)
-    : module(std::move(made_by)), tensors(std::move(made)), versions(pipeline::versions(tensors)) {}
+ExecutionServer::Results::Results(std::string made_by, Tensors made, bool are_gradients)
+    : module(std::move(made_by)),
+      tensors(std::move(made)),
+      gradients(are_gradients),
+      versions(pipeline::versions(tensors)) {}
+
+// A gradient keeps its strides, which may be those of one element for all.
+at::Tensor ExecutionServer::Results::delivered(std::int64_t output) const {
+  return gradients ? tensors.at(output) : dense(tensors.at(output));
+}
 
 bool ExecutionServer::Results::written(std::int64_t output) const {
   return value::version_of(tensors.at(output)) != versions.at(output);
@@ -224,6 +247,7 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     result.reached = graph->reached();
     answer.body = to_value(std::move(result));
     value::for_each_tensor(answer.body, value::materialise);
+    make_dense(answer.body);
   }
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);
@@ -268,7 +292,8 @@ std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool kee
 void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
                              Message&& answer, Activity& activity) {
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
-  auto results = Results(modules_ ? modules_->name(request.target) : "", std::move(outputs));
+  auto results =
+      Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == Kind::kBackward);
   activity.retire();
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
@@ -300,7 +325,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     answer.body = value::to_value(*failure);
   } else if (!owed.empty()) {
     value::List tensors;
-    for (const auto& delivery : owed) tensors.items.emplace_back(dense(results.tensors.at(delivery.output)));
+    for (const auto& delivery : owed) tensors.items.emplace_back(results.delivered(delivery.output));
     answer.body = std::move(tensors);
   }
   answer.deliveries = std::move(owed);
@@ -362,7 +387,7 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
       }
       value::materialise(output);
       place.second = uses[{delivery.to, output.storage().unsafeGetStorageImpl()}]++;
-      contents[place].items.emplace_back(dense(output));
+      contents[place].items.emplace_back(results.delivered(delivery.output));
     }
     parcels[place].deliveries.push_back(delivery);
   }

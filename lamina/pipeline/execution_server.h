@@ -40,10 +40,12 @@ class ExecutionServer {
   // What a call returned, which is to be sent as it was then.
   struct Results {
     Results() = default;
-    Results(std::string module, Tensors tensors);
+    Results(std::string module, Tensors tensors, bool gradients);
     bool written(std::int64_t output) const;  // since then
+    at::Tensor delivered(std::int64_t output) const;
     std::string module;
     Tensors tensors;
+    bool gradients = false;
     std::vector<std::uint32_t> versions;
   };
 

@@ -77,6 +77,7 @@ void Job::set_model(std::shared_ptr<module::Modules> modules, std::vector<base::
 void Job::set_order(Tensors parameters, bool forwards_change_the_model) {
   if (!options_.deterministic) throw base::UsageError("set_order() of a job that is not deterministic");
   parameters_ = std::move(parameters);
+  if (state_.is_open()) gradients_.begin_step(parameters_);
   slot_.follow(forwards_change_the_model ? plan::interleaved_schedule(1)
                                          : plan::make_schedule(options_.schedule, options_.active_microbatches));
 }

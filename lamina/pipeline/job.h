@@ -53,7 +53,7 @@ class Job {
   // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
   // whether forwards change the model (its buffers), on whichever rank. Two runs of the same steps then give the same
   // bits: see [Note: ordered gradients]. Where forwards change the model microbatches run one after the other, as in
-  // the plain loop.
+  // the plain loop. In the step in which the model is cut, once more when that is known, in the thread that entered it.
   void set_order(Tensors parameters, bool forwards_change_the_model);
 
   // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank.

@@ -20,7 +20,7 @@ namespace lamina::pipeline {
 // Used by whoever has the compute slot, and between steps.
 class OrderedGradients {
  public:
-  // Takes the gradients of `parameters` aside.
+  // Takes the gradients of `parameters` aside. Again in a step whose parameters were not known: they were none.
   void begin_step(std::vector<at::Tensor> parameters);
 
   // From now on `.grad` is that of `microbatch`.

@@ -31,10 +31,17 @@ void hand_back(value::Value& outputs, const std::vector<at::Tensor>& arguments) 
 }
 
 // The module wrote to its copies of arguments: so does the caller, to its own.
-void write_arguments(const value::List& written, const std::vector<at::Tensor>& arguments) {
+void write_arguments(const std::string& module, const value::List& written, const std::vector<at::Tensor>& arguments) {
   for (const auto& pair : written.items) {
     const auto& parts = pair.as<value::Tuple>().items;
-    arguments.at(parts.at(0).as<std::int64_t>()).copy_(parts.at(1).as<at::Tensor>());
+    const auto& argument = arguments.at(parts.at(0).as<std::int64_t>());
+    const auto& now = parts.at(1).as<at::Tensor>();
+    if (argument.sizes() != now.sizes()) {
+      throw base::UsageError(base::str(module, ", which lives on another rank, changed the shape of an argument from ",
+                                       argument.sizes(), " to ", now.sizes(),
+                                       " in place, which does not reach its caller; return the changed tensor"));
+    }
+    argument.copy_(now);
   }
 }
 
@@ -84,7 +91,8 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
       patience_{timeout, nullptr,
                 [this](const std::string& line) {
                   if (!told_.exchange(true)) base::log_warning(line);
-                }},
+                },
+                base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
       predicts_(predicts) {}
 
@@ -130,7 +138,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   if (learned) learned->reached = answer.reached;
   call->learned->learn_outline(std::move(learned));
   hand_back(answer.outputs, given);
-  write_arguments(answer.written, given);
+  write_arguments(call->name, answer.written, given);
   return std::move(answer.outputs);
 }
 

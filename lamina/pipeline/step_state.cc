@@ -35,6 +35,11 @@ void StepState::end() {
   ends_.erase(current_);
 }
 
+bool StepState::is_open() {
+  std::lock_guard guard(mutex_);
+  return open_;
+}
+
 void StepState::run(std::function<void()> work) {
   std::lock_guard guard(mutex_);
   start_thread(std::move(work), Awaited::kYes);

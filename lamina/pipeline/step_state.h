@@ -29,6 +29,7 @@ class StepState {
   base::Step begin(const std::function<void(base::Step)>& prepare);
   // Ends it; nothing runs in it any more.
   void end();
+  bool is_open();
 
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);

@@ -57,6 +57,34 @@ Suffix best_first_segment(std::span<const std::int64_t> weights, std::size_t sta
   return best;
 }
 
+// After each number of segments from the front, the most weights that these can hold.
+std::vector<std::size_t> furthest(std::span<const std::int64_t> weights, std::size_t segments, std::int64_t limit) {
+  std::vector<std::size_t> ends{0};
+  for (std::size_t at = 0; ends.size() <= segments; ends.push_back(at)) {
+    for (std::int64_t sum = 0; at < weights.size() && sum + weights[at] <= limit; ++at) sum += weights[at];
+  }
+  return ends;
+}
+
+// Where a segment may begin, by the number of segments before it, when all of them stay within the limit.
+class Starts {
+ public:
+  Starts(std::span<const std::int64_t> weights, std::size_t segments, std::int64_t limit)
+      : size_(weights.size()), segments_(segments), from_front_(furthest(weights, segments, limit)) {
+    const std::vector<std::int64_t> reversed(weights.rbegin(), weights.rend());
+    from_back_ = furthest(reversed, segments, limit);
+  }
+
+  std::size_t first(std::size_t before) const { return std::max(before, size_ - from_back_[segments_ - before]); }
+  std::size_t last(std::size_t before) const { return std::min(size_ - (segments_ - before), from_front_[before]); }
+
+ private:
+  std::size_t size_;
+  std::size_t segments_;
+  std::vector<std::size_t> from_front_;
+  std::vector<std::size_t> from_back_;
+};
+
 }  // namespace
 
 Cut cut_evenly(std::span<const std::int64_t> weights, int segments) {
@@ -67,8 +95,9 @@ Cut cut_evenly(std::span<const std::int64_t> weights, int segments) {
   cut.largest = smallest_limit(weights, count);
   std::vector<std::vector<Suffix>> best(count + 1, std::vector<Suffix>(size + 1));
   best[0][size].spread = 0;
+  const Starts starts(weights, count, cut.largest);
   for (std::size_t left = 1; left <= count; ++left) {
-    for (std::size_t start = 0; start < size; ++start) {
+    for (std::size_t start = starts.first(count - left); start <= starts.last(count - left); ++start) {
       best[left][start] = best_first_segment(weights, start, cut.largest, best[left - 1]);
     }
   }

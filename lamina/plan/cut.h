@@ -16,7 +16,7 @@ struct Cut {
 };
 
 // The cut into min(segments, weights) segments whose largest is smallest; of those the most even one, and of those the
-// one that cuts earliest. Takes O(segments * weights * longest segment).
+// one that cuts earliest. Takes O(segments * weights * longest segment), and less the tighter it is.
 Cut cut_evenly(std::span<const std::int64_t> weights, int segments);
 
 }  // namespace lamina::plan

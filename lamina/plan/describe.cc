@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
 #include "lamina/base/str.h"
 #include "lamina/plan/owned_names.h"
-#include "lamina/plan/partition.h"
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/readable.h"
+#include "lamina/plan/report.h"
 
 namespace lamina::plan {
 namespace {
 
-// "812 B", "3.1 MiB".
-std::string readable(std::int64_t bytes) {
-  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return base::str(std::fixed, std::setprecision(unit == 0 ? 0 : 1), value, " ", kUnits[unit]);
-}
-
-std::string percent(std::int64_t part, std::int64_t whole) {
-  const double share = whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-  return base::str(std::fixed, std::setprecision(1), share, " %");
-}
+using Row = std::vector<std::string>;
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
@@ -31,31 +19,55 @@ std::string list(const std::vector<std::string>& names) {
   return text;
 }
 
-std::string row(const std::string& partition, const std::string& modules, const std::string& parameters,
-                const std::string& share, const std::string& names) {
-  return base::str(std::right, std::setw(9), partition, std::setw(9), modules, std::setw(12), parameters, std::setw(9),
-                   share, "  ", names, "\n");
+// Columns are as wide as they have to be; the last one, to the left, ends each line.
+std::string aligned(const std::vector<Row>& rows) {
+  std::ostringstream text;
+  for (const Row& row : rows) {
+    for (std::size_t column = 0; column + 1 < row.size(); ++column) {
+      const auto length = [&](const Row& other) { return other[column].size(); };
+      const std::size_t width = std::ranges::max(rows, {}, length)[column].size();
+      text << std::setw(static_cast<int>(width)) << row[column] << "  ";
+    }
+    text << row.back() << '\n';
+  }
+  return text.str();
+}
+
+std::vector<int> modules_called(const ModuleTree& tree, const Report& report) {
+  std::vector<int> modules(report.stages.size());
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    modules[report.owners[node].value] += tree[node].callable ? 1 : 0;
+  }
+  return modules;
 }
 
 }  // namespace
 
-std::string describe(const ModuleTree& tree, const Assignment& owners, int partitions) {
-  const auto names = owned_names(tree, owners, partitions);
-  const Sharing sharing = find_sharing(tree);
-  std::vector<int> modules(partitions);
-  std::vector<std::int64_t> bytes(partitions);
-  std::int64_t total = 0;
-  for (std::size_t node = 0; node < tree.size(); ++node) {
-    modules[owners[node].value] += tree[node].callable ? 1 : 0;
-    bytes[owners[node].value] += sharing.bytes[node];
-    total += sharing.bytes[node];
+std::string describe(const ModuleTree& tree, const Report& report) {
+  const auto names = owned_names(tree, report.owners, static_cast<int>(report.stages.size()));
+  const std::vector<int> modules = modules_called(tree, report);
+  const bool timed = report.predicted_step_us > 0;
+  std::int64_t parameters = 0;
+  for (const Stage& stage : report.stages) parameters += stage.parameter_bytes;
+  std::vector<Row> rows{{"partition", "modules", "parameters", "share", "memory", "sends", "owns"}};
+  for (std::size_t i = 0; i < report.stages.size(); ++i) {
+    const Stage& stage = report.stages[i];
+    rows.push_back({base::str(i), base::str(modules[i]), readable(stage.parameter_bytes),
+                    percent(static_cast<double>(stage.parameter_bytes), static_cast<double>(parameters)),
+                    readable(stage.memory_bytes), readable(stage.out_bytes),
+                    names[i].empty() ? "(nothing)" : list(names[i])});
   }
-  std::string table = row("partition", "modules", "parameters", "share", "owns");
-  for (int i = 0; i < partitions; ++i) {
-    const std::string owned = names[i].empty() ? "(nothing)" : list(names[i]);
-    table += row(base::str(i), base::str(modules[i]), readable(bytes[i]), percent(bytes[i], total), owned);
+  if (timed) {
+    rows[0].insert(rows[0].begin() + 4, "time");
+    for (std::size_t i = 0; i < report.stages.size(); ++i) {
+      rows[i + 1].insert(rows[i + 1].begin() + 4, readable_time(report.stages[i].time_us));
+    }
   }
-  return table;
+  std::string text = aligned(rows);
+  if (timed) text += base::str("predicted step ", readable_time(report.predicted_step_us), ", bubble ");
+  if (!timed) text += "bubble, with bytes in place of times, ";
+  text += percent(report.bubble, 1) + "\n";
+  return report.warning.empty() ? text : text + "warning: " + report.warning + "\n";
 }
 
 std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions) {

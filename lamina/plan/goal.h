@@ -28,6 +28,7 @@ struct Goal {
   double memory_weight = 0.8;              // 0: only the step's time counts; 1: only the fullest rank's memory
   Link link;
   std::optional<std::int64_t> memory_limit_bytes;  // of each rank
+  double message_price = 0.008;  // a message more than partitions has to gain this part of the objective
 
   // How many microbatches are in flight at most.
   int window() const { return std::min(microbatches, active_microbatches.value_or(2 * partitions + 1)); }

@@ -40,25 +40,23 @@ class Planner {
   virtual Assignment assign(const ModuleTree& tree, const Goal& goal) const = 0;
 };
 
-// Contiguous in module order, balanced by parameter bytes; ignores placements by hand. The root is in partition 0.
-//   - Modules stay whole while the largest partition is near the mean; else heavy ones are cut between their children,
-//     and such a module, with its own parameters, is where its first child with parameters is.
-//   - Modules that share a parameter are where the first of them is; their bytes count there, once.
-//   - A module without parameters, or never called, is where its parent is.
-//   - A tree of fewer modules than partitions leaves partitions empty.
-std::unique_ptr<Planner> contiguous_planner();
+// Both honour placements by hand, keep what [Note: items] says together, leave the root in partition 0, number
+// partitions in the order in which a microbatch meets them, and throw base::ConfigError where placements by hand are
+// impossible.
+
+// The default: makes the predicted step ([Note: predicted step]) short and the fullest rank's memory small, as
+// goal.memory_weight says, within goal.memory_limit_bytes. Its step is never longer than the tree planner's, nor, with
+// free messages or a memory_weight of 0, than with fewer partitions. Throws base::ConfigError when it finds nothing
+// that fits into memory. A tree of fewer modules than partitions leaves partitions empty.
+std::unique_ptr<Planner> step_planner();
+
+// The published algorithm (plan/tree_division.h), which the default is measured against. Ignores messages and the limit
+// on memory.
+std::unique_ptr<Planner> tree_planner();
 
 // As placed by hand: the innermost placement above a node counts, else `fallback`. Throws base::ConfigError, with all
-// that is wrong, when a placement is not below the number of partitions, or two nodes that share a parameter are
-// placed apart.
+// that is wrong, when a placement is not below the number of partitions, or two nodes that share a parameter, or have
+// to be together, are placed apart.
 std::unique_ptr<Planner> manual_planner(base::Partition fallback);
-
-// The assignment as the table that is printed at the first step: a row per partition with the modules it calls, their
-// parameter bytes and share of the whole, and names: of modules that it owns whole ("blocks.0-2" for a run of
-// siblings), and, as "name (itself)", of those it owns without all of their children. Ends with a newline.
-std::string describe(const ModuleTree& tree, const Assignment& owners, int partitions);
-
-// The same names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
-std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions);
 
 }  // namespace lamina::plan

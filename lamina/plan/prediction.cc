@@ -9,14 +9,16 @@
 namespace lamina::plan {
 
 double step_us(const StepShape& shape, const Goal& goal) {
-  const double later = goal.microbatches - 1;
-  const double path = shape.path_forward_us + shape.path_backward_us;
   const int window = std::max(goal.window(), 1);
+  const int rounds = (goal.microbatches + window - 1) / window;
+  const auto pass = [&](double path, double heaviest, int passes) {
+    return std::max(path + (goal.microbatches - 1) * heaviest, passes * path);
+  };
   if (goal.schedule == "simple") {
-    return path +
-           later * (std::max(shape.heaviest_forward_us, shape.path_forward_us / window) + shape.heaviest_backward_us);
+    return pass(shape.path_forward_us, shape.heaviest_forward_us, rounds) +
+           pass(shape.path_backward_us, shape.heaviest_backward_us, 1);
   }
-  return path + later * std::max(shape.heaviest_us, path / window);
+  return pass(shape.path_forward_us + shape.path_backward_us, shape.heaviest_us, rounds);
 }
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/report.h"
 
-#include "lamina/plan/prediction.h"
+#include "lamina/plan/bottleneck.h"
 #include "lamina/plan/sharing.h"
 
 namespace lamina::plan {
@@ -24,6 +24,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
   }
   if (step > 0) result.bubble = 1 - goal.microbatches * work_us / (goal.partitions * step);
   if (route.timed) result.predicted_step_us = step;
+  result.warning = warn_of_bottleneck(tree, owners, route, prediction);
   return result;
 }
 

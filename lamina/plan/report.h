@@ -23,9 +23,18 @@ struct Report {
   std::vector<Stage> stages;     // by partition
   double predicted_step_us = 0;  // 0 where the tree has no times
   double bubble = 0;             // the part of all ranks' time in which they do nothing
-  std::string warning;           // one line when a partition that cannot be cut holds up all others; else empty
+  std::string warning;           // one line when one partition holds up all others, with what it owns; else empty
 };
 
 Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+
+// The report as the table that is printed at the first step: a row per partition with the modules it calls, their
+// parameters and share of the whole, time (where known) and memory, bytes that a forward sends to other partitions, and
+// names: of modules that it owns whole ("blocks.0-2" for a run of siblings), and, as "name (itself)", of those it owns
+// without all of their children. Then a line with step and bubble, and the warning. Ends with a newline.
+std::string describe(const ModuleTree& tree, const Report& report);
+
+// The same names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
+std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions);
 
 }  // namespace lamina::plan

@@ -2,46 +2,12 @@
 #include "lamina/plan/sharing.h"
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_map>
+
+#include "lamina/plan/groups.h"
 
 namespace lamina::plan {
 namespace {
-
-// Union-find whose representative is the smallest member.
-class Groups {
- public:
-  explicit Groups(std::size_t size) : parent_(size) { std::iota(parent_.begin(), parent_.end(), 0); }
-
-  int first(int node) {
-    while (parent_[node] != node) node = parent_[node] = parent_[parent_[node]];
-    return node;
-  }
-
-  void join(int a, int b) {
-    const auto [low, high] = std::minmax({first(a), first(b)});
-    parent_[high] = low;
-  }
-
- private:
-  std::vector<int> parent_;
-};
-
-int caller_of(const ModuleTree& tree, int node) {
-  while (!tree[node].callable && tree[node].parent >= 0) node = tree[node].parent;
-  return node;
-}
-
-Groups grouped(const ModuleTree& tree) {
-  Groups groups(tree.size());
-  std::unordered_map<std::int64_t, int> holder;
-  for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
-    for (std::int64_t id : tree[node].parameter_ids) groups.join(holder.try_emplace(id, node).first->second, node);
-    if (!tree[node].parameter_ids.empty()) groups.join(caller_of(tree, node), node);
-    for (int other : tree[node].together) groups.join(other, node);
-  }
-  return groups;
-}
 
 // Per node, the bytes of its own parameters that no earlier node has.
 std::vector<std::int64_t> bytes_once(const ModuleTree& tree) {
@@ -68,7 +34,7 @@ std::vector<std::int64_t> bytes_once(const ModuleTree& tree) {
 }  // namespace
 
 Sharing find_sharing(const ModuleTree& tree) {
-  Groups groups = grouped(tree);
+  Groups groups = owned_together(tree);
   const std::vector<std::int64_t> once = bytes_once(tree);
   Sharing sharing{std::vector<int>(tree.size()), std::vector<std::int64_t>(tree.size())};
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) {

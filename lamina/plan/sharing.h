@@ -8,8 +8,7 @@
 
 namespace lamina::plan {
 
-// Nodes that have to be owned together, directly or through a chain of others: those that share a parameter or say
-// so, and a container that is never called with the module that reads the parameters it holds.
+// What groups of nodes hold that have to be owned together; see `owned_together`.
 struct Sharing {
   std::vector<int> first;           // per node: the first node, in node order, of its group
   std::vector<std::int64_t> bytes;  // per node: its group's own parameters, each counted once; 0 unless the first

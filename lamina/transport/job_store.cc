@@ -70,7 +70,7 @@ void JobStore::connect() {
   options.useLibUV = false;  // the libuv server asks for the name of whoever connects, and serves nobody meanwhile
   const auto where = base::str("MASTER_ADDR:MASTER_PORT ", options_.host, ":", options_.port);
   std::string why = "nothing listens there";
-  while (!options_.deadline.expired()) {
+  for (auto pause = milliseconds(1); !options_.deadline.expired(); pause = std::min(2 * pause, milliseconds(20))) {
     if (options_.check_interrupt) options_.check_interrupt();
     try {
       if (options_.is_host || answers(options_.host, options_.port)) {
@@ -85,7 +85,7 @@ void JobStore::connect() {
       }
       why = error.what_without_backtrace();
     }
-    std::this_thread::sleep_for(milliseconds(20));
+    std::this_thread::sleep_for(pause);
   }
   throw base::TimeoutError(
       base::str("the job's store at ", where, " cannot be reached (", why, "): did rank 0 start?"));

@@ -32,7 +32,8 @@ std::string reason(const at::Tensor& tensor) {
 
 }  // namespace
 
-void release(at::Tensor& tensor, const std::string& why) {
+void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like) {
+  if (like.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
   if (is_released(tensor)) return;
   tensor.mutable_grad().reset();
   tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));
@@ -40,6 +41,22 @@ void release(at::Tensor& tensor, const std::string& why) {
 
 bool is_released(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor);
+}
+
+std::string where_released(const at::Tensor& tensor) {
+  if (!is_released(tensor)) return "";
+  const auto why = reason(tensor);
+  return why.substr(0, why.find(';'));
+}
+
+void restore(at::Tensor& tensor, const at::Tensor& value) {
+  if (!is_released(tensor)) throw base::UsageError("only a tensor whose value was released can be given one");
+  if (tensor.sizes() != value.sizes() || tensor.scalar_type() != value.scalar_type()) {
+    throw base::UsageError(base::str("a tensor of shape ", tensor.sizes(), " and type ", tensor.scalar_type(),
+                                     " cannot be given a value of shape ", value.sizes(), " and type ",
+                                     value.scalar_type()));
+  }
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
 }
 
 void require_value(const at::Tensor& tensor, const std::string& operation) {

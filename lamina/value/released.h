@@ -11,10 +11,17 @@ namespace lamina::value {
 // requires_grad, but has no storage. Its key set holds the wrapper key, whose kernels refuse it: reading metadata is
 // always allowed, any operation on the value is base::UsageError with the text it was released with.
 
-// Frees the value of `tensor`; `why` is what a use of the value says. Its gradient is dropped too.
-void release(at::Tensor& tensor, const std::string& why);
+// Frees the value of `tensor`; `why` is what a use of the value says, and begins with where it is and a semicolon. Its
+// gradient is dropped too. With `like` it is from then on as if it had been that tensor, of another dtype or device, and
+// `why` takes the place of an earlier text.
+void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like = {});
 
 bool is_released(const at::Tensor& tensor);
+std::string where_released(const at::Tensor& tensor);  // the beginning of `why`; "" for a tensor that has its value
+
+// Gives a released tensor a value again: from then on it is an ordinary tensor that shares the memory of `value`.
+// Throws base::UsageError if it is not released, or of another shape or dtype.
+void restore(at::Tensor& tensor, const at::Tensor& value);
 
 // Throws if `tensor` is released and `operation` ("aten::mul") needs its value.
 void require_value(const at::Tensor& tensor, const std::string& operation);

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/value/reference_tensor.h"
+#include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -39,7 +40,11 @@ at::Tensor pending_reference(const at::Tensor& like, py::function take, bool gra
 void bind_references(py::module_& module) {
   module.def("pending_reference", &pending_reference, py::arg("like"), py::arg("take"), py::arg("gradient") = false);
   module.def("is_pending", &value::is_pending, py::arg("tensor"));
+  module.def("where_released", &value::where_released, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
+  module.def("release", &value::release, py::arg("tensor"), py::arg("why"), py::arg("like") = at::Tensor());
+  module.def("is_released", &value::is_released, py::arg("tensor"));
+  module.def("restore", &value::restore, py::arg("tensor"), py::arg("value"));
 }
 
 }  // namespace lamina::python

@@ -76,6 +76,9 @@ void barrier(Session& session, const std::string& kind) {
 
 // The model.
 
+// What a message costs each rank is not in a plan's link: it has to gain a good deal.
+constexpr double kMessagePrice = 0.05;
+
 py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   plan::ModuleTree tree;
   for (const py::dict& row : rows) tree.push_back(to_node(row));
@@ -86,14 +89,15 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   if (config.schedule == base::Schedule::kSimple) goal.schedule = "simple";
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
+  goal.message_price = kMessagePrice;
   const auto planner = config.auto_partition
-                           ? plan::contiguous_planner()
+                           ? plan::step_planner()
                            : plan::manual_planner(base::Partition(config.default_partition.value_or(0)));
   const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
   std::vector<std::int64_t> owners;
   for (auto owner : report.owners) owners.push_back(owner.value);
   const std::string table = plan::assignments_line(tree, report.owners, config.partitions) + "\n" +
-                            plan::describe(tree, report.owners, config.partitions);
+                            plan::describe(tree, report);
   return py::make_tuple(owners, table, to_dict(tree, report));
 }
 
@@ -127,12 +131,13 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
 // With `like`, which stands for the whole tensor, it is from then on as if that had been released.
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
                     const std::optional<at::Tensor>& like) {
-  if (like) tensor.unsafeGetTensorImpl()->shallow_copy_from(like->getIntrusivePtr());
   const auto owner = session.owner(base::Partition(partition));
-  value::release(tensor, base::str(name, " lives in partition ", partition, " on rank ", owner,
-                                   " and was used on rank ", session.world().rank,
-                                   ": use it only inside the forward of its own module, or place its user in the "
-                                   "same partition with set_partition"));
+  value::release(tensor,
+                 base::str(name, " lives in partition ", partition, " on rank ", owner, "; it was used on rank ",
+                           session.world().rank,
+                           ": use it only inside the forward of its own module, or place its user in the same "
+                           "partition with set_partition"),
+                 like.value_or(at::Tensor()));
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
@@ -162,7 +167,30 @@ struct PythonBody {
   }
 };
 
-py::list run_step(Session& session, int microbatches, const py::object& function) {
+// What the main thread does at least every 50 ms of a step; `poll` may be None.
+std::function<void()> with_poll(const std::function<void()>& check_interrupt, const py::object& poll) {
+  if (poll.is_none()) return check_interrupt;
+  return [&check_interrupt, &poll] {
+    try {
+      check_interrupt();
+    } catch (...) {
+      py::gil_scoped_acquire gil;
+      poll(/*interrupted=*/true);
+      throw;
+    }
+    py::gil_scoped_acquire gil;
+    poll(/*interrupted=*/false);
+  };
+}
+
+// In a step body: the main thread's state is the process's while `wait` runs.
+void lend_state(Session&, const py::object& wait) {
+  auto* activity = pipeline::Activity::current();
+  if (activity == nullptr) throw base::UsageError("lend_state() outside a step");
+  activity->lend_state([&] { wait(); });
+}
+
+py::list run_step(Session& session, int microbatches, const py::object& function, const py::object& poll) {
   const auto body = PythonBody::make(function, microbatches);
   const bool leads = session.job().leads();
   const bool followed = session.members(Group::kPp).size() > 1;
@@ -176,7 +204,8 @@ py::list run_step(Session& session, int microbatches, const py::object& function
   };
   {
     const Release release;
-    outputs = session.job().run_step(microbatches, run, session.patience().check_interrupt);
+    const auto check_interrupt = session.patience().check_interrupt;
+    outputs = session.job().run_step(microbatches, run, with_poll(check_interrupt, poll));
   }
   py::list objects;
   for (int i = 0; i < microbatches; ++i) {
@@ -260,7 +289,8 @@ void bind_session(py::module_& module) {
            py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
-      .def("run_step", &run_step)
+      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
+      .def("lend_state", &lend_state)
       .def("root_seeds", &root_seeds)
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)

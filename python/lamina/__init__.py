@@ -25,6 +25,8 @@ from lamina import _hooks as _hooks
 from lamina import state
 from lamina._current import init, is_initialized, shutdown
 from lamina.checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
+from lamina.creation import model_creation, set_tensor_parallelism, tensor_parallelism
+from lamina.delayed import delay_param_initialization
 from lamina.dynamic import set_dynamic
 from lamina.errors import (
     CancelledError,
@@ -37,6 +39,7 @@ from lamina.errors import (
     UsageError,
 )
 from lamina.groups import (
+    get_device_mesh,
     get_dp_process_group,
     get_mp_process_group,
     get_pp_process_group,
@@ -85,7 +88,9 @@ from lamina.ranks import (
     tp_rank,
     tp_size,
 )
+from lamina.saving import load, save
 from lamina.step import step
+from lamina.tracing import is_tracing
 
 try:
     __version__ = importlib.metadata.version("lamina")
@@ -123,10 +128,12 @@ __all__ = [
     "broadcast",
     "checkpoint",
     "checkpoint_sequential",
+    "delay_param_initialization",
     "distribute",
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "get_device_mesh",
     "get_dp_group",
     "get_dp_process_group",
     "get_mp_group",
@@ -140,8 +147,11 @@ __all__ = [
     "get_world_process_group",
     "init",
     "is_initialized",
+    "is_tracing",
+    "load",
     "local_rank",
     "local_size",
+    "model_creation",
     "mp_barrier",
     "mp_rank",
     "mp_size",
@@ -153,14 +163,17 @@ __all__ = [
     "rdp_rank",
     "rdp_size",
     "recv_from",
+    "save",
     "send",
     "set_activation_checkpointing",
     "set_dynamic",
     "set_partition",
+    "set_tensor_parallelism",
     "shutdown",
     "size",
     "state",
     "step",
+    "tensor_parallelism",
     "tp_rank",
     "tp_size",
 ]
@@ -168,16 +181,9 @@ __all__ = [
 _NOT_YET = {
     "CheckpointManager",
     "amp",
-    "delay_param_initialization",
-    "is_tracing",
-    "load",
-    "model_creation",
     "optimizers",
     "resume_from_checkpoint",
-    "save",
     "save_checkpoint",
-    "set_tensor_parallelism",
-    "tensor_parallelism",
     "tp_register",
     "tp_register_with_module",
 }

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, intercept, interrupts
+from lamina import _lamina, clipping, compiled, intercept, interrupts
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from lamina.groups import ProcessGroups
     from lamina.model import DistributedModel
+    from lamina.optimizer_state import OptimizerState
     from lamina.replicas import Replicas
 
 
@@ -31,7 +30,7 @@ class Job:
     session: _lamina.Session
     microbatches: int
     model: DistributedModel | None = None
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    optimizers: list[OptimizerState] = field(default_factory=list)
     groups: ProcessGroups | None = None  # from the first use
     replicas: Replicas | None = None  # where gradients are averaged over several copies of the model
 
@@ -169,6 +168,7 @@ def _end() -> _lamina.Session:
     intercept.remove()
     interrupts.remove()
     clipping.remove()
+    compiled.remove()
     return ended.session
 
 

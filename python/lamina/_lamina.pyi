@@ -51,6 +51,19 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
+def where_released(tensor: torch.Tensor) -> str:
+    """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
+
+def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) -> None:
+    """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
+    the text `why`. With `like` it first becomes that tensor, of another dtype or device: lamina/value/released.h."""
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether the value of `tensor` was freed."""
+
+def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
+
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
 
@@ -126,9 +139,15 @@ class Session:
         forwards change the model, wherever it lives, so that microbatches have to take turns."""
 
     # The step.
-    def run_step(self, microbatches: int, body: Callable[[int], Any]) -> list[Any]:
+    def run_step(
+        self, microbatches: int, body: Callable[[int], Any], poll: Callable[[bool], None] | None = None
+    ) -> list[Any]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
-        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank."""
+        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank. The calling thread calls
+        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step."""
+    def lend_state(self, wait: Callable[[], None]) -> None:
+        """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
+        thread's random numbers and default dtype. No other body computes meanwhile."""
     def root_seeds(self, microbatches: int) -> list[int]:
         """Begins a step whose bodies are run by `run_body` instead of `run_step`: the seed of each."""
     def in_step(self) -> bool:

@@ -5,25 +5,50 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _current, intercept
-from lamina.arguments import ArgumentCheck
+from lamina import _current, _lamina, intercept
+from lamina.arguments import ArgumentCheck, is_unchanging
+from lamina.changes import Changed, Lent, adopt, unpacked
+from lamina.errors import UsageError
 
 _UNIFORM = (b"\x00", b"\x01")
 _END = b"\x02"  # of the training flags
+_lent = Lent()
 
 
 def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank.
 
+    Returns:
+        What it returns; when it changed arguments that are no tensors, a `Changed` as it travels.
+
     Errors:
-        UsageError: it changed an argument that is no tensor. And whatever it raises.
+        UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
     """
     module = _modules()[number]
     _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
     output = intercept.call_here(module, args, kwargs)
-    check.after()
-    return output
+    changed = check.changed()
+    return Changed(output, changed).packed() if changed else output
+
+
+def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Calls module `number`, which another rank owns, in a step; see [Note: changes].
+
+    Errors:
+        UsageError: it changed an argument that cannot be changed here. And whatever it raises.
+    """
+    lent = [value for value in (*args, *kwargs.values()) if not is_unchanging(value)]
+    if not lent:
+        return session.call(number, args, kwargs)
+    with _lent.to_a_call(lent):
+        result = session.call(number, args, kwargs)
+        if (changed := unpacked(result)) is None:
+            return result
+        try:
+            return adopt(changed, args, kwargs, _lent)
+        except UsageError as error:
+            raise UsageError(f"{_name(number)}: {error}") from None
 
 
 def capture_state(number: int) -> bytes:

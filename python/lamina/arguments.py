@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of a module that runs for another rank. They are copies, so a change of one is lost on the caller.
+"""Arguments of a module that runs for another rank. They are copies, so a change of one has to go back to the caller:
+see [Note: changes].
 
 Tensors are not looked into: what a module writes into them is not this file's.
 """
@@ -14,17 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.changes import Position
 from lamina.errors import UsageError
 
 _UNCHANGING = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, slice, range)
 
 
 class ArgumentCheck:
-    """Knows what the arguments were before a call, and says after it when one has changed.
+    """Knows what the arguments were before a call, and says after it which have changed.
 
     Args:
         module: the module that is called. In training, what becomes of the caches of Hugging Face's models in the
-            arguments does not matter: by default each block is handed one and fills it.
+            arguments does not matter: by default each block is handed one and fills it, and nobody reads it.
         name: its name in the model.
     """
 
@@ -35,23 +37,30 @@ class ArgumentCheck:
         self._before = [
             (position, value, _Snapshot(value, self._training))
             for position, value in _arguments(args, kwargs)
-            if not _is_unchanging(value)
+            if not is_unchanging(value)
         ]
 
-    def after(self) -> None:
-        """Raises UsageError, with the name of the module and of the argument, when one has changed."""
-        for position, value, before in self._before:
-            if before.data is not None and _Snapshot(value, self._training).data != before.data:
-                raise UsageError(self._message(position, before.caches))
+    def changed(self) -> dict[Position, Any]:
+        """The arguments that are not what they were, by position or keyword.
 
-    def _message(self, position: int | str, caches: bool) -> str:
-        argument = _argument_name(self._module, position)
-        remedy = (
-            "pass use_cache=False to the model" if caches else "return what changes, or place both on one partition"
-        )
+        Errors:
+            UsageError: one holds something now that cannot be sent back; it names module and argument.
+        """
+        found = {}
+        for position, value, before in self._before:
+            if before.data is None:
+                continue
+            after = _Snapshot(value, self._training).data
+            if after is None:
+                raise UsageError(self._message(position))
+            if after != before.data:
+                found[position] = value
+        return found
+
+    def _message(self, position: Position) -> str:
         return (
-            f"{self._name} changed {argument}, which the calling rank does not see: arguments of a module on another "
-            f"rank are copies; {remedy}"
+            f"{self._name} changed {_argument_name(self._module, position)} to what cannot be sent back to the calling "
+            "rank: arguments of a module on another rank are copies; place both on one partition"
         )
 
 
@@ -60,13 +69,11 @@ class _Snapshot(pickle.Pickler):
 
     Attributes:
         data: equal for equal content; None when the object cannot be pickled.
-        caches: whether Hugging Face caches were met.
     """
 
     def __init__(self, value: Any, training: bool):
         file = io.BytesIO()
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.caches = False
         self._training = training
         self._held: list[Any] = []  # lest another object gets its id
         try:
@@ -78,7 +85,6 @@ class _Snapshot(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> int | str | None:
         if is_cache(type(value)):
-            self.caches = True
             return "cache" if self._training else None
         if isinstance(value, (torch.Tensor, nn.Module)):
             self._held.append(value)
@@ -86,9 +92,10 @@ class _Snapshot(pickle.Pickler):
         return None
 
 
-def _is_unchanging(value: Any) -> bool:
+def is_unchanging(value: Any) -> bool:
+    """Whether an argument is such that no module can change it, but by writing to tensors."""
     if isinstance(value, tuple) and not hasattr(value, "__dict__"):
-        return all(_is_unchanging(part) for part in value)
+        return all(is_unchanging(part) for part in value)
     return isinstance(value, _UNCHANGING) or (isinstance(value, nn.Module) and not is_cache(type(value)))
 
 
@@ -98,12 +105,12 @@ def is_cache(kind: type) -> bool:
     return any(base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
 
 
-def _arguments(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
+def _arguments(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[Position, Any]]:
     yield from enumerate(args)
     yield from kwargs.items()
 
 
-def _argument_name(module: nn.Module, position: int | str) -> str:
+def _argument_name(module: nn.Module, position: Position) -> str:
     """As the signature of the module's forward has it, else its position."""
     if isinstance(position, str):
         return f"its argument {position!r}"

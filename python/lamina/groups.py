@@ -7,10 +7,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from lamina import _current, _lamina
 from lamina.errors import UsageError
+from lamina.ranks import CommGroup
 
 _AXES = ("mp", "dp", "pp", "tp", "rdp")
 _jobs = itertools.count()  # what one job leaves in the store is not the next one's
@@ -99,6 +101,29 @@ def get_tp_process_group() -> dist.ProcessGroup:
 def get_rdp_process_group() -> dist.ProcessGroup:
     """The copies of the same part of the model, for torch.distributed; see `get_world_process_group`."""
     return of_job().get("rdp")
+
+
+def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
+    """The ranks as torch's DeviceMesh, made of the groups that the functions above return.
+
+    Args:
+        group: of one dimension, the ranks of that group, which is its name: "pp", "dp", ... None: all ranks of the job
+            by their coordinates, with the dimensions "rdp", "pp" and "tp".
+
+    Errors:
+        UsageError: `ddp` is off, or inside a step function.
+    """
+    groups, device = of_job(), "cuda" if torch.cuda.is_available() else "cpu"
+    if group is not None:
+        axis = CommGroup(group).value
+        return DeviceMesh.from_group(groups.get(axis), device, mesh_dim_names=(axis,))
+    session = _current.session()
+    axes = ("rdp", "pp", "tp")
+    places = session.all_gather("world", [session.group_rank(axis) for axis in axes])
+    mesh = torch.empty([session.group_size(axis) for axis in axes], dtype=torch.int)
+    for rank, place in enumerate(places):
+        mesh[tuple(place)] = rank
+    return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
 
 
 def _backend() -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _lamina
+from lamina import _lamina, compiled
 
 _IN_STREAM = -1
 
 # By id(module): the number of each module owned elsewhere, _IN_STREAM for the others that start a stream.
 _listed: dict[int, int] = {}
-_route: Callable[[int, tuple, dict[str, Any]], Any]
+_route: Callable[[int, tuple, dict[str, Any]], Any] | None = None
 _original = nn.Module.__call__
 
 
@@ -34,7 +34,7 @@ def install(
     _listed.clear()
     _listed.update((id(module), _IN_STREAM) for module in streams)
     _listed.update(remote)
-    _route = route
+    _route = compiled.outside(route)
     if nn.Module.__call__ is not _call:
         _original = nn.Module.__call__
         nn.Module.__call__ = _call
@@ -45,6 +45,12 @@ def remove() -> None:
     _listed.clear()
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
+
+
+def forget(route: Callable[[int, tuple, dict[str, Any]], Any]) -> None:
+    """Ends what `install` did with that route; nothing when another was installed since."""
+    if _route == route:
+        remove()
 
 
 def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

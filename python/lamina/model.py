@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, clipping, groups, intercept, streams
+from lamina import _current, clipping, compiled, groups, intercept, streams
+from lamina.adapter import call_remote
+from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
-from lamina.errors import UsageError
-from lamina.optimizer import trim
-from lamina.partitioning import PartitionedModel, only_own, partition
+from lamina.errors import ConfigError, UsageError
+from lamina.first_call import FirstCall, Tracer
+from lamina.partitioning import PartitionedModel, bring_together, let_go, only_own, partition
 from lamina.replicas import Replicas
+from lamina.state_dicts import ModelState, is_partial, saved_elsewhere, without_mark
+from lamina.tracing import options_of
 
 _NOT_YET = {
     "join",
     "register_comm_hook",
-    "register_post_partition_hook",
-    "register_post_step_hook",
-    "local_state_dict",
     "distributed_modules",
     "is_distributed_parameter",
     "is_distributed_buffer",
@@ -33,6 +35,7 @@ _NOT_YET = {
 }
 
 Names = Iterator[tuple[str, Any]]
+Hook = Callable[["DistributedModel", torch.optim.Optimizer | None], Any]
 
 
 class DistributedModel(nn.Module):
@@ -55,13 +58,18 @@ class DistributedModel(nn.Module):
         bucket_cap_mb: with `ddp`: about how many MiB of gradients travel at a time.
         broadcast_buffers: with `ddp`: whether buffers get the values of the first replica whenever gradients have been
             averaged, so that running statistics are the same on all.
-        trace_device, overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing
-            yet that they could change. Parameters without a gradient are always allowed.
-        trace_execution_times, trace_memory_usage: not available yet.
+        trace_device: where the model runs when times or memory are measured: "gpu" is the rank's own device, "cpu" the
+            host, which has room for models that no device has.
+        trace_execution_times: whether the first call of the model is timed, on one rank alone, to cut it well; else its
+            operations are counted.
+        trace_memory_usage: whether the memory that modules keep is measured while the model runs on one rank alone;
+            else it is found out without running it.
+        overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they
+            could change. Parameters without a gradient are always allowed.
 
     Errors:
-        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, an
-            option that is not available yet.
+        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
+            of a host that has another device to run the model.
     """
 
     def __init__(
@@ -83,14 +91,7 @@ class DistributedModel(nn.Module):
         _check_module(module)
         if job.model is not None:
             raise UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job")
-        if trace_device not in ("cpu", "gpu"):
-            raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
-        for name, given in (
-            ("trace_execution_times", trace_execution_times),
-            ("trace_memory_usage", trace_memory_usage),
-        ):
-            if given:
-                raise UsageError(f"{name}=True is not available yet")
+        trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
         if type(backward_passes_per_step) is not int or backward_passes_per_step < 1:
             raise UsageError(f"backward_passes_per_step is an integer, at least 1, not {backward_passes_per_step!r}")
         if not bucket_cap_mb > 0:
@@ -100,10 +101,18 @@ class DistributedModel(nn.Module):
         self._pipelined = job.pipelined
         self._partitioned: PartitionedModel | None = None
         self._routed = False
-        self._reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+        self._trace_options = trace_options
+        self._whole = False  # by cpu(), until the next step
+        self._waiting: list[tuple[Mapping[str, Any], bool, bool]] = []  # partial states, for the partition
+        self._post_partition_hooks: dict[int, Hook] = OrderedDict()
+        self._post_step_hooks: dict[int, Hook] = OrderedDict()
         job.model = self
         if job.session.config.ddp:
             groups.of_job()
+            if job.session.group_size("dp") > 1:
+                reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+                owns = lambda name: self._partitioned.owns(name)  # noqa: E731
+                job.replicas = Replicas(job.session, job.groups, module, owns, *reduction)
         if not self._pipelined:
             self._partition()
 
@@ -193,6 +202,15 @@ class DistributedModel(nn.Module):
         """Whether it is known who owns what: from the first step on, with one partition from the start."""
         return self._partitioned is not None
 
+    def partition_report(self) -> dict[str, Any]:
+        """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
+        [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
+        "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
+        random numbers, "notes", what could not be found out. Before partition: UsageError."""
+        if self._partitioned is None:
+            raise UsageError("the model is partitioned at the first call of a step function; there is no report before")
+        return self._partitioned.report
+
     def get_module(self) -> nn.Module:
         """The module that is wrapped."""
         return self.module
@@ -247,55 +265,105 @@ class DistributedModel(nn.Module):
             UsageError: inside a step function.
         """
         if not self._pipelined or not self.partitioned:
+            self._nothing_waits("state_dict()")
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
-        session = self._job("state_dict()").session
-        here = self.module.state_dict(keep_vars=True)
-        # What modules add by get_extra_state() is anything; tensors travel by themselves.
-        others = self._everywhere({name: None if _is_tensor(value) else (value,) for name, value in here.items()})
-        owner_of = self._partitioned.owner_of
-        entries = [
-            (name, here[name] if self._partitioned.owns(name) else None, owner_of(name))
-            for name, other in others.items()
-            if other is None
-        ]
-        tensors = session.gather(entries)
-        whole = OrderedDict((name, tensors[name] if other is None else other[0]) for name, other in others.items())
-        if gather_to_rank0 and session.group_rank("mp") != 0:
-            return {}
-        whole = OrderedDict((prefix + name, value) for name, value in whole.items())
-        whole._metadata = here._metadata
-        return whole
+        self._job("state_dict()")
+        state = self._state().whole(gather_to_rank0)
+        for name in list(state) if prefix else ():
+            state[prefix + name] = state.pop(name)
+        return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads a whole model's state: every rank keeps what it owns. Collective over the ranks of the pipeline.
-
-        Args:
-            state_dict: as from `state_dict()`, or from the wrapped module's class.
-            strict: whether names have to be the same.
-            assign: only before partition, or with one partition: as torch's.
-
-        Returns:
-            torch's NamedTuple of missing_keys and unexpected_keys.
+    def local_state_dict(self) -> dict[str, Any]:
+        """The state of what this rank owns: a partial dictionary, marked by the key `_smp_is_partial`.
 
         Errors:
-            RuntimeError: as torch's: names or shapes do not fit.
+            UsageError: before the model is partitioned, or inside a step function.
         """
-        if not self._pipelined or not self.partitioned:
-            loaded = self.module.load_state_dict(state_dict, strict, assign)
+        self._job("local_state_dict()")
+        self._require_partitioned()
+        return self._state().local()
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        same_partition_load: bool = False,
+    ) -> Any:
+        """Loads a state, full or partial: every rank keeps what it owns. Collective over the ranks of the pipeline;
+        nothing is written on any of them unless it fits on all.
+
+        Args:
+            state_dict: as from `state_dict()`, or from the wrapped module's class, or from `local_state_dict()`. A
+                partial one that comes before the model is partitioned is loaded when it is.
+            strict: whether names have to be the same.
+            assign: only before partition, or with one partition: as torch's.
+            same_partition_load: partial ones are of this very partition: each rank loads its own, without a look at
+                the others'. Else the ranks put theirs together when they do not fit.
+
+        Returns:
+            torch's NamedTuple of missing_keys and unexpected_keys; both empty for what is loaded later.
+
+        Errors:
+            UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
+            business: RuntimeError.
+        """
+        if self._pipelined and self.partitioned:
+            self._job("load_state_dict()")
             if assign:
-                self._watch()  # its parameters are others now
-            return loaded
-        self._job("load_state_dict()")
+                raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
+            self._cut_again()
+            return self._state().load(state_dict, strict, same_partition_load)
+        waits = is_partial(state_dict) or self._waiting or any(map(is_delayed, self.parameters()))
+        if self._pipelined and waits:
+            if problem := saved_elsewhere(state_dict, self._job("load_state_dict()").session):
+                raise UsageError(problem)
+            self._waiting.append((state_dict, strict, same_partition_load))
+            return nn.modules.module._IncompatibleKeys([], [])
+        loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
         if assign:
-            raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
-        expected = self._everywhere(dict.fromkeys(self.module.state_dict(keep_vars=True)))
-        missing = [name for name in expected if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in expected]
-        if strict and (missing or unexpected):
-            raise RuntimeError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}")
-        own = {name: value for name, value in state_dict.items() if name in expected and self._partitioned.owns(name)}
-        self.module.load_state_dict(own, strict=False)
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+            self._watch()  # its parameters are others now
+        return loaded
+
+    def cpu(self) -> nn.Module:
+        """Moves the model to the CPU, and with more than one partition brings it together: on every rank it is whole
+        until the next step, and may be called like the plain one. Collective over the ranks of the pipeline.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if self._pipelined and self.partitioned:
+            self._job("cpu()")
+            bring_together(self._partitioned, _current.session())
+            intercept.remove()
+            self._whole = True
+        return super().cpu()
+
+    # Hooks.
+
+    def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
+        """Has `hook(model, optimizer)` called once, in the first call of a step function: when the model is partitioned
+        and before its first forward. After that step it is called at once.
+
+        Args:
+            hook: called on every rank. `optimizer` is the DistributedOptimizer, the latest of several, None if none.
+
+        Returns:
+            A handle; its `remove()` takes the hook back.
+        """
+        return self._register(self._post_partition_hooks, hook, at_once=self._routed)
+
+    def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
+        """Has `hook(model, optimizer)` called at the end of every call of a step function, on every rank.
+
+        Args:
+            hook: see `register_post_partition_hook`.
+
+        Returns:
+            A handle; its `remove()` takes the hook back.
+        """
+        return self._register(self._post_step_hooks, hook)
 
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_YET:
@@ -304,10 +372,29 @@ class DistributedModel(nn.Module):
 
     # Inside.
 
-    def _enter_step(self) -> None:
-        """Cuts the model and routes its calls, the first time; collective over the world."""
-        self._partition()
+    def _enter_step(self) -> FirstCall | None:
+        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
+        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
+        job = _current.job()
+        config = job.session.config
+        traced = self._pipelined and not self.partitioned and config.auto_partition and not config.skip_tracing
+        if traced and job.leads:
+            return FirstCall(job.session, self.module, self._trace_options, self._cut)
+        try:
+            self._cut(None)
+        except (ConfigError, UsageError):
+            if traced:
+                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+            raise
+        return None
+
+    def _cut(self, tracer: Tracer | None) -> None:
+        """Cuts the model, with what the tracer finds, and routes its calls, the first time."""
+        self._partition(tracer)
+        self._cut_again()
         session, model = _current.session(), self._partitioned
+        if self._pipelined:
+            compiled.install()
         if self._pipelined and session.config.deterministic_server:
             session.set_order(list(self.local_parameters()), any(True for _ in self.buffers()))
         if self._routed:
@@ -317,34 +404,78 @@ class DistributedModel(nn.Module):
             varying = list(map(is_dynamic, model.tree.modules))
             session.set_model(model.tree.names, model.owners, own_stream, varying)
         remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
+        self._interception = (remote, self._call_remote, streamed)
         if remote or streamed:
-            intercept.install(remote, self._call_remote, streamed)
+            intercept.install(*self._interception)
         self._routed = True
+        self._run_hooks(self._post_partition_hooks)
 
-    def _partition(self) -> None:
+    def _partition(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time; collective over the world."""
         if self._partitioned is not None:
             return
         job = _current.job()
-        model = partition(self.module, job.session)
+        model = partition(self.module, job.session, tracer)
         for optimizer in job.optimizers:
-            trim(optimizer, model)
+            optimizer.roster.trim(model)
         self._partitioned = model
-        if job.session.config.ddp and job.session.group_size("dp") > 1:
-            job.replicas = Replicas(job.session, job.groups, self.module, model, *self._reduction)
         self._watch()
         if self._pipelined:
             clipping.install(self.module, model)
+        self._load_what_waits()
+        for optimizer in job.optimizers:
+            optimizer.load_what_waits()
 
-    def _everywhere(self, here: dict[str, Any]) -> dict[str, Any]:
-        """What each owner has under the names of its part of the state, in the order of the plain model's; collective
-        over the pipeline. A buffer that was None when the model was cut is known to its owner alone."""
-        own = {name: value for name, value in here.items() if self._partitioned.owns(name)}
-        return self._partitioned.in_order(_current.session().all_gather("pp", own))
+    def _state(self) -> ModelState:
+        return ModelState(self.module, self._partitioned, _current.session())
+
+    def _load_what_waits(self) -> None:
+        """Loads what came before the model was partitioned."""
+        waited, self._waiting = self._waiting, []
+        for arguments in waited:
+            self._state().load(*arguments)
+
+    def _nothing_waits(self, what: str) -> None:
+        if self._waiting:
+            raise UsageError(
+                f"{what} while a partial state dict waits for the model to be partitioned: call it after the first step"
+            )
+
+    def _cut_again(self) -> None:
+        """Ends what `cpu()` began."""
+        if not self._whole:
+            return
+        self._whole = False
+        let_go(self._partitioned, _current.session())
+        intercept.install(*self._interception)
+
+    def _register(self, hooks: dict, hook: Hook, at_once: bool = False) -> RemovableHandle:
+        if not callable(hook):
+            raise UsageError(f"a hook is called with the model and the optimizer; {type(hook).__name__} cannot be")
+        handle = RemovableHandle(hooks)
+        if at_once:
+            hook(self, self._optimizer())
+        else:
+            hooks[handle.id] = hook
+        return handle
+
+    def _run_hooks(self, hooks: dict) -> None:
+        for hook in list(hooks.values()):
+            hook(self, self._optimizer())
+
+    def _leave_step(self) -> None:
+        """A step has ended well."""
+        self._run_hooks(self._post_step_hooks)
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        optimizers = _current.job().optimizers
+        return optimizers[-1].optimizer if optimizers else None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """What `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
-        if not self._pipelined or not self.partitioned:
+        if self._whole:
+            self._partitioned.conversions += 1
+        if not self._pipelined or not self.partitioned or self._whole:
             return super()._apply(fn, recurse)
         with only_own(self._partitioned) as foreign:
             super()._apply(fn, recurse)
@@ -358,7 +489,7 @@ class DistributedModel(nn.Module):
 
     def _watch(self) -> None:
         """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
-        if (replicas := _current.job().replicas) is not None:
+        if (replicas := _current.job().replicas) is not None and self.partitioned:
             replicas.watch()
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -368,7 +499,7 @@ class DistributedModel(nn.Module):
                 f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
                 "with @lamina.step"
             )
-        return _current.session().call(number, args, kwargs)
+        return call_remote(_current.session(), number, args, kwargs)
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)
@@ -388,9 +519,12 @@ class DistributedModel(nn.Module):
             )
 
     def _local(self, named: Names) -> Names:
+        self._require_partitioned()
+        return ((name, value) for name, value in named if self._partitioned.owns(name))
+
+    def _require_partitioned(self) -> None:
         if self._partitioned is None:
             raise UsageError("the model is partitioned at the first call of a step function; nothing is local before")
-        return ((name, value) for name, value in named if self._partitioned.owns(name))
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:
@@ -414,10 +548,6 @@ def _torch_wrappers() -> tuple[type, ...]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers = [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
     return (nn.parallel.DistributedDataParallel, nn.DataParallel, *wrappers)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _scaled(output: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ import torch
 
 from lamina import _current
 from lamina.errors import UsageError
-from lamina.partitioning import PartitionedModel
+from lamina.optimizer_state import OptimizerState
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -27,7 +27,8 @@ def DistributedOptimizer(  # noqa: N802
         static_loss_scale, dynamic_loss_scale, dynamic_loss_args: not available yet: only the defaults.
 
     Returns:
-        The same optimizer.
+        The same optimizer, with the methods of `optimizer_state.OptimizerState`: `state_dict` is the whole optimizer's,
+        `local_state_dict` that of this rank's part, and `load_state_dict` takes either.
 
     Errors:
         UsageError: not an optimizer, a loss scale, or no `init`.
@@ -37,18 +38,11 @@ def DistributedOptimizer(  # noqa: N802
     if static_loss_scale != 1.0 or dynamic_loss_scale or dynamic_loss_args:
         raise UsageError("loss scaling is not available yet: DistributedOptimizer takes the optimizer alone")
     job = _current.job()
-    if not any(known is optimizer for known in job.optimizers):
-        job.optimizers.append(optimizer)
+    state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
+    if state is None:
+        state = OptimizerState(optimizer)
+        state.install()
+        job.optimizers.append(state)
     if job.model is not None and job.model.partitioned:
-        trim(optimizer, job.model._partitioned)
+        state.roster.trim(job.model._partitioned)
     return optimizer
-
-
-def trim(optimizer: torch.optim.Optimizer, model: PartitionedModel) -> None:
-    """Drops the parameters that other ranks own from `optimizer`, in place."""
-    foreign = {id(tensor) for _, tensor, owner in model.tensors() if owner != model.partition}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in foreign:
-                optimizer.state.pop(parameter, None)
-        group["params"][:] = [parameter for parameter in group["params"] if id(parameter) not in foreign]

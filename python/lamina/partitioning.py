@@ -4,16 +4,21 @@
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from lamina import _lamina
+from lamina import _lamina, delayed, printing
 from lamina.errors import ConfigError, UsageError
+from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree
+
+Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+
+_PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
 class PartitionedModel:
@@ -24,12 +29,14 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
         parts: filled by `adapter`.
+        report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
     """
 
-    def __init__(self, tree: ModuleTree, owners: list[int], partition: int):
+    def __init__(self, tree: ModuleTree, owners: list[int], report: dict[str, Any], partition: int):
         self.tree = tree
         self.owners = owners
+        self.report = report
         self.partition = partition
         self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
         self.conversions = 0
@@ -39,6 +46,11 @@ class PartitionedModel:
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
         return self.owners[self._paths[self._path_of(name)]]
+
+    def home_of(self, name: str, session: _lamina.Session) -> str:
+        """Where what has that name lives, for messages; see `owner_of`."""
+        partition = self.owner_of(name)
+        return f"partition {partition} on rank {session.translate('pp', partition)}"
 
     def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has."""
@@ -54,7 +66,7 @@ class PartitionedModel:
         node = self.tree.node(module)
         return None if node is None or self.owners[node] == self.partition else self.owners[node]
 
-    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+    def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
 
@@ -73,27 +85,89 @@ class PartitionedModel:
         }
 
 
-def partition(module: nn.Module, session: _lamina.Session) -> PartitionedModel:
+def partition(
+    module: nn.Module, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
+) -> PartitionedModel:
     """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
     owns, and nothing of the rest.
+
+    Args:
+        module: the model.
+        session: of the job.
+        tracer: finds out what its modules cost, on world rank 0; None for no trace.
 
     Errors:
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
     tree = ModuleTree(module)
-    model = PartitionedModel(tree, _agree(tree, session), session.group_rank("pp"))
+    owners, report = _agree(tree, session, tracer)
+    model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
     _keep_dense(model)
-    if session.size > 1:
-        session.synchronize(model.tensors())
-    for name, tensor, owner in model.tensors():
-        if owner != model.partition:
-            tensor.grad = None
-            session.release(tensor, name, owner)
+    printing.install()
+    for rows in _portions(model.tensors()):
+        # World rank 0 has the values that count, if only for the moment.
+        delayed.initialise(row[1] for row in rows if row[2] == model.partition or session.rank == 0)
+        if session.size > 1:
+            session.synchronize(rows)
+        _release(rows, model, session)
     return model
 
 
+def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Frees the values of what other ranks own."""
+    _release(model.tensors(), model, session)
+
+
+def _release(rows: list[Row], model: PartitionedModel, session: _lamina.Session) -> None:
+    for name, tensor, owner in rows:
+        if owner != model.partition:
+            tensor.grad = None
+            like = (
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if delayed.forget(tensor) else None
+            )
+            session.release(tensor, name, owner, like)
+
+
+def _portions(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows in portions of about _PORTION_BYTES, cut alike on all ranks."""
+    portion, size_bytes = [], 0
+    for row in rows:
+        portion.append(row)
+        size_bytes += row[1].numel() * row[1].element_size()
+        if size_bytes >= _PORTION_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+    if portion:
+        yield portion
+
+
+def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
+    pipeline."""
+    root = model.tree.root
+    named = [*root.named_parameters(), *root.named_buffers()]
+    own = {
+        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
+    }
+    for part in session.all_gather("pp", own):
+        for name, (value, is_parameter) in part.items():
+            if not model.owns(name):
+                _give(root, name, value, is_parameter)
+
+
+def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:
+    path, _, attribute = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensors = module._parameters if is_parameter else module._buffers
+    tensor = tensors.get(attribute)
+    if tensor is None:  # it came after the model was cut
+        tensors[attribute] = nn.Parameter(value) if is_parameter else value
+    elif _lamina.is_released(tensor):
+        _lamina.restore(tensor, value)
+
+
 @contextmanager
-def only_own(model: PartitionedModel) -> Iterator[list[tuple[str, torch.Tensor, int]]]:
+def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
     ids = {id(tensor) for _, tensor, _ in foreign}
@@ -124,14 +198,17 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:
-    """The owners that world rank 0 planned, once it is sure that all ranks have the same model."""
+def _agree(
+    tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
+) -> tuple[list[int], dict[str, Any]]:
+    """The owners that world rank 0 planned, and its report, once it is sure that all ranks have the same model."""
     if session.size == 1:
-        return [0] * len(tree.modules)
+        plan = _plan(tree, session, tracer)
+        return plan["owners"], plan["report"]
     lines = tree.describe()
     mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
     if session.rank == 0:
-        mine |= _plan(tree, session) | {"lines": lines}
+        mine |= _plan(tree, session, tracer) | {"lines": lines}
     everyone = session.all_gather("world", mine)
     first = everyone[0]
     if first["error"]:
@@ -145,17 +222,23 @@ def _agree(tree: ModuleTree, session: _lamina.Session) -> list[int]:
         )
     if session.rank == 0 and session.group_size("pp") > 1:
         print(first["table"].rstrip(), file=sys.stderr, flush=True)
-    return first["owners"]
+    return first["owners"], first["report"]
 
 
-def _plan(tree: ModuleTree, session: _lamina.Session) -> dict[str, object]:
-    if session.group_size("pp") == 1:
-        return {"error": "", "owners": [0] * len(tree.modules), "table": ""}
+def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     try:
-        owners, table, _ = session.plan(tree.rows())
+        found = tracer(tree) if tracer is not None else Trace()
+        for note in found.notes:
+            tell(note)
+        rows, nodes = planned_rows(tree, found.measures)
+        owners, table, report = session.plan(rows)
+        if session.group_size("pp") == 1:
+            owners = [0] * len(rows)
     except Exception as error:
-        return {"error": str(error), "owners": [], "table": ""}
-    return {"error": "", "owners": owners, "table": table}
+        return {"error": str(error) or type(error).__name__, "owners": [], "table": "", "report": {}}
+    by_node = dict(zip(nodes, owners, strict=True))
+    ordered = [by_node[node] for node in range(len(nodes))]
+    return {"error": "", "owners": ordered, "table": table, "report": report | summary(tree, found)}
 
 
 def _difference(first: list[str], mine: list[str]) -> str:

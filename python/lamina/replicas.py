@@ -17,7 +17,6 @@ from torch.autograd import Variable
 from lamina import _lamina, nest
 from lamina.errors import PeerError, UsageError
 from lamina.groups import ProcessGroups
-from lamina.partitioning import PartitionedModel
 
 
 class Replicas:
@@ -26,7 +25,7 @@ class Replicas:
     Args:
         session, groups: of the job.
         module: the model.
-        partitioned: who owns what of it.
+        owns: whether this rank owns what has a name; asked once the model is partitioned.
         passes: backward passes per reduction, see [Note: pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica after each reduction.
@@ -37,7 +36,7 @@ class Replicas:
         session: _lamina.Session,
         groups: ProcessGroups,
         module: nn.Module,
-        partitioned: PartitionedModel,
+        owns: Callable[[str], bool],
         passes: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
@@ -45,7 +44,7 @@ class Replicas:
         self._session = session
         self._groups = groups
         self._module = module
-        self._owns = partitioned.owns
+        self._owns = owns
         self._partitions = session.group_size("pp")
         self._passes = passes
         self._bucket_bytes = bucket_bytes

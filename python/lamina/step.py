@@ -11,6 +11,7 @@ import torch
 
 from lamina import _current, _lamina, nest
 from lamina.errors import UsageError
+from lamina.first_call import FirstCall
 from lamina.output import merge
 from lamina.split import split
 
@@ -89,13 +90,20 @@ class StepFunction:
 
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
+        first_call = job.model._enter_step() if job.model is not None else None
+        merged = self._run_microbatches(job, owner, args, kwargs, first_call)
         if job.model is not None:
-            job.model._enter_step()
+            job.model._leave_step()
+        return merged
+
+    def _run_microbatches(
+        self, job: _current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None
+    ) -> Any:
         if job.replicas is None:
-            return merge(self._run_bodies(job, owner, args, kwargs))
+            return merge(self._run_bodies(job, owner, args, kwargs, first_call))
         with job.replicas.step() as passed:
             # The ranks that follow hear from the leading one whether there was a backward.
-            outputs = self._run_bodies(job, owner, args, kwargs, passed)
+            outputs = self._run_bodies(job, owner, args, kwargs, first_call, passed)
         merged = merge([output for output, _ in outputs])
         if any(passed for _, passed in outputs):
             job.replicas.finish_pass()
@@ -107,9 +115,11 @@ class StepFunction:
         owner: tuple,
         args: tuple,
         kwargs: dict[str, Any],
+        first_call: FirstCall | None,
         note: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """What the function returned for each microbatch; with `note`, pairs of it and of what `note` returned then."""
+        """What the function returned for each microbatch; with `note`, pairs of it and of what `note` returned then.
+        With `first_call` the model is cut in this step."""
 
         def noted(output: Any) -> Any:
             return output if note is None else (output, note())
@@ -127,12 +137,18 @@ class StepFunction:
             except Exception as error:
                 failure = error
 
+        deterministic = job.session.config.deterministic_server
+
         def body(microbatch: int) -> Any:
             if failure is not None:
                 raise failure
+            if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
+                torch.set_autocast_cache_enabled(False)
             return noted(bodies[microbatch]())
 
-        return job.session.run_step(count, body)
+        if first_call is None:
+            return job.session.run_step(count, body)
+        return job.session.run_step(count, first_call.around(body), first_call.serve)
 
     def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""

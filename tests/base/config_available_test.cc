@@ -13,7 +13,7 @@ TEST(Available, WhatWorksIsAccepted) {
   for (const char* json :
        {"{}", R"({"partitions": 2, "microbatches": 8, "schedule": "simple", "active_microbatches": 1})",
         R"({"placement_strategy": "spread", "auto_partition": false, "default_partition": 0, "seed": 3})",
-        R"({"partitions": 2, "optimize": "speed"})", R"({"partitions": 2, "memory_weight": 0.8})",
+        R"({"partitions": 2, "optimize": "speed"})", R"({"partitions": 2, "memory_weight": 0.5})",
         R"({"skip_tracing": true, "timeout_s": 5})", R"({"ddp": true, "partitions": 2})"}) {
     EXPECT_NO_THROW(require_available(parsed(json), 2)) << json;
   }
@@ -31,7 +31,6 @@ TEST(Available, WhatHasNothingToDoIsAccepted) {
 TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
   const std::vector<std::pair<std::string, std::string>> absent{
       {"\"schedule\": \"_only_forward\"", "schedule: \"_only_forward\""},
-      {"\"memory_weight\": 0.5, \"partitions\": 2", "memory_weight: 0.5"},
       {"\"load_partition\": true", "load_partition: true"},
       {"\"partition_file\": \"a\"", "partition_file: \"a\""},
       {"\"contiguous\": false", "contiguous: false"},

@@ -4,10 +4,9 @@
     python tests/equivalence/run_random_models.py NUMBER...     prints these cases and what is wrong with them
 
 Started by the launcher it runs the cases of its world size: those numbers, else the sample, or all with LAMINA_SOAK;
-each rank writes a JSON line per case with what is wrong on it.
+each rank reports what is wrong on it.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from equivalence.random_cases import cases, draw_case
+from launch.case_report import Report, read
+from launch.launcher_harness import command
 
 
 def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
@@ -37,23 +38,21 @@ def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
 
 def run(numbers: list[int]) -> None:
     """On a rank."""
-    with Path(os.environ["DIR"], f"wrong-{os.environ['RANK']}").open("w", buffering=1) as file:
-        for result in results(numbers):
-            print(json.dumps(result), file=file)
+    with Report() as report:
+        for name, wrong in results(numbers):
+            report.add(name, wrong)
 
 
 def launch(numbers: list[int]) -> None:
-    from launch.launcher_harness import command
-
     for number in numbers:
         case = draw_case(number)
         print(case.describe(), flush=True)
         with tempfile.TemporaryDirectory() as folder:
             words = [command(), "run", "-n", str(case.world), __file__, str(number)]
             subprocess.run(words, env=os.environ | {"DIR": folder})
-            for file in sorted(Path(folder).iterdir()):
-                _, wrong = json.loads(file.read_text())
-                print(f"rank {file.name.removeprefix('wrong-')}:", *(wrong or ["equal"]), sep="\n  ")
+            for rank in range(case.world):
+                wrong = read(Path(folder), rank).get(case.name, ["it did not end"])
+                print(f"rank {rank}:", *(wrong or ["equal"]), sep="\n  ")
 
 
 if __name__ == "__main__":

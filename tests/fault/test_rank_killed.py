@@ -4,8 +4,6 @@
 import json
 import os
 import random
-import socket
-import sys
 import time
 from pathlib import Path
 
@@ -22,30 +20,13 @@ EVERY += [(2, 0, "body"), (3, 0, "body")]
 CHOSEN = EVERY if os.environ.get("LAMINA_SOAK") else random.Random(20).sample(EVERY, 6)
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start_without_launcher(launcher, size, program, *arguments):
-    """The ranks as another launcher would start them: nobody ends them but they themselves."""
-    port = free_port()
-    for rank in range(size):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1}
-        sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {name: str(value) for name, value in (place | sizes).items()}
-        launcher.start(program, *arguments, env=environment, binary=sys.executable)
-    return launcher.started
-
-
 def read(launcher, name):
     return json.loads((launcher.folder / name).read_text())
 
 
 @pytest.mark.parametrize(("size", "victim", "place"), CHOSEN)
 def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, place, launcher):
-    ranks = start_without_launcher(launcher, size, VICTIM, victim, place)
+    ranks = launcher.start_ranks(size, VICTIM, victim, place)
     outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
     ended = time.time()
     assert ranks[victim].returncode == -9, outputs[victim]

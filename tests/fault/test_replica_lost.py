@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fault.test_rank_killed import BOUND_S, read, start_without_launcher
+from fault.test_rank_killed import BOUND_S, read
 from launch.launcher_harness import eventually
 
 REPLICA = Path(__file__).with_name("replica.py")
@@ -17,7 +17,7 @@ REPLICA = Path(__file__).with_name("replica.py")
 def test_when_it_is_killed_every_survivor_ends_within_5_s_and_says_what_it_was_doing(
     size, partitions, victim, launcher
 ):
-    ranks = start_without_launcher(launcher, size, REPLICA, victim, "killed", partitions, 60)
+    ranks = launcher.start_ranks(size, REPLICA, victim, "killed", partitions, 60)
     outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
     ended = time.time()
     assert ranks[victim].returncode == -9, outputs[victim]
@@ -32,7 +32,7 @@ def test_when_it_is_killed_every_survivor_ends_within_5_s_and_says_what_it_was_d
 
 
 def test_when_it_is_silent_the_others_leave_after_timeout_s(launcher):
-    silent, other = start_without_launcher(launcher, 2, REPLICA, 0, "silent", 1, 4)
+    silent, other = launcher.start_ranks(2, REPLICA, 0, "silent", 1, 4)
     output = other.communicate(timeout=60)[1]
     late = time.time() - read(launcher, "death.0")["at"] - 4
     assert other.returncode == 1, output
@@ -46,7 +46,7 @@ def test_when_it_is_silent_the_others_leave_after_timeout_s(launcher):
 
 
 def test_an_interrupt_ends_the_wait_and_the_process(launcher):
-    silent, other = start_without_launcher(launcher, 2, REPLICA, 0, "silent", 1, 60)
+    silent, other = launcher.start_ranks(2, REPLICA, 0, "silent", 1, 60)
     eventually(lambda: (launcher.folder / "waits.1").exists())
     other.send_signal(signal.SIGINT)
     output = other.communicate(timeout=BOUND_S)[1]

@@ -60,9 +60,17 @@ def test_the_secret_is_the_same_for_all_ranks_and_new_for_each_job(launcher, tmp
 
 def test_all_words_after_the_script_go_to_it(launcher, tmp_path):
     (tmp_path / "dump.py").write_text(DUMP)
-    words = ["-n", "7", "-h", "--", "--version", "-c", "", "a b", "$RANK"]
+    words = ["-n", "7", "-h", "--", "--version", "-c", "", "a b", "$NOPE"]
     assert launcher.run("run", "dump.py", *words).returncode == 0
     assert dumps(tmp_path, 1)[0]["argv"] == ["dump.py", *words]
+
+
+def test_names_and_homes_in_arguments_are_those_of_each_rank(launcher, tmp_path):
+    (tmp_path / "dump.py").write_text(DUMP)
+    words = ["out-$RANK-${LOCAL_RANK}", "~/data", "$COLOUR"]
+    assert launcher.run("run", "-n", 2, "-x", "HOME=/the/home", "-x", "COLOUR=red", "dump.py", *words).returncode == 0
+    for rank, dump in enumerate(dumps(tmp_path, 2)):
+        assert dump["argv"][1:] == [f"out-{rank}-{rank}", "/the/home/data", "red"]
 
 
 def test_module(launcher, tmp_path):
@@ -124,6 +132,19 @@ def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
         (["run", "-n", "0", "-c", "true"], "-n must be 1 or greater, not 0"),
         (["run", "-n", "-2", "-c", "true"], "-n must be 1 or greater, not -2"),
         (["run", "-n", "two", "-c", "true"], "two"),
+        (["run", "--world_size", "1", "-n", "2", "-c", "true"], "--world_size 1 is less than the 2 ranks"),
+        (["run", "--nnodes", "2", "-c", "true"], "--node_rank or --base_rank"),
+        (["run", "--nnodes", "2", "--node_rank", "1", "-c", "true"], "--master_addr"),
+        (["run", "--nnodes", "2", "--node_rank", "1", "--master_addr", "x", "-c", "true"], "--master_port"),
+        (["run", "--node_rank", "1", "-c", "true"], "--node_rank 1 makes no sense"),
+        (["run", "--master_port", "70000", "-c", "true"], "--master_port must be from 1 to 65535, not 70000"),
+        (["run", "--base_rank", "-1", "-c", "true"], "--base_rank must be 0 or greater, not -1"),
+        (["run", "--rdzv-backend=c10d", "-c", "true"], "--rdzv-backend: there is no rendezvous service"),
+        (["run", "-x", "RANK=1", "-c", "true"], "-x RANK cannot be set"),
+        (["run", "-x", "=1", "-c", "true"], "-x =1 has no name"),
+        (["run", "-x", "NO_SUCH_NAME", "-c", "true"], "-x NO_SUCH_NAME: this variable is not set"),
+        (["run", "--config", "/no/file.json", "-c", "true"], "--config /no/file.json: cannot be read"),
+        (["run", "--secret-file", "/no/file", "-c", "true"], "--secret-file /no/file cannot be read"),
         (["run", "--frob", "-c", "true"], "--frob"),
         (["run"], "say what to run"),
         (["walk"], "no command walk"),

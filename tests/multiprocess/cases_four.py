@@ -5,6 +5,7 @@ import os
 
 import torch
 from multiprocess import drawing
+from multiprocess.cases_api_layouts import *  # noqa: F403
 from multiprocess.cases_checkpointing import SCHEDULES, Around, Block, assert_equal, placed, plain, seeded, train
 from torch import nn
 

@@ -155,6 +155,15 @@ def case_outputs_are_on_every_rank():
     assert not reduced.requires_grad
 
 
+def case_a_model_moved_before_it_is_cut_gives_its_outputs_to_every_rank():
+    start()
+    plain = seeded()
+    model = lamina.distribute(copy.deepcopy(plain)).to("meta").to(torch.device("meta"))
+    output = forward_step(model)(BATCH).concat()
+    assert output.device == BATCH.device and torch.allclose(output, plain(BATCH), atol=1e-6)
+    assert all(torch.equal(output, other) for other in lamina.allgather(output, lamina.PP_GROUP))
+
+
 def case_only_the_inputs_of_pp_rank_0_matter():
     start()
     embedding = nn.Embedding(6, 6)
@@ -275,17 +284,54 @@ class AppendsTo(nn.Linear):
         return super().forward(x)
 
 
-def case_a_changed_argument_is_an_error_that_names_module_and_argument():
+def case_what_a_remote_module_puts_into_an_object_comes_back_with_its_gradient():
     by_hand()
-    model = lamina.distribute(two(AppendsTo(6, 6)))
-    step = lamina.step(lambda x: model.module[1](x, []))
+    model = lamina.distribute(two(Collects(6, 6)))
+    plain = copy.deepcopy(model.module)
+
+    def run(module, x):
+        seen = {"list": [], "first": x}
+        held = seen["list"]
+        first = module[1](x, seen)
+        output = module[1](first, seen)
+        assert seen["list"] is held and len(held) == 2 and seen["first"] is x and seen["calls"] == 2
+        return output.sum() + (held[0] * held[1]).sum()
+
+    @lamina.step
+    def step(x):
+        loss = run(model.module, x)
+        model.backward(loss)
+        return loss
+
+    expected = torch.stack([run(plain, x) for x in BATCH.split(2)])
+    expected.mean().backward()
     for _ in range(2):
-        with pytest.raises(
-            lamina.UsageError, match=r"^1 changed its argument 'seen'.*arguments .* are copies"
-        ) as caught:
-            step(BATCH)
-        if RANK == 0:
-            assert isinstance(caught.value, lamina.RemoteError) and caught.value.rank == 1
+        model.zero_grad()
+        torch.testing.assert_close(step(BATCH).stack(), expected.detach())
+    for name, parameter in model.local_named_parameters():
+        torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
+
+
+class Collects(nn.Linear):
+    """Fills an object that it is given."""
+
+    def forward(self, x, seen):
+        output = super().forward(x)
+        seen["list"].append(output * 2)
+        seen["calls"] = len(seen["list"])
+        return output
+
+
+def case_an_object_of_two_microbatches_changed_at_once_is_an_error():
+    by_hand()
+    model, shared = lamina.distribute(two(AppendsTo(6, 6))), []
+
+    @lamina.step
+    def step(x):
+        return model.module[1](x, shared)
+
+    with pytest.raises(lamina.UsageError, match=r"^1: its argument 1 was changed .* give each microbatch an object"):
+        step(BATCH)
     assert lamina.step(lambda x: model.module[0](x))(BATCH).concat().shape == (8, 6)
 
 
@@ -474,6 +520,36 @@ def case_optimizers_made_before_and_after_keep_their_live_groups():
         optimizer.step()
     scheduler.step()
     assert early.param_groups is groups and groups[0]["lr"] == 0.05
+
+
+def case_schedulers_take_the_optimizer_that_trains_like_the_plain_one():
+    by_hand()
+    module = seeded(lambda: two(nn.Linear(6, 6)))
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    ours = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    assert isinstance(ours, torch.optim.Optimizer)
+    schedules = torch.optim.lr_scheduler
+    for make in (
+        lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 0.5**step),
+        lambda optimizer: schedules.OneCycleLR(optimizer, max_lr=0.1, total_steps=4),
+        lambda optimizer: schedules.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+    ):
+        pairs = [(optimizer, make(optimizer)) for optimizer in (ours, theirs)]
+        for set_to_none in (True, False):
+            loss = train_step(model)(BATCH).reduce_mean()
+            expected = plain(BATCH).square().mean() / 2
+            expected.backward()
+            for optimizer, scheduler in pairs:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+                scheduler.step(*([1.0] if isinstance(scheduler, schedules.ReduceLROnPlateau) else []))
+            assert torch.allclose(loss, expected, atol=1e-6)
+            assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+            assert all((p.grad is None) == set_to_none for p in model.local_parameters())
+    for name, parameter in model.local_named_parameters():
+        assert torch.allclose(parameter, plain.get_parameter(name), atol=1e-5), name
 
 
 def case_before_partition_every_rank_has_the_whole_module_to_set_up():

@@ -6,6 +6,8 @@ import os
 
 import pytest
 import torch
+from multiprocess.cases_api import *  # noqa: F403
+from multiprocess.cases_tracing import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn
 
@@ -127,9 +129,14 @@ def case_a_model_can_be_printed_and_walked():
     model, plain = cut(linear, linear)
     train_step(model)(BATCH)
     assert repr(plain[0]) in repr(model) and repr(model.module) == repr(plain)
-    assert "Parameter containing" in repr(model.module[RANK].weight)
-    with pytest.raises(lamina.UsageError, match="lives in partition"):
-        repr(model.module[1 - RANK].weight)
+    own, foreign = model.module[RANK].weight, model.module[1 - RANK].weight
+    assert repr(own) == repr(nn.Parameter(own.detach().clone()))
+    there = f"{1 - RANK}.weight lives in partition {1 - RANK} on rank {1 - RANK}"
+    text = f"tensor(..., size=(6, 6), dtype=torch.float32, requires_grad=True; {there})"
+    assert repr(foreign) == str(foreign) == f"Parameter containing:\n{text}"
+    assert repr(foreign.data) == text.replace(", requires_grad=True", "")
+    lamina.shutdown()
+    assert there in f"{foreign}"
     seen = []
     model.apply(lambda module: seen.append(type(module)))
     assert seen.count(nn.Linear) == 2

@@ -2,12 +2,15 @@
 """The Python face over several processes. The cases are in cases_*.py; each file is one launch."""
 
 import pytest
-from multiprocess.job import cases, verdicts
+from launch.case_jobs import of_job, results
+from multiprocess.cases import cases
 
+DEADLINE_S = 280.0  # only a hang reaches it
 LAUNCHES = {
     "multiprocess.cases_pair": 2,
     "multiprocess.cases_travel_pair": 2,
     "multiprocess.cases_order": 2,
+    "multiprocess.cases_autocast": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_memory": 2,
@@ -18,15 +21,16 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("module, case", [(module, case) for module in LAUNCHES for case in cases(module)])
+def found(module: str) -> dict[str, list[str]]:
+    return results(LAUNCHES[module], DEADLINE_S, "multiprocess/run_cases.py", module)
+
+
+@pytest.mark.parametrize("module, case", [of_job(m, case, m, case) for m in LAUNCHES for case in cases(m)])
 def test_case(module, case):
-    ranks = LAUNCHES[module]
-    found = verdicts(module, ranks)
-    said = found.get(case, [])
-    assert len(said) == ranks, f"it ended on {len(said)} of {ranks} ranks; the launch: {found['launch']}"
-    assert not any(said), "\n".join(said)
+    assert case in found(module), f"it did not end on every rank; the launch: {found(module)['launch']}"
+    assert not found(module)[case], "\n".join(found(module)[case])
 
 
-@pytest.mark.parametrize("module", LAUNCHES)
+@pytest.mark.parametrize("module", [of_job(module, "", module) for module in LAUNCHES])
 def test_the_launch_ends_well_and_leaves_nothing_behind(module):
-    assert not any(verdicts(module, LAUNCHES[module])["launch"])
+    assert not found(module)["launch"]

@@ -106,16 +106,16 @@ void expect_limit(const std::string& schedule, std::uint64_t seed) {
   ASSERT_LE((schedule == "simple" ? forward : whole).most(), static_cast<std::size_t>(active)) << "seed " << seed;
 }
 
+// LAMINA_SOAK multiplies the seeds.
+std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 250; }
+
 TEST(ArrivalOrders, SimpleLimitsTheMicrobatchesInTheirForward) {
-  for (std::uint64_t seed = 0; seed < 300 && !HasFatalFailure(); ++seed) expect_limit("simple", seed);
+  for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) expect_limit("simple", seed);
 }
 
 TEST(ArrivalOrders, InterleavedLimitsTheMicrobatchesUnderWayOnEveryRank) {
-  for (std::uint64_t seed = 0; seed < 300 && !HasFatalFailure(); ++seed) expect_limit("interleaved", seed);
+  for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) expect_limit("interleaved", seed);
 }
-
-// LAMINA_SOAK multiplies the seeds.
-std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 1000; }
 
 TEST(ArrivalOrders, SimpleNeverDeadlocksAndRunsEachMicrobatchOnce) {
   for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) run_seed("simple", seed);

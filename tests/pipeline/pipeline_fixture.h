@@ -16,12 +16,11 @@ namespace lamina::pipeline {
 // The jobs of one pipeline in this process, each with functions as modules.
 class Pipeline {
  public:
-  Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3, bool deterministic = false)
+  Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3, bool deterministic = false,
+           std::chrono::seconds timeout = std::chrono::seconds(60))
       : network_(size, seed) {
-    JobOptions options{.schedule = schedule,
-                       .active_microbatches = active,
-                       .deterministic = deterministic,
-                       .timeout = std::chrono::seconds(60)};
+    JobOptions options{
+        .schedule = schedule, .active_microbatches = active, .deterministic = deterministic, .timeout = timeout};
     for (int rank = 0; rank < size; ++rank) options.pipeline.emplace_back(rank);
     for (int rank = 0; rank < size; ++rank) {
       auto transport = std::make_unique<WatchedTransport>(network_.connect(base::Rank(rank)), traffic_);

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "tests/pipeline/reference_fixture.h"
 
 namespace lamina::pipeline {
@@ -72,6 +73,39 @@ TEST(ReferenceFailures, AnErrorSurfacesWhereItIsReadAndTheUserMayHandleItThere) 
       }
     });
     EXPECT_EQ(met, failing.bad);
+  }
+}
+
+TEST(ReferenceFailures, AWaitThatIsTooLongSaysWhoWaitedForWhatOfWhomHowLongAndWhatToDo) {
+  const auto second = std::chrono::seconds(1);
+  Model model(2, "simple", /*seed=*/0, /*active=*/1, /*deterministic=*/false, second);
+  Gate gate;
+  std::atomic<bool> in_backward = false;
+  const auto module = model.add_function("blocks.slow", 1, [&](const at::Tensor& x) {
+    if (!in_backward) gate.pass();
+    const auto y = x * 2;
+    if (in_backward) y.register_hook([&](const at::Tensor&) { gate.pass(); });
+    return y;
+  });
+  const auto body = [&](base::Microbatch) {
+    try {
+      const auto y = model.call(module, leaf(1) * 1);
+      y.sum().item<double>();
+      model.backward(y.sum());
+    } catch (...) {
+      gate.open();  // else the other rank could not leave the step
+      throw;
+    }
+  };
+  const std::vector<bool> places{false, false, true};  // an answer is waited for, a reference, and a gradient
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    in_backward = places[i];
+    gate.shut();
+    expect_all(
+        model.attempt(1, body),
+        base::str("rank 0 waited for the ", in_backward ? "backward" : "forward", " of blocks.slow on rank 1 (step ",
+                  2 * i, ", microbatch 0): no answer for 1 s; raise timeout_s if it needs longer"));
+    model.run(1, body);
   }
 }
 

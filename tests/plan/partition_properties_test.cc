@@ -5,118 +5,129 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
-#include "lamina/plan/partition.h"
+#include "lamina/base/error.h"
+#include "lamina/plan/prediction.h"
+#include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
+// What every planner promises, and what the default one promises beside.
 namespace lamina::plan {
 namespace {
 
-// Parameter `id` has id + 1 bytes, so that the parameters of different nodes agree on their sizes.
-void give_parameters(Node& node, const std::vector<std::int64_t>& ids) {
-  node.parameter_ids = ids;
-  for (std::int64_t id : ids) node.parameter_bytes += id + 1;
+constexpr double kRounding = 1 + 1e-9;
+
+std::unique_ptr<Planner> any_planner() {
+  return *rc::gen::arbitrary<bool>().as("the default planner") ? step_planner() : tree_planner();
 }
 
-// Any tree, depth first. With sharing, parameters are drawn from few ids.
-ModuleTree any_tree(bool sharing) {
-  ModuleTree tree(1);
-  const int size = *rc::gen::inRange(1, 40).as("nodes");
-  for (int at = 1; at < size; ++at) {
-    int parent = at - 1;
-    for (int up = *rc::gen::inRange(0, 4); up > 0 && parent > 0; --up) parent = tree[parent].parent;
-    Node node;
-    node.parent = parent;
-    node.name = "m." + std::to_string(at);
-    node.callable = *rc::gen::inRange(0, 5) > 0;
-    const int count = *rc::gen::inRange(0, 3);
-    std::vector<std::int64_t> ids;
-    for (int i = 0; i < count; ++i) ids.push_back(sharing ? *rc::gen::inRange(0, 20) * 2 + i : at * 2 + i);
-    give_parameters(node, ids);
-    tree.push_back(node);
-  }
-  return tree;
+double step_of(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
+  return step_us(predict(find_route(tree), owners, goal).shape, goal);
 }
-
-std::vector<bool> has_parameters(const ModuleTree& tree) {
-  std::vector<bool> has(tree.size());
-  for (std::size_t node = tree.size(); node-- > 0;) {
-    if (!tree[node].parameter_ids.empty()) has[node] = true;
-    if (node > 0 && has[node]) has[tree[node].parent] = true;
-  }
-  return has;
-}
-
-int any_partitions() { return *rc::gen::inRange(1, 9).as("partitions"); }
 
 RC_GTEST_PROP(PlannerProperty, EveryNodeHasOnePartitionAndTheRootTheFirst, ()) {
-  const ModuleTree tree = any_tree(true);
-  const int partitions = any_partitions();
-  const Assignment owners = contiguous_planner()->assign(tree, over(partitions));
+  const ModuleTree tree = any_tree({});
+  const Goal goal = any_goal();
+  const Assignment owners = any_planner()->assign(tree, goal);
   RC_ASSERT(owners.size() == tree.size());
   RC_ASSERT(owners[0].value == 0);
-  for (base::Partition owner : owners) RC_ASSERT(owner.value >= 0 && owner.value < partitions);
+  for (base::Partition owner : owners) RC_ASSERT(owner.value >= 0 && owner.value < goal.partitions);
 }
 
-RC_GTEST_PROP(PlannerProperty, SharedParametersAreInOnePartition, ()) {
-  const ModuleTree tree = any_tree(true);
-  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
+RC_GTEST_PROP(PlannerProperty, WhatSharesParametersOrHasToBeTogetherIsInOnePartition, ()) {
+  const ModuleTree tree = any_tree({});
+  const Assignment owners = any_planner()->assign(tree, any_goal());
   std::map<std::int64_t, base::Partition> holder;
   for (std::size_t node = 0; node < tree.size(); ++node) {
     for (std::int64_t id : tree[node].parameter_ids) {
       RC_ASSERT(holder.try_emplace(id, owners[node]).first->second == owners[node]);
     }
+    for (int other : tree[node].together) RC_ASSERT(owners[other] == owners[node]);
   }
 }
 
 RC_GTEST_PROP(PlannerProperty, WithoutParametersOrCallsAModuleIsWhereItsParentIs, ()) {
-  const ModuleTree tree = any_tree(true);
-  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
-  const std::vector<bool> has = has_parameters(tree);
+  ModuleTree tree = any_tree({});
+  give_parameters(tree[0], {100});
+  std::vector<bool> has(tree.size());
+  for (std::size_t node = tree.size(); node-- > 1;) {
+    if (!tree[node].parameter_ids.empty()) has[node] = true;
+    if (has[node]) has[tree[node].parent] = true;
+  }
+  const Assignment owners = any_planner()->assign(tree, any_goal());
   for (std::size_t node = 1; node < tree.size(); ++node) {
     if (!has[node] || !tree[node].callable) RC_ASSERT(owners[node] == owners[tree[node].parent]);
   }
 }
 
-RC_GTEST_PROP(PlannerProperty, PartitionsAreContiguousInModuleOrder, ()) {
-  const ModuleTree tree = any_tree(false);
-  const Assignment owners = contiguous_planner()->assign(tree, over(any_partitions()));
-  const std::vector<bool> has = has_parameters(tree);
-  base::Partition last(0);
+RC_GTEST_PROP(PlannerProperty, PlacementsByHandHoldForAllUnderThemThatIsNotPlacedItself, ()) {
+  ModuleTree tree = any_tree({.sharing = false});
+  Goal goal = any_goal();
+  for (Node& node : tree) {
+    if (*rc::gen::inRange(0, 6) == 0) node.placed_at = base::Partition(*rc::gen::inRange(0, goal.partitions));
+  }
+  const Assignment owners = any_planner()->assign(tree, goal);
+  std::vector<std::optional<base::Partition>> placed;
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    if (!has[node] || !tree[node].callable) continue;
-    RC_ASSERT(owners[node] >= last);
-    RC_ASSERT(owners[node].value <= last.value + 1);
-    last = owners[node];
+    placed.push_back(tree[node].placed_at || node == 0 ? tree[node].placed_at : placed[tree[node].parent]);
+    if (placed[node]) RC_ASSERT(owners[node] == *placed[node]);
+  }
+}
+
+RC_GTEST_PROP(PlannerProperty, PartitionsAreNumberedInTheOrderInWhichAMicrobatchMeetsThem, ()) {
+  const ModuleTree tree = any_tree({});
+  const Assignment owners = any_planner()->assign(tree, any_goal());
+  std::int64_t met = 0;
+  for (const Point& point : find_route(tree).points) {
+    RC_ASSERT(owners[point.node].value <= met + 1);
+    met = std::max(met, owners[point.node].value);
   }
 }
 
 RC_GTEST_PROP(PlannerProperty, TheSameTreeGivesTheSamePlan, ()) {
-  const ModuleTree tree = any_tree(true);
-  const int partitions = any_partitions();
-  RC_ASSERT(contiguous_planner()->assign(tree, over(partitions)) ==
-            contiguous_planner()->assign(tree, over(partitions)));
-}
-
-RC_GTEST_PROP(PlannerProperty, AChainOfLeavesIsNoFurtherFromTheMeanThanItsHeaviest, ()) {
-  TreeBuilder builder;
-  const auto weights = *rc::gen::nonEmpty(rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 1000)));
-  for (std::size_t i = 0; i < weights.size(); ++i) builder.add(0, std::to_string(i), weights[i]);
-  const int partitions = any_partitions();
-  const Assignment owners = contiguous_planner()->assign(builder.tree, over(partitions));
-  std::vector<std::int64_t> bytes(partitions);
-  for (std::size_t i = 0; i < weights.size(); ++i) bytes[owners[i + 1].value] += weights[i];
-  const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t(0));
-  const int heaviest = *std::max_element(weights.begin(), weights.end());
-  RC_ASSERT(*std::max_element(bytes.begin(), bytes.end()) <= total / partitions + heaviest);
-  const auto used = std::count_if(bytes.begin(), bytes.end(), [](std::int64_t b) { return b > 0; });
-  RC_ASSERT(used == std::min<std::ptrdiff_t>(partitions, static_cast<std::ptrdiff_t>(weights.size())));
+  const ModuleTree tree = any_tree({});
+  const Goal goal = any_goal();
+  RC_ASSERT(step_planner()->assign(tree, goal) == step_planner()->assign(tree, goal));
+  RC_ASSERT(tree_planner()->assign(tree, goal) == tree_planner()->assign(tree, goal));
 }
 
 RC_GTEST_PROP(PlannerProperty, OnePartitionOwnsAll, ()) {
-  const ModuleTree tree = any_tree(true);
-  RC_ASSERT(contiguous_planner()->assign(tree, over(1)) == Assignment(tree.size(), base::Partition(0)));
+  const ModuleTree tree = any_tree({});
+  RC_ASSERT(any_planner()->assign(tree, over(1)) == Assignment(tree.size(), base::Partition(0)));
+}
+
+RC_GTEST_PROP(StepPlannerProperty, IsNeverSlowerThanTheTreePlanner, ()) {
+  const ModuleTree tree = any_tree({});
+  const Goal goal = any_goal();
+  const double step = step_of(tree, step_planner()->assign(tree, goal), goal);
+  RC_ASSERT(step <= kRounding * step_of(tree, tree_planner()->assign(tree, goal), goal));
+}
+
+RC_GTEST_PROP(StepPlannerProperty, MorePartitionsNeverMakeTheStepLonger, ()) {
+  const ModuleTree tree = any_tree({});
+  Goal goal = any_goal();
+  if (goal.memory_weight > 0) goal.link = {};
+  double before = std::numeric_limits<double>::infinity();
+  for (goal.partitions = 1; goal.partitions <= 8; ++goal.partitions) {
+    const double step = step_of(tree, step_planner()->assign(tree, goal), goal);
+    RC_ASSERT(step <= kRounding * before);
+    before = step;
+  }
+}
+
+RC_GTEST_PROP(StepPlannerProperty, KeepsTheLimitOnMemoryOrSaysThatItCannot, ()) {
+  const ModuleTree tree = any_tree({});
+  Goal goal = any_goal();
+  const Assignment together(tree.size(), base::Partition(0));
+  const std::int64_t all = memory_bytes(tree, together, goal)[0];
+  goal.memory_limit_bytes = all * *rc::gen::inRange(1, 100).as("per cent") / 100;
+  try {
+    for (std::int64_t bytes : memory_bytes(tree, step_planner()->assign(tree, goal), goal)) {
+      RC_ASSERT(bytes <= *goal.memory_limit_bytes);
+    }
+  } catch (const base::ConfigError& error) {
+    RC_ASSERT(std::string(error.what()).find("bytes per rank") != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -121,8 +121,6 @@ def test_what_cannot_be_wrapped(start, wrong, text):
 @pytest.mark.parametrize(
     "option, text",
     [
-        ({"trace_execution_times": True}, "trace_execution_times=True is not available yet"),
-        ({"trace_memory_usage": True}, "trace_memory_usage=True is not available yet"),
         ({"trace_device": "tpu"}, "'tpu'"),
     ],
 )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import lamina
 import smdistributed.modelparallel as modelparallel
@@ -64,6 +65,13 @@ NAMES = [
     "send",
     "set_activation_checkpointing",
     "state",
+    "save",
+    "load",
+    "model_creation",
+    "tensor_parallelism",
+    "set_tensor_parallelism",
+    "delay_param_initialization",
+    "get_device_mesh",
 ]
 
 
@@ -79,6 +87,25 @@ def test_submodules_that_scripts_import():
     assert smp.core.barrier is lamina.barrier
     assert smp.patches.checkpoint.checkpoint is lamina.checkpoint
     assert smp.patches.checkpoint.checkpoint_sequential is lamina.checkpoint_sequential
+
+
+def test_what_scripts_import_at_their_top(start):
+    from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import translate_hf_state_dict_to_smdistributed
+    from smdistributed.modelparallel.torch.nn.huggingface.gptj import translate_hf_state_dict_to_smdistributed_gptj
+    from smdistributed.modelparallel.torch.nn.huggingface.gptneo import translate_state_dict_to_hf_gptneo
+    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.utils import get_distribution_axis
+
+    assert (state.cfg.fp16, state.cfg.prescaled_batch, state.cfg.shard_optimizer_state) == (False, False, False)
+    assert get_distribution_axis(torch.nn.Linear(1, 1).weight) is None
+    names = {"transformer.h.0.ln_1.weight": torch.ones(1)}
+    assert (
+        translate_hf_state_dict_to_smdistributed(names) == translate_hf_state_dict_to_smdistributed_gptj(names) == names
+    )
+    assert translate_state_dict_to_hf_gptneo(names, max_seq_len=8) == names
+    assert smp.nn.huggingface.bert and smp.nn.huggingface.roberta
+    with pytest.raises(AttributeError, match="DistributedTransformer is not available yet"):
+        _ = smp.nn.DistributedTransformer
 
 
 def test_scripts_find_the_package_and_compare_its_version():

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import lamina
-from lamina.optimizer import trim
 from lamina.partitioning import PartitionedModel
+from lamina.roster import trim
 from lamina.tree import ModuleTree
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
@@ -16,7 +16,7 @@ OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.
 def cut(partition):
     """A model of three layers, of which partition 1 owns the middle one."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    return module, PartitionedModel(ModuleTree(module), [0, 0, 1, 0], partition)
+    return module, PartitionedModel(ModuleTree(module), [0, 0, 1, 0], {}, partition)
 
 
 def test_it_is_the_same_optimizer(start):

@@ -39,6 +39,7 @@ class Meshes {
       addresses_.push_back(Address::bound_to(listeners_.back()).text());
     }
     sockets_.resize(size);
+    errors_.resize(size);
   }
 
   const std::string& address(int rank) const { return addresses_[rank]; }
@@ -67,7 +68,7 @@ class Meshes {
   std::vector<Fd> listeners_;
   std::vector<std::string> addresses_;
   std::vector<std::vector<Fd>> sockets_;
-  std::map<int, std::string> errors_;
+  std::vector<std::string> errors_;
   std::vector<std::thread> threads_;
 };
 

@@ -72,10 +72,37 @@ TEST(Released, StaysTheSameObjectAndFreesItsMemory) {
   EXPECT_FALSE(tensor.grad().defined());
 }
 
+TEST(Released, SaysWhereItIs) {
+  EXPECT_EQ(where_released(released()), "h.3.weight lives on rank 1");
+  EXPECT_EQ(where_released(at::zeros({3})), "");
+  EXPECT_EQ(where_released(at::Tensor()), "");
+}
+
 TEST(Released, TwiceKeepsTheFirstReason) {
   auto tensor = released();
   release(tensor, "another");
   EXPECT_NE(refusal([&] { tensor.add(1); }).find(kWhy), std::string::npos);
+}
+
+TEST(Released, GivenAValueAgainItIsAnOrdinaryTensor) {
+  auto tensor = at::zeros({3}).set_requires_grad(true);
+  const at::Tensor other_name = tensor;
+  release(tensor, kWhy);
+  const auto value = at::ones({3});
+  restore(tensor, value);
+  EXPECT_FALSE(is_released(other_name));
+  EXPECT_TRUE(other_name.is_same(tensor) && tensor.requires_grad() && tensor.is_leaf());
+  EXPECT_EQ(tensor.const_data_ptr(), value.const_data_ptr());
+  (other_name * 2).sum().backward();
+  EXPECT_TRUE(at::equal(tensor.grad(), at::full({3}, 2.0)));
+}
+
+TEST(Released, AValueOfAnotherShapeOrTypeIsRefused) {
+  auto tensor = released();
+  EXPECT_NE(refusal([&] { restore(tensor, at::zeros({4, 3})); }).find("of shape [4, 3]"), std::string::npos);
+  EXPECT_NE(refusal([&] { restore(tensor, at::zeros({3, 4}, at::kDouble)); }).find("Double"), std::string::npos);
+  auto ordinary = at::zeros({3, 4});
+  EXPECT_NE(refusal([&] { restore(ordinary, ordinary); }).find("was released"), std::string::npos);
 }
 
 TEST(Released, AnyOperationOnTheValueSaysWhy) {

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/lamina/model_costs.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lamina/base/error.h"
+#include "lamina/base/fd.h"
+#include "lamina/base/str.h"
+#include "lamina/launch/program.h"
+
+extern char** environ;
+
+namespace lamina::command {
+namespace {
+
+std::vector<std::string> command_of(const Model& model) {
+  std::vector<std::string> words = {launch::find_interpreter(), "-m", "lamina.planning", "--model=" + model.callable};
+  for (const std::string& input : model.inputs) words.push_back("--input=" + input);
+  if (model.times) words.push_back("--times");
+  return words;
+}
+
+pid_t start(std::vector<std::string> words, int output) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+  pid_t process = 0;
+  const int failed = posix_spawn(&process, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw base::ConfigError(base::str(words.front(), " cannot be started: ", std::strerror(failed)));
+  return process;
+}
+
+std::string read_all(int input) {
+  std::string text;
+  char piece[65'536];
+  for (;;) {
+    const ssize_t count = ::read(input, piece, sizeof piece);
+    if (count > 0) text.append(piece, count);
+    if (count == 0 || (count < 0 && errno != EINTR)) return text;
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> model_nodes(const Model& model) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw base::ConfigError(base::str("no pipe: ", std::strerror(errno)));
+  base::Fd input(ends[0]);
+  base::Fd output(ends[1]);
+  const pid_t process = start(command_of(model), output.get());
+  output = base::Fd();
+  std::string text = read_all(input.get());
+  int status = 0;
+  while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return std::nullopt;
+  return text;
+}
+
+}  // namespace lamina::command

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/lamina/plan_command.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "apps/lamina/model_costs.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/launch/command_line.h"
+#include "lamina/plan/plan_file.h"
+
+namespace lamina::command {
+namespace {
+
+std::string read(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file || file.bad()) throw base::ConfigError(base::str(path, ": cannot be read: ", std::strerror(errno)));
+  return text.str();
+}
+
+// What is planned for, where a model in Python is given instead of a file.
+struct Target {
+  int partitions = 0;
+  int microbatches = 8;
+  std::string schedule = "interleaved";
+  double memory_weight = 0.8;
+  std::int64_t memory_limit_bytes = -1;
+  double link_latency_us = 0;
+  double link_bytes_per_us = 0;
+};
+
+// The same as a file would have it.
+std::string plan_of(const Target& target, const std::string& nodes) {
+  std::ostringstream json;
+  json << R"({"partitions":)" << target.partitions << R"(,"microbatches":)" << target.microbatches << R"(,"schedule":")"
+       << target.schedule << R"(","memory_weight":)" << target.memory_weight;
+  if (target.memory_limit_bytes >= 0) json << R"(,"memory_limit_bytes":)" << target.memory_limit_bytes;
+  if (target.link_bytes_per_us > 0) {
+    json << R"(,"link":{"latency_us":)" << target.link_latency_us << R"(,"bytes_per_us":)" << target.link_bytes_per_us
+         << '}';
+  }
+  json << R"(,"nodes":)" << nodes << '}';
+  return json.str();
+}
+
+// Options that describe a model and what it is planned for; they need --model, and each other.
+void add_model_options(CLI::App& app, Model& model, Target& target) {
+  auto* named = app.add_option("--model", model.callable, "a model instead of FILE: what returns it")
+                    ->type_name("MODULE:CALLABLE");
+  const auto with_model = [&](CLI::Option* option) { return option->needs(named); };
+  with_model(app.add_option("--input", model.inputs, "an argument of one microbatch, in Python, where torch is known")
+                 ->type_name("[NAME=]EXPRESSION")
+                 ->expected(1)
+                 ->take_all());
+  auto* ranks = with_model(app.add_option("-n,--partitions", target.partitions, "ranks to cut it for"));
+  named->needs(ranks);
+  with_model(app.add_option("-m,--microbatches", target.microbatches, "of a step")->capture_default_str());
+  with_model(app.add_option("--schedule", target.schedule, "simple or interleaved")
+                 ->check(CLI::IsMember({"simple", "interleaved"}))
+                 ->capture_default_str());
+  with_model(
+      app.add_option("--memory-weight", target.memory_weight, "of memory against time, 0 to 1")->capture_default_str());
+  with_model(app.add_option("--memory-limit-bytes", target.memory_limit_bytes, "that a rank has"));
+  with_model(app.add_option("--link-latency-us", target.link_latency_us, "of a message"));
+  with_model(app.add_option("--link-bytes-per-us", target.link_bytes_per_us, "between ranks; else messages are free"));
+  app.add_flag("--times", model.times, "run the model and measure, instead of counting operations")->needs(named);
+}
+
+void print(const plan::PlanFile& file, const plan::Report& report, bool json) {
+  if (json) {
+    std::cout << plan::to_json(file, report) << '\n';
+    return;
+  }
+  std::cout << plan::assignments_line(file.tree, report.owners, file.goal.partitions) << '\n'
+            << plan::describe(file.tree, report);
+}
+
+}  // namespace
+
+int plan(const std::vector<std::string>& arguments) {
+  CLI::App app("Says which rank would own which module of a model, and how long a step would take.", "lamina plan");
+  std::string path;
+  bool json = false;
+  bool baseline = false;
+  Model model;
+  Target target;
+  auto* given = app.add_option("FILE", path, "modules and their costs, as docs/planning.md says")->type_name("");
+  add_model_options(app, model, target);
+  given->excludes("--model");
+  app.add_flag("--json", json, "print the plan as one line of JSON");
+  app.add_flag("--baseline", baseline, "plan as the published tree algorithm does");
+  if (auto code = launch::parse(app, "lamina plan", arguments)) return *code;
+  if (path.empty() && model.callable.empty()) {
+    std::cerr << "lamina plan: say what to plan, a FILE or a --model; see `lamina plan --help`\n";
+    return 2;
+  }
+  const std::string what = path.empty() ? model.callable : path;
+  try {
+    const auto nodes = path.empty() ? model_nodes(model) : std::string();
+    if (!nodes) return 2;
+    const plan::PlanFile file = plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : read(path));
+    const auto planner = baseline ? plan::tree_planner() : plan::step_planner();
+    print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
+    return 0;
+  } catch (const base::ConfigError& error) {
+    std::cerr << "lamina plan: " << what << ": " << error.what() << '\n';
+    return 2;
+  }
+}
+
+}  // namespace lamina::command

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default planner beside the published one and beside exhaustive search, and how long it takes (plan_bench.cc).
+
+python benchmarks/plan.py PATH_TO_plan_bench
+"""
+
+import subprocess
+from collections import defaultdict
+
+from measure import Report, arguments
+
+
+def main() -> None:
+    options = arguments(__doc__, "program")
+    report = Report(options.name or "plan", "Plans of random trees: predicted steps over the default planner's")
+    trees = 100 if options.quick else 1000
+    output = subprocess.run([options.program, str(trees)], check=True, stdout=subprocess.PIPE, text=True, timeout=600)
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for word, kind, *values in map(str.split, output.stdout.splitlines()):
+        if word == "time":
+            seconds[kind].append(float(values[0]))
+            continue
+        for figure, value in zip(
+            ("published", "optimum", "simulated", "published, both simulated"), map(float, values), strict=True
+        ):
+            if value > 0:
+                ratios[kind, figure].append(value)
+    for (kind, figure), values in sorted(ratios.items()):
+        report.add(kind, figure, "ratio", values)
+    for partitions, values in seconds.items():
+        report.add(f"1,000 modules, p={partitions}", "to plan", "ms", [1e3 * each for each in values])
+    report.note(f'{trees} trees; "optimum" of those small enough to try every plan, "simulated" the schedule itself')
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The default planner beside the published one and beside all plans there are, and how long it takes.
+//
+//     plan_bench TREES
+//
+// Prints, of so many random trees, a line each: "tree" KIND PUBLISHED OPTIMUM SIMULATED PUBLISHED_SIMULATED. The first
+// three are over the default planner's predicted step: the steps of the published plan and of the best one (0 where
+// there are too many to try), and its own in the simulated schedule. The last is the published plan's over the
+// default's, simulated. then lines "time" PARTITIONS SECONDS for a tree of 1,000 modules. Messages cost time in every
+// second tree.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+
+#include "lamina/plan/prediction.h"
+#include "lamina/plan/task.h"
+
+namespace {
+
+using namespace lamina::plan;
+
+constexpr double kMostPlans = 20'000;
+
+// A root and leaves when `flat`, else modules anywhere; all have parameters and times.
+ModuleTree random_tree(std::mt19937& random, int size, bool flat) {
+  const auto up_to = [&](int most) { return static_cast<int>(random() % most); };
+  ModuleTree tree(1);
+  for (int at = 1; at < size; ++at) {
+    Node node;
+    node.parent = flat ? 0 : up_to(at);
+    node.name = std::to_string(at);
+    node.parameter_bytes = 1 + up_to(100'000);
+    node.parameter_ids = {at};
+    node.forward_us = 1 + up_to(1000);
+    node.backward_us = 2 * node.forward_us;
+    node.activation_bytes = up_to(100'000);
+    node.output_bytes = up_to(100'000);
+    tree.push_back(node);
+  }
+  return tree;
+}
+
+double step_of(const ModuleTree& tree, const lamina::plan::Assignment& owners, const Goal& goal) {
+  return step_us(predict(find_route(tree), owners, goal).shape, goal);
+}
+
+double best_step(const ModuleTree& tree, const Goal& goal) {
+  const Task task(tree, goal);
+  if (std::pow(goal.partitions, task.movable.size()) > kMostPlans) return 0;
+  double best = std::numeric_limits<double>::infinity();
+  std::vector<int> owners = task.on_one_rank();
+  for (std::size_t at = 0; at < task.movable.size();) {
+    best = std::min(best, step_us(predict(task.route, task.items.spread(owners), goal).shape, goal));
+    for (at = 0; at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions; ++at) {
+      owners[task.movable[at]] = 0;
+    }
+  }
+  return std::isinf(best) ? 0 : best;
+}
+
+void compare(std::mt19937& random, int number) {
+  const bool small = number % 2 == 0;
+  const bool flat = number % 4 < 2;
+  const ModuleTree tree = random_tree(random, small ? 3 + static_cast<int>(random() % 6) : 60, flat);
+  Goal goal;
+  goal.partitions = 2 + static_cast<int>(random() % (small ? 2 : 7));
+  goal.microbatches = 1 + static_cast<int>(random() % 16);
+  goal.memory_weight = 0;
+  if (number % 8 < 4) goal.link = {20, 1000};
+  const auto owners = step_planner()->assign(tree, goal);
+  const double step = step_of(tree, owners, goal);
+  const auto published = tree_planner()->assign(tree, goal);
+  const Route route = find_route(tree);
+  const double simulated = simulated_step_us(route, owners, goal);
+  std::printf("tree %s-%s %.6f %.6f %.6f %.6f\n", small ? "small" : "large", flat ? "chain" : "tree",
+              step_of(tree, published, goal) / step, best_step(tree, goal) / step, simulated / step,
+              simulated_step_us(route, published, goal) / simulated);
+}
+
+void measure(std::mt19937& random, int partitions) {
+  const ModuleTree tree = random_tree(random, 1000, false);
+  Goal goal;
+  goal.partitions = partitions;
+  goal.microbatches = 64;
+  goal.link = {20, 1000};
+  const auto begin = std::chrono::steady_clock::now();
+  step_planner()->assign(tree, goal);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  std::printf("time %d %.6f\n", partitions, took.count());
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const int trees = count > 1 ? std::atoi(words[1]) : 1000;
+  std::mt19937 random(1);
+  for (int number = 0; number < trees; ++number) compare(random, number);
+  for (const int partitions : {2, 8, 32, 128}) measure(random, partitions);
+}

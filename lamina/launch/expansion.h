@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lamina/launch/environment.h"
+
+namespace lamina::launch {
+
+// `word` with a leading `~` or `~user` replaced by that home folder, then every $NAME and ${NAME} by its value in
+// `environment`. What is not known there stays as it is written.
+std::string expand(const std::string& word, const Environment& environment);
+
+}  // namespace lamina::launch

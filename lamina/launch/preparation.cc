@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/preparation.h"
+
+#include "lamina/base/str.h"
+#include "lamina/launch/distribution.h"
+#include "lamina/launch/gpus.h"
+#include "lamina/launch/variables.h"
+
+namespace lamina::launch {
+namespace {
+
+// A flag on the command line goes before what the file says.
+void take_config(Preparation& job) {
+  const Distribution file = read_distribution(*job.options.config_file);
+  if (!job.options.processes) job.options.processes = file.processes;
+  std::vector<std::string> variables = file.variables;
+  if (file.parameters) variables.push_back("SM_HP_MP_PARAMETERS=" + *file.parameters);
+  job.environment = with_variables(std::move(job.environment), variables, "--config " + *job.options.config_file + ":");
+  job.warnings.insert(job.warnings.end(), file.warnings.begin(), file.warnings.end());
+}
+
+}  // namespace
+
+Preparation prepare(const Options& options) {
+  options.validate();
+  Preparation job{.options = options, .environment = own_environment()};
+  if (options.config_file) take_config(job);
+  job.environment = with_variables(std::move(job.environment), options.variables, "-x");
+  const base::Environment environment = base::process_environment();
+  job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
+  if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);
+  job.program = find_program(job.options);
+  return job;
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lamina/launch/environment.h"
+
+namespace lamina::launch {
+
+// `environment` with the variables that `assignments` set: NAME=VALUE, or NAME alone, which has to be set there
+// already. Throws ConfigError on anything else, and on names that are the launcher's to set; `source` says where the
+// assignments stand.
+Environment with_variables(Environment environment, const std::vector<std::string>& assignments,
+                           const std::string& source);
+
+}  // namespace lamina::launch

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/draft.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lamina::plan {
+namespace {
+
+constexpr double kRounding = 1e-9;
+
+double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
+}  // namespace
+
+bool Score::beats(const Score& other) const {
+  if (overflow_bytes != other.overflow_bytes) return overflow_bytes < other.overflow_bytes;
+  if (std::abs(step_excess - other.step_excess) > kRounding) return step_excess < other.step_excess;
+  if (std::abs(compute_excess - other.compute_excess) > kRounding) return compute_excess < other.compute_excess;
+  return objective < other.objective * (1 - kRounding);
+}
+
+Draft::Draft(const Task& task) : task_(&task), owners_(task.items.size(), kNobody), loads_(task.goal.partitions) {}
+
+Draft::Draft(const Task& task, const std::vector<int>& owners) : Draft(task) {
+  for (int item = 0; item < task.items.size(); ++item) move(item, owners[item]);
+}
+
+int Draft::rank_at(int point) const {
+  const bool inside = point >= 0 && point < static_cast<int>(task_->item_at.size());
+  return inside ? owners_[task_->item_at[point]] : 0;
+}
+
+bool Draft::crosses(int gap) const {
+  const int before = rank_at(gap - 1);
+  const int after = rank_at(gap);
+  return before != after && before != kNobody && after != kNobody;
+}
+
+void Draft::move(int item, int rank) {
+  const auto count = [&](int sign) {
+    for (int gap : task_->gaps[item]) {
+      if (!crosses(gap)) continue;
+      messages_ += sign;
+      messages_us_ += sign * task_->message_us[gap];
+    }
+  };
+  if (owners_[item] != kNobody) {
+    count(-1);
+    loads_[owners_[item]] -= task_->weights[item];
+  }
+  owners_[item] = rank;
+  if (rank == kNobody) return;
+  loads_[rank] += task_->weights[item];
+  count(1);
+}
+
+StepShape Draft::shape() const {
+  StepShape shape;
+  shape.path_forward_us = task_->total.forward_us + messages_us_;
+  shape.path_backward_us = task_->total.backward_us + messages_us_;
+  const auto ranks = static_cast<double>(loads_.size());
+  shape.heaviest_forward_us = task_->total.forward_us / ranks;
+  shape.heaviest_backward_us = task_->total.backward_us / ranks;
+  shape.heaviest_us = shape.heaviest_forward_us + shape.heaviest_backward_us;
+  for (const Weight& load : loads_) {
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, load.forward_us);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, load.backward_us);
+    shape.heaviest_us = std::max(shape.heaviest_us, load.time_us());
+  }
+  return shape;
+}
+
+double Draft::compute_us(StepShape shape) const {
+  shape.path_forward_us = task_->total.forward_us;
+  shape.path_backward_us = task_->total.backward_us;
+  return plan::step_us(shape, task_->goal);
+}
+
+Score Draft::score(const Bounds& bounds) const {
+  const Goal& goal = task_->goal;
+  const StepShape shape = this->shape();
+  const double step = plan::step_us(shape, goal);
+  std::int64_t fullest = task_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
+  Score score;
+  for (const Weight& load : loads_) {
+    fullest = std::max(fullest, load.memory_bytes);
+    const std::int64_t limit = goal.memory_limit_bytes.value_or(load.memory_bytes);
+    score.overflow_bytes += std::max<std::int64_t>(0, load.memory_bytes - limit);
+  }
+  score.step_excess = std::max(0.0, step / bounds.step_us - 1);
+  score.compute_excess = std::max(0.0, compute_us(shape) / bounds.compute_us - 1);
+  const double serial = goal.microbatches * task_->total.time_us();
+  const double w = goal.memory_weight;
+  score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(task_->total.memory_bytes)) +
+                    (1 - w) * ratio(step, serial);
+  score.objective *= 1 + goal.message_price * std::max(0, messages_ - goal.partitions);
+  return score;
+}
+
+}  // namespace lamina::plan

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "lamina/plan/prediction.h"
+#include "lamina/plan/task.h"
+
+namespace lamina::plan {
+
+// What a plan must not exceed, beside the limit on memory.
+struct Bounds {
+  double step_us = std::numeric_limits<double>::infinity();
+  double compute_us = std::numeric_limits<double>::infinity();  // the step with free messages
+};
+
+// How good a draft is; the smaller the better, earlier members first.
+struct Score {
+  std::int64_t overflow_bytes = 0;  // above the limit, of all ranks
+  double step_excess = 0;           // over the bounds, as ratios
+  double compute_excess = 0;
+  double objective = 0;  // memory and time as the goal weighs them; 1: one rank does all
+
+  // Whether it is better by more than rounding makes up.
+  bool beats(const Score& other) const;
+};
+
+// Owners of items while they are being chosen: moves cost little, and the score follows. kNobody owns nothing.
+class Draft {
+ public:
+  static constexpr int kNobody = -1;
+
+  explicit Draft(const Task& task);
+  Draft(const Task& task, const std::vector<int>& owners);
+
+  const std::vector<int>& owners() const { return owners_; }
+  const std::vector<Weight>& loads() const { return loads_; }  // per rank
+
+  void move(int item, int rank);
+  // While somebody owns nothing it is a lower bound of every completion's.
+  Score score(const Bounds& bounds) const;
+  double step_us() const { return plan::step_us(shape(), task_->goal); }
+  double compute_us() const { return compute_us(shape()); }  // the step with free messages
+  int rank_at(int point) const;  // of the route; before the first and after the last it is the leading rank
+
+ private:
+  StepShape shape() const;
+  double compute_us(StepShape shape) const;
+  bool crosses(int gap) const;
+
+  const Task* task_;
+  std::vector<int> owners_;
+  std::vector<Weight> loads_;
+  double messages_us_ = 0;  // of a forward
+  int messages_ = 0;
+};
+
+}  // namespace lamina::plan

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "lamina/plan/search.h"
+
+namespace lamina::plan {
+namespace {
+
+constexpr std::size_t kLightest = 3;  // ranks that are tried as a target although nothing beside the item is there
+
+class LocalSearch {
+ public:
+  LocalSearch(Draft& draft, const Task& task, const Bounds& bounds, int drafts)
+      : draft_(draft), task_(task), bounds_(bounds), left_(drafts), score_(draft.score(bounds)) {}
+
+  void run() {
+    while (left_ > 0 && (move_one() || swap_two())) {
+    }
+  }
+
+ private:
+  struct Change {
+    int item = 0;
+    int rank = 0;
+  };
+
+  int owner(int item) const { return draft_.owners()[item]; }
+
+  // The ranks that hold all others up.
+  std::vector<bool> critical() const {
+    const auto& loads = draft_.loads();
+    std::vector<bool> is(loads.size());
+    const auto mark = [&](auto weight) { is[std::ranges::max_element(loads, {}, weight) - loads.begin()] = true; };
+    mark(&Weight::time_us);
+    if (task_.goal.schedule == "simple") {
+      mark(&Weight::forward_us);
+      mark(&Weight::backward_us);
+    }
+    mark(&Weight::memory_bytes);
+    for (std::size_t rank = 0; rank < loads.size(); ++rank) {
+      if (task_.goal.memory_limit_bytes && loads[rank].memory_bytes > *task_.goal.memory_limit_bytes) is[rank] = true;
+    }
+    return is;
+  }
+
+  // The ranks with least time, then those with least memory.
+  std::vector<int> lightest() const {
+    std::vector<int> ranks(draft_.loads().size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<int> chosen;
+    const auto take = [&](auto weight) {
+      std::ranges::stable_sort(ranks, {}, [&](int rank) { return std::invoke(weight, draft_.loads()[rank]); });
+      chosen.insert(chosen.end(), ranks.begin(), ranks.begin() + std::min(kLightest, ranks.size()));
+    };
+    take(&Weight::time_us);
+    if (task_.goal.memory_weight > 0 || task_.goal.memory_limit_bytes) take(&Weight::memory_bytes);
+    std::ranges::sort(chosen);
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    return chosen;
+  }
+
+  // The ranks of what comes before and after an item, where they are not its own.
+  std::vector<int> beside(int item) const {
+    std::vector<int> ranks;
+    for (int gap : task_.gaps[item]) {
+      for (int point : {gap - 1, gap}) {
+        const int rank = draft_.rank_at(point);
+        if (rank != owner(item) && !std::ranges::count(ranks, rank)) ranks.push_back(rank);
+      }
+    }
+    return ranks;
+  }
+
+  // Whether the draft is better so than the best change found so far; it stays as it was.
+  bool better(const std::vector<Change>& changes, Score& best) {
+    std::vector<Change> back;
+    for (const Change& change : changes) {
+      back.push_back({change.item, owner(change.item)});
+      draft_.move(change.item, change.rank);
+    }
+    const Score score = draft_.score(bounds_);
+    std::ranges::reverse(back);
+    for (const Change& change : back) draft_.move(change.item, change.rank);
+    --left_;
+    if (!score.beats(best)) return false;
+    best = score;
+    return true;
+  }
+
+  bool apply(const std::vector<Change>& changes, const Score& score) {
+    for (const Change& change : changes) draft_.move(change.item, change.rank);
+    score_ = score;
+    return !changes.empty();
+  }
+
+  bool move_one() {
+    const std::vector<bool> hurts = critical();
+    const std::vector<int> light = lightest();
+    Score best = score_;
+    std::vector<Change> chosen;
+    for (int item : task_.movable) {
+      std::vector<int> targets = beside(item);
+      if (hurts[owner(item)]) targets.insert(targets.end(), light.begin(), light.end());
+      for (int rank : targets) {
+        if (left_ <= 0) break;
+        if (rank != owner(item) && better({{item, rank}}, best)) chosen = {{item, rank}};
+      }
+    }
+    return apply(chosen, best);
+  }
+
+  // Of a critical rank and any other one; the first that helps.
+  bool swap_two() {
+    const std::vector<bool> hurts = critical();
+    Score best = score_;
+    for (int one : task_.movable) {
+      if (!hurts[owner(one)]) continue;
+      for (int other : task_.movable) {
+        if (left_ <= 0) return false;
+        if (owner(one) == owner(other)) continue;
+        const std::vector<Change> swap{{one, owner(other)}, {other, owner(one)}};
+        if (better(swap, best)) return apply(swap, best);
+      }
+    }
+    return false;
+  }
+
+  Draft& draft_;
+  const Task& task_;
+  const Bounds& bounds_;
+  int left_;
+  Score score_;
+};
+
+}  // namespace
+
+void improve(Draft& draft, const Task& task, const Bounds& bounds, int drafts) {
+  LocalSearch(draft, task, bounds, drafts).run();
+}
+
+}  // namespace lamina::plan

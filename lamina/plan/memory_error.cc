@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/memory_error.h"
+
+#include <algorithm>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/plan/prediction.h"
+#include "lamina/plan/readable.h"
+#include "lamina/plan/sharing.h"
+
+namespace lamina::plan {
+
+void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
+  if (!goal.memory_limit_bytes) return;
+  const std::vector<std::int64_t> needed = memory_bytes(tree, owners, goal);
+  const auto fullest = std::ranges::max_element(needed) - needed.begin();
+  const std::int64_t missing = needed[fullest] - *goal.memory_limit_bytes;
+  if (missing <= 0) return;
+  const Sharing sharing = find_sharing(tree);
+  std::size_t largest = 0;
+  std::int64_t most = -1;
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    const std::int64_t bytes = 2 * sharing.bytes[node] + goal.held() * tree[node].activation_bytes;
+    if (owners[node].value == fullest && bytes > most) {
+      most = bytes;
+      largest = node;
+    }
+  }
+  const std::string name = tree[largest].name.empty() ? "the model itself" : "\"" + tree[largest].name + "\"";
+  throw base::ConfigError(
+      base::str("no plan found that fits into ", *goal.memory_limit_bytes, " bytes per rank: ", missing, " bytes (",
+                readable(missing), ") are missing in partition ", fullest, ", where the largest module is ", name,
+                " with ", most, " bytes; allow more memory, more partitions, or fewer active microbatches"));
+}
+
+}  // namespace lamina::plan

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/plan/partition.h"
+
+namespace lamina::plan {
+
+// Throws base::ConfigError where a partition needs more memory than the goal allows: how much is missing, on which
+// partition, and which module on it is the largest.
+void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+
+}  // namespace lamina::plan

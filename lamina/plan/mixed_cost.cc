@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/mixed_cost.h"
+
+#include <cmath>
+
+#include "lamina/plan/cut.h"
+
+namespace lamina::plan {
+
+std::vector<std::int64_t> mixed_costs(const Task& task, double memory_weight) {
+  constexpr double kWhole = 1e9;
+  const auto part = [](double share, double whole) { return whole > 0 ? share / whole : 0; };
+  std::vector<std::int64_t> costs;
+  for (const Weight& weight : task.weights) {
+    const double memory = part(static_cast<double>(weight.memory_bytes), static_cast<double>(task.total.memory_bytes));
+    const double time = part(weight.time_us(), task.total.time_us());
+    costs.push_back(std::llround(kWhole * (memory_weight * memory + (1 - memory_weight) * time)));
+  }
+  return costs;
+}
+
+std::vector<int> cut_route(const Task& task, double memory_weight) {
+  const std::vector<std::int64_t> costs = mixed_costs(task, memory_weight);
+  std::vector<std::int64_t> in_order;
+  for (int item : task.movable) in_order.push_back(costs[item]);
+  // What leads in partition 0 anyway weighs there with the first item.
+  for (int item = 0; item < task.items.size() && !in_order.empty(); ++item) {
+    if (task.items.placed[item] && task.items.placed[item]->value == 0) in_order.front() += costs[item];
+  }
+  const Cut cut = cut_evenly(in_order, task.goal.partitions);
+  std::vector<int> owners = task.on_one_rank();
+  std::size_t begin = 0;
+  for (std::size_t segment = 0; segment < cut.ends.size(); ++segment) {
+    for (; begin < cut.ends[segment]; ++begin) owners[task.movable[begin]] = static_cast<int>(segment);
+  }
+  return owners;
+}
+
+}  // namespace lamina::plan

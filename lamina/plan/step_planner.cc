@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "lamina/plan/memory_error.h"
+#include "lamina/plan/mixed_cost.h"
+#include "lamina/plan/search.h"
+#include "lamina/plan/tree_division.h"
+
+namespace lamina::plan {
+namespace {
+
+// How many drafts are looked at for one number of partitions, times that number.
+constexpr int kLocalDrafts = 40'000;
+constexpr int kExactDrafts = 200'000;
+constexpr std::size_t kFewItems = 24;  // of more, so many drafts are too small a part
+
+// [Note: monotonic] A plan for k partitions is the best of what can be found for k, and of the plan for k - 1: so more
+// partitions never make the predicted step longer. That holds because what is found for k does not depend on the number
+// of partitions wanted in the end.
+class StepPlan {
+ public:
+  StepPlan(const ModuleTree& tree, const Goal& goal) : tree_(tree), task_(tree, goal), owners_(task_.on_one_rank()) {}
+
+  Assignment run() {
+    const int wanted = task_.goal.partitions;
+    for (int partitions = task_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
+      task_.set_partitions(partitions);
+      extend();
+    }
+    require_memory(tree_, task_.nodes(owners_), task_.goal);
+    return task_.nodes(owners_);
+  }
+
+ private:
+  // From the plan for one partition less to the plan for task_.goal.partitions.
+  void extend() {
+    const int partitions = task_.goal.partitions;
+    const std::vector<int> baseline = divide_tree(tree_, task_);
+    const Bounds bounds = bounds_of(baseline);
+    Draft best(task_, owners_);
+    for (const std::vector<int>& start : starts(baseline)) {
+      Draft draft(task_, start);
+      improve(draft, task_, bounds, kLocalDrafts / partitions);
+      if (draft.score(bounds).beats(best.score(bounds))) best = draft;
+    }
+    if (task_.movable.size() <= kFewItems) search_all(best, task_, bounds, kExactDrafts / partitions);
+    owners_ = best.owners();
+  }
+
+  // Of equally good plans the one from the earliest start is kept: contiguous ones come first.
+  std::vector<std::vector<int>> starts(const std::vector<int>& baseline) const {
+    std::vector<std::vector<int>> result;
+    for (double weight : {task_.goal.memory_weight, 0.0, 1.0}) result.push_back(cut_route(task_, weight));
+    result.push_back(baseline);
+    result.push_back(owners_);
+    return result;
+  }
+
+  // Not slower than the baseline, nor than with one partition less, whatever memory weighs. Where it does weigh,
+  // messages do not count in the latter: fewer bytes on each rank are worth them.
+  Bounds bounds_of(const std::vector<int>& baseline) const {
+    Bounds bounds;
+    const Draft other(task_, baseline);
+    if (other.score({}).overflow_bytes == 0) bounds.step_us = other.step_us();
+    const Draft before(task_, owners_);
+    if (task_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
+    if (task_.goal.memory_weight > 0) {
+      bounds.compute_us = before.compute_us();
+    } else {
+      bounds.step_us = std::min(bounds.step_us, before.step_us());
+    }
+    return bounds;
+  }
+
+  const ModuleTree& tree_;
+  Task task_;
+  std::vector<int> owners_;
+};
+
+class StepPlanner : public Planner {
+ public:
+  Assignment assign(const ModuleTree& tree, const Goal& goal) const override {
+    return tree.empty() ? Assignment{} : StepPlan(tree, goal).run();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Planner> step_planner() { return std::make_unique<StepPlanner>(); }
+
+}  // namespace lamina::plan

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/task.h"
+
+#include <algorithm>
+
+#include "lamina/plan/sharing.h"
+
+namespace lamina::plan {
+
+Weight& Weight::operator+=(const Weight& other) {
+  forward_us += other.forward_us;
+  backward_us += other.backward_us;
+  memory_bytes += other.memory_bytes;
+  return *this;
+}
+
+Weight& Weight::operator-=(const Weight& other) {
+  forward_us -= other.forward_us;
+  backward_us -= other.backward_us;
+  memory_bytes -= other.memory_bytes;
+  return *this;
+}
+
+Task::Task(const ModuleTree& tree, const Goal& wanted)
+    : goal(wanted),
+      items(find_items(tree, wanted.partitions)),
+      route(find_route(tree)),
+      gaps(items.size()),
+      weights(items.size()),
+      passes_on_(items.size()),
+      parameter_bytes_(items.size()),
+      activation_bytes_(items.size()) {
+  const Sharing sharing = find_sharing(tree);
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    parents_.push_back(tree[node].parent);
+    parameter_bytes_[items.of[node]] += sharing.bytes[node];
+    activation_bytes_[items.of[node]] += tree[node].activation_bytes;
+    by_hand |= tree[node].placed_at.has_value();
+  }
+  message_us.push_back(goal.link.time_us(0));
+  for (const Point& point : route.points) {
+    const int item = items.of[point.node];
+    const int gap = static_cast<int>(item_at.size());
+    if (gaps[item].empty() && !items.placed[item]) movable.push_back(item);
+    if (gaps[item].empty() || gaps[item].back() != gap) gaps[item].push_back(gap);
+    gaps[item].push_back(gap + 1);
+    item_at.push_back(item);
+    message_us.push_back(goal.link.time_us(point.value_bytes));
+    weights[item] += {point.forward_us, point.backward_us, 0};
+  }
+  for (int item = 0; item < items.size(); ++item) {
+    const bool holds = parameter_bytes_[item] + activation_bytes_[item] > 0;
+    passes_on_[item] = gaps[item].empty() && !holds && !items.placed[item];
+    if (gaps[item].empty() && holds && !items.placed[item]) movable.push_back(item);
+  }
+  lead_with_first_module();
+  set_partitions(goal.partitions);
+}
+
+// Where the root only passes on, partitions are alike, and the first module may as well be in the first one.
+void Task::lead_with_first_module() {
+  if (by_hand || item_at.empty() || !gaps[0].empty() || parameter_bytes_[0] + activation_bytes_[0] > 0) return;
+  leader = item_at[0];
+  items.placed[item_at[0]] = base::Partition(0);
+  std::erase(movable, item_at[0]);
+}
+
+void Task::set_partitions(int partitions) {
+  goal.partitions = partitions;
+  total = {};
+  for (int item = 0; item < items.size(); ++item) {
+    weights[item].memory_bytes = 2 * parameter_bytes_[item] + goal.held() * activation_bytes_[item];
+    total += weights[item];
+  }
+}
+
+Assignment Task::nodes(std::vector<int> owners) const {
+  if (!by_hand) {
+    std::vector<int> number(goal.partitions, -1);
+    int used = 0;
+    const auto meet = [&](int rank) {
+      if (number[rank] < 0) number[rank] = used++;
+    };
+    meet(0);
+    for (int item : item_at) meet(owners[item]);
+    for (int& owner : owners) {
+      meet(owner);
+      owner = number[owner];
+    }
+  }
+  Assignment result = items.spread(owners);
+  for (std::size_t node = result.size(); node-- > 1;) {
+    // Children come after their parent, so the first of them is the last to write.
+    if (passes_on_[items.of[parents_[node]]]) result[parents_[node]] = result[node];
+  }
+  for (std::size_t node = 0; node < result.size(); ++node) {
+    if (passes_on_[items.of[node]]) result[node] = result[items.first[items.of[node]]];
+  }
+  return result;
+}
+
+std::vector<int> Task::on_one_rank() const {
+  std::vector<int> owners(items.size());
+  for (int item = 0; item < items.size(); ++item) {
+    if (items.placed[item]) owners[item] = static_cast<int>(items.placed[item]->value);
+  }
+  return owners;
+}
+
+}  // namespace lamina::plan

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "lamina/plan/goal.h"
+#include "lamina/plan/items.h"
+#include "lamina/plan/partition.h"
+#include "lamina/plan/route.h"
+
+namespace lamina::plan {
+
+// What an item, or a rank, costs.
+struct Weight {
+  double forward_us = 0;
+  double backward_us = 0;
+  std::int64_t memory_bytes = 0;
+
+  double time_us() const { return forward_us + backward_us; }
+  Weight& operator+=(const Weight& other);
+  Weight& operator-=(const Weight& other);
+};
+
+// A tree and a goal as the planners see them: items instead of nodes, and what moving them changes.
+struct Task {
+  Task(const ModuleTree& tree, const Goal& goal);
+
+  // The same for another number of partitions.
+  void set_partitions(int partitions);
+  // Owners of all nodes from those of the items that weigh something. A module that only passes on is where the first
+  // module under it is, and partitions are numbered in the order of the route, where nothing was placed by hand.
+  Assignment nodes(std::vector<int> owners) const;
+  // Everything in partition 0, except what is placed elsewhere by hand.
+  std::vector<int> on_one_rank() const;
+
+  Goal goal;
+  Items items;
+  Route route;
+  std::vector<int> item_at;            // per point of the route
+  std::vector<std::vector<int>> gaps;  // per item: the gaps beside its points; gap i is before point i
+  std::vector<double> message_us;      // per gap
+  std::vector<Weight> weights;         // per item
+  Weight total;
+  std::vector<int> movable;  // items that weigh something and are not placed by hand, in the order of the route
+  bool by_hand = false;
+  std::optional<int> leader;  // the first item of the route, where it leads in partition 0 although any other would do
+
+ private:
+  void lead_with_first_module();
+
+  std::vector<int> parents_;                    // per node
+  std::vector<bool> passes_on_;                 // per item: it weighs nothing
+  std::vector<std::int64_t> parameter_bytes_;   // per item
+  std::vector<std::int64_t> activation_bytes_;  // per item
+};
+
+}  // namespace lamina::plan

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/tree_division.h"
+
+#include <span>
+
+#include "lamina/plan/cut.h"
+#include "lamina/plan/mixed_cost.h"
+
+namespace lamina::plan {
+namespace {
+
+class TreeDivision {
+ public:
+  TreeDivision(const ModuleTree& tree, const Task& task) : costs_(tree.size()), children_(tree.size()) {
+    const std::vector<std::int64_t> of_items = mixed_costs(task, task.goal.memory_weight);
+    for (int item = 0; item < task.items.size(); ++item) costs_[task.items.first[item]] = of_items[item];
+    for (std::size_t node = tree.size(); node-- > 1;) costs_[tree[node].parent] += costs_[node];
+    for (std::size_t node = 1; node < tree.size(); ++node)
+      children_[tree[node].parent].push_back(static_cast<int>(node));
+    partitions_.resize(tree.size());
+    for (int i = 0; i < task.goal.partitions; ++i) partitions_[0].push_back(i);
+  }
+
+  std::vector<int> run(const Task& task) {
+    // Parents come before their children, as they do breadth first.
+    for (std::size_t node = 0; node < partitions_.size(); ++node) divide(children_[node], partitions_[node]);
+    std::vector<int> owners = task.on_one_rank();
+    for (int item = 0; item < task.items.size(); ++item) {
+      const bool fixed = task.items.placed[item] && item != task.leader;
+      if (!fixed) owners[item] = partitions_[task.items.first[item]].front();
+    }
+    if (!task.leader) return owners;
+    const int led = owners[*task.leader];
+    for (int item = 0; item < task.items.size(); ++item) {
+      const bool moves = !task.items.placed[item] || item == task.leader;
+      if (moves && (owners[item] == led || owners[item] == 0)) owners[item] = led - owners[item];
+    }
+    return owners;
+  }
+
+ private:
+  // Nodes in a row, and the partitions they have together.
+  void divide(std::span<const int> nodes, const std::vector<int>& partitions) {
+    if (nodes.empty()) return;
+    if (nodes.size() == 1 || partitions.size() == 1) {
+      for (int node : nodes) partitions_[node] = partitions;
+      return;
+    }
+    std::vector<std::int64_t> costs;
+    for (int node : nodes) costs.push_back(costs_[node]);
+    const Cut cut = cut_evenly(costs, static_cast<int>(partitions.size()));
+    std::vector<std::int64_t> of_segments;
+    std::size_t begin = 0;
+    for (std::size_t end : cut.ends) {
+      of_segments.push_back(0);
+      for (; begin < end; ++begin) of_segments.back() += costs[begin];
+    }
+    const auto shares = share_out(partitions, of_segments);
+    begin = 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      const auto segment = nodes.subspan(begin, cut.ends[i] - begin);
+      divide(segment, shares[i].empty() ? std::vector<int>{partitions.front()} : shares[i]);
+      begin = cut.ends[i];
+    }
+  }
+
+  std::vector<std::int64_t> costs_;           // per node, with all under it
+  std::vector<std::vector<int>> children_;    // per node
+  std::vector<std::vector<int>> partitions_;  // per node: those that it and what is under it share
+};
+
+}  // namespace
+
+std::vector<std::vector<int>> share_out(const std::vector<int>& partitions, const std::vector<std::int64_t>& costs) {
+  std::vector<std::vector<int>> shares(costs.size());
+  const auto quotient = [&](std::size_t i) {
+    return static_cast<double>(costs[i]) / static_cast<double>(shares[i].size() + 1);
+  };
+  for (int partition : partitions) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < costs.size(); ++i) {
+      if (quotient(i) > quotient(best)) best = i;
+    }
+    shares[best].push_back(partition);
+  }
+  return shares;
+}
+
+std::vector<int> divide_tree(const ModuleTree& tree, const Task& task) { return TreeDivision(tree, task).run(task); }
+
+}  // namespace lamina::plan

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/tree_division.h"
+
+namespace lamina::plan {
+namespace {
+
+class TreePlanner : public Planner {
+ public:
+  Assignment assign(const ModuleTree& tree, const Goal& goal) const override {
+    if (tree.empty()) return {};
+    const Task task(tree, goal);
+    return task.nodes(divide_tree(tree, task));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Planner> tree_planner() { return std::make_unique<TreePlanner>(); }
+
+}  // namespace lamina::plan

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `composer`: `lamina run`, which reads the same words."""

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Becomes `lamina run` with the words that were given to `composer`."""
+
+import os
+import shutil
+import sys
+
+
+def command() -> str:
+    """$LAMINA_COMMAND, the command beside this interpreter, else the first in PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "lamina")
+    named = os.environ.get("LAMINA_COMMAND")
+    found = named or (beside if os.access(beside, os.X_OK) else shutil.which("lamina"))
+    if not found:
+        sys.exit(f"composer: no command lamina beside {sys.executable} or in PATH: install lamina there")
+    return found
+
+
+def main():
+    os.environ.setdefault("LAMINA_PYTHON", sys.executable)
+    program = command()
+    os.execv(program, [program, "run", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

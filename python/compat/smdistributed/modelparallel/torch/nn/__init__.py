@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+from smdistributed.modelparallel.torch.nn import huggingface as huggingface
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"smdistributed.modelparallel.torch.nn.{name} is not available yet")

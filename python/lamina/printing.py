@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a tensor prints whose value another rank has."""
+
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+
+_torchs_str = torch._tensor_str._str
+
+
+def install() -> None:
+    """From now on a tensor whose value was released says where that is. All others print as before."""
+    torch._tensor_str._str = _str
+
+
+def _str(tensor: torch.Tensor, **options: Any) -> str:
+    where = _lamina.where_released(tensor)
+    if not where:
+        return _torchs_str(tensor, **options)
+    grad = ", requires_grad=True" if tensor.requires_grad else ""
+    return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype}{grad}; {where})"

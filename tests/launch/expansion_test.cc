@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/expansion.h"
+
+#include <gtest/gtest.h>
+
+namespace lamina::launch {
+namespace {
+
+const Environment kEnvironment{"HOME=/home/me", "RANK=3", "EMPTY=", "NAME=a b"};
+
+TEST(Expand, NamesBecomeTheirValues) {
+  EXPECT_EQ(expand("out-$RANK.txt", kEnvironment), "out-3.txt");
+  EXPECT_EQ(expand("${RANK}0 $NAME$EMPTY", kEnvironment), "30 a b");
+}
+
+TEST(Expand, WhatIsNotKnownStays) {
+  for (const char* word : {"$NOPE", "${NOPE}", "$$", "$", "${", "${RANK", "a$", "$1", "$ RANK", "$(RANK)", "${}"}) {
+    EXPECT_EQ(expand(word, kEnvironment), word);
+  }
+}
+
+TEST(Expand, AValueIsNotExpandedAgain) { EXPECT_EQ(expand("$A", {"A=$B", "B=x"}), "$B"); }
+
+TEST(Expand, ALeadingTildeIsTheHomeOfTheRank) {
+  EXPECT_EQ(expand("~", kEnvironment), "/home/me");
+  EXPECT_EQ(expand("~/x~", kEnvironment), "/home/me/x~");
+  EXPECT_EQ(expand("~root/x", kEnvironment), "/root/x");
+  EXPECT_EQ(expand("~no-such-user/x", kEnvironment), "~no-such-user/x");
+  EXPECT_EQ(expand("a~", kEnvironment), "a~");
+}
+
+}  // namespace
+}  // namespace lamina::launch

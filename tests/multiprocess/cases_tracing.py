@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for two ranks that are one pipeline: the step in which a model is traced and cut. Part of another launch."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lamina
+from lamina.tree import ModuleTree
+
+RANK = int(os.environ.get("RANK", 0))
+BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+
+
+class Traced(nn.Module):
+    """Reads the weight of a child, and calls its children in another order than it has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 1)
+        self.blocks = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        for block in reversed(self.blocks):
+            x = F.gelu(block(x))
+        return self.last(F.linear(self.norm(x), self.blocks[0].weight))
+
+
+def start(model=None, **keys):
+    """A job with a model that is the same each time."""
+    lamina.init(**({"partitions": 2, "microbatches": 2, "timeout_s": 30} | keys))
+    torch.manual_seed(3)
+    return lamina.distribute(model or Traced())
+
+
+def case_a_body_runs_once_where_the_model_is_cut_and_both_ranks_hear_how():
+    model, ran = start(), []
+    plain = copy.deepcopy(model.get_module())
+
+    @lamina.step
+    def train(x):
+        ran.append(len(x))
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    loss = train(BATCH).reduce_mean()
+    assert ran == ([4, 4] if RANK == 0 else [])
+    report = model.partition_report()
+    assert lamina.allgather(report, lamina.WORLD) == [report, report]
+    assert report["draws"] == report["reads_data"] == report["notes"] == [] and report["predicted_step_us"] > 0
+    assert set(report["partition"].values()) == {0, 1}
+    assert report["partition"][""] == report["partition"]["blocks.0"], "it reads its weight"
+    expected = torch.stack([plain(part).square().mean() for part in BATCH.split(4)]).mean()
+    torch.testing.assert_close(loss, expected.detach())
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+    state = {name: value for name, value in plain.state_dict().items() if "running" in name}
+    assert all(torch.allclose(value, model.state_dict()[name]) for name, value in state.items())
+
+
+def case_a_trace_leaves_the_random_numbers_as_they_are():
+    states = []
+    for skipped in (False, True):
+        torch.manual_seed(4)
+        model = start(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 1)), skip_tracing=skipped)
+        loss = lamina.step(lambda x, model: model(x + torch.rand_like(x)).sum())(BATCH, model).reduce_mean()
+        states.append((loss.item(), torch.get_rng_state().tolist()))
+        lamina.shutdown()
+    assert states[0] == states[1]
+    lamina.init(partitions=2)
+    assert lamina.allgather(states, lamina.WORLD) == [states, states]
+
+
+def case_a_body_may_call_a_part_first():
+    model = start()
+    plain = copy.deepcopy(model.get_module())
+    part = model.get_module().blocks[1]
+    output = lamina.step(lambda x: model(part(x)))(BATCH).concat()
+    torch.testing.assert_close(output, torch.cat([plain(plain.blocks[1](x)) for x in BATCH.split(4)]).detach())
+    assert "first" in model.partition_report()["notes"][0]
+
+
+def case_a_body_may_end_without_a_call_or_fail_before_it():
+    for fails in (False, True):
+        model = start()
+
+        @lamina.step
+        def early(x, fails=fails):
+            if fails:
+                raise ValueError("early")
+            return x * 2
+
+        if fails:
+            with pytest.raises(ValueError, match="early"):
+                early(BATCH)
+        else:
+            assert torch.equal(early(BATCH).concat(), BATCH * 2)
+        assert model.partitioned and "no call" in model.partition_report()["notes"][0]
+        plain = copy.deepcopy(Traced())
+        plain.load_state_dict(model.state_dict())
+        output = lamina.step(lambda x, model=model: model(x))(BATCH).concat()
+        torch.testing.assert_close(output, torch.cat([plain(x) for x in BATCH.split(4)]).detach())
+        lamina.shutdown()
+
+
+def case_ranks_with_other_models_hear_of_it_in_the_step_and_go_on():
+    model = start(nn.Sequential(nn.Linear(6, 6 + RANK), nn.Linear(6 + RANK, 1)))
+    with pytest.raises(lamina.UsageError, match="built another model than rank 0"):
+        lamina.step(lambda x: model(x))(BATCH)
+    assert lamina.allgather(RANK, lamina.WORLD) == [0, 1]
+    assert not model.partitioned
+
+
+def case_a_deterministic_job_is_cut_in_its_first_step():
+    found = []
+    for _ in range(2):
+        model = start(deterministic_server=True)
+
+        @lamina.step
+        def train(x, model=model):
+            loss = model(x).square().mean()
+            model.backward(loss)
+            return loss
+
+        train(BATCH)
+        found.append({name: parameter.grad.tolist() for name, parameter in model.local_named_parameters()})
+        lamina.shutdown()
+    assert found[0] == found[1]
+    torch.manual_seed(3)
+    plain = Traced()
+    for part in BATCH.split(4):
+        (plain(part).square().mean() / 2).backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    assert found[0], "each rank owns something"
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(torch.tensor(gradient), gradients[name])
+
+
+def case_the_report_of_a_model_by_hand_and_of_one_partition():
+    lamina.init(partitions=2, auto_partition=False, default_partition=1)
+    model = lamina.distribute(Traced())
+    with pytest.raises(lamina.UsageError, match="no report before"):
+        model.partition_report()
+    lamina.step(lambda x: model(x))(BATCH)
+    assert set(model.partition_report()["partition"].values()) == {1}
+    lamina.shutdown()
+    lamina.init(partitions=1, ddp=False)
+    model = lamina.distribute(Traced())
+    names = ModuleTree(model.get_module()).names
+    assert model.partition_report()["partition"] == dict.fromkeys(names, 0)

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The default planner beside exhaustive search.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "lamina/base/error.h"
+#include "lamina/plan/prediction.h"
+#include "lamina/plan/task.h"
+#include "tests/plan/any_tree.h"
+
+namespace lamina::plan {
+namespace {
+
+struct Outcome {
+  double step_us = 0;
+  std::int64_t fullest_bytes = 0;
+};
+
+Outcome outcome_of(const ModuleTree& tree, const Route& route, const Assignment& owners, const Goal& goal) {
+  const auto memory = memory_bytes(tree, owners, goal);
+  return {step_us(predict(route, owners, goal).shape, goal), *std::ranges::max_element(memory)};
+}
+
+// Every owner of everything that a planner may move.
+void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use) {
+  const Task task(tree, goal);
+  std::vector<int> owners = task.on_one_rank();
+  while (true) {
+    use(task.items.spread(owners));
+    std::size_t at = 0;
+    while (at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions) owners[task.movable[at++]] = 0;
+    if (at == task.movable.size()) return;
+  }
+}
+
+Goal small_goal() {
+  Goal goal = any_goal();
+  goal.partitions = *rc::gen::inRange(1, 4).as("partitions");
+  return goal;
+}
+
+void expect_near_optimum(const ModuleTree& tree, Goal goal, double factor) {
+  goal.memory_weight = 0;
+  const Route route = find_route(tree);
+  const double found = outcome_of(tree, route, step_planner()->assign(tree, goal), goal).step_us;
+  double best = std::numeric_limits<double>::infinity();
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
+    best = std::min(best, step_us(predict(route, owners, goal).shape, goal));
+  });
+  RC_ASSERT(found <= factor * best);
+}
+
+RC_GTEST_PROP(Optimum, OfAChainIsAtMostFivePerCentBetter, ()) {
+  expect_near_optimum(any_chain_of_leaves(7), small_goal(), 1.05);
+}
+
+RC_GTEST_PROP(Optimum, OfASmallTreeIsAtMostTenPerCentBetter, ()) {
+  const ModuleTree tree = any_tree({.most_nodes = 9, .sharing = *rc::gen::arbitrary<bool>()});
+  expect_near_optimum(tree, small_goal(), 1.1);
+}
+
+// Segments in the order of the chain: the best step of any cut.
+double best_cut(const ModuleTree& tree, const Route& route, const Goal& goal) {
+  double best = std::numeric_limits<double>::infinity();
+  Assignment owners(tree.size());
+  const std::function<void(std::size_t, int)> decide = [&](std::size_t node, int partition) {
+    if (node == tree.size()) {
+      best = std::min(best, step_us(predict(route, owners, goal).shape, goal));
+      return;
+    }
+    for (int next = partition; next <= std::min(partition + 1, goal.partitions - 1); ++next) {
+      owners[node] = base::Partition(next);
+      decide(node + 1, next);
+    }
+  };
+  decide(1, 0);
+  return best;
+}
+
+RC_GTEST_PROP(Optimum, OfTheCutsOfALongChainIsAtMostFivePerCentBetter, ()) {
+  const ModuleTree tree = any_chain_of_leaves(20);
+  Goal goal = any_goal();
+  goal.partitions = *rc::gen::inRange(1, 5);
+  goal.memory_weight = 0;
+  const Route route = find_route(tree);
+  const double found = step_us(predict(route, step_planner()->assign(tree, goal), goal).shape, goal);
+  RC_ASSERT(found <= 1.05 * best_cut(tree, route, goal));
+}
+
+RC_GTEST_PROP(Optimum, OfMemoryAndTimeIsNearWhateverTheirWeights, ()) {
+  const ModuleTree tree = any_chain_of_leaves(7);
+  Goal goal = small_goal();
+  goal.link = {};
+  const Route route = find_route(tree);
+  const Outcome one = outcome_of(tree, route, Assignment(tree.size()), goal);
+  const auto objective = [&](const Outcome& outcome) {
+    return goal.memory_weight * static_cast<double>(outcome.fullest_bytes) / static_cast<double>(one.fullest_bytes) +
+           (1 - goal.memory_weight) * (one.step_us > 0 ? outcome.step_us / one.step_us : 0);
+  };
+  const Outcome found = outcome_of(tree, route, step_planner()->assign(tree, goal), goal);
+  double best = std::numeric_limits<double>::infinity();
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
+    const Outcome outcome = outcome_of(tree, route, owners, goal);
+    if (outcome.step_us <= found.step_us) best = std::min(best, objective(outcome));
+  });
+  RC_ASSERT(objective(found) <= 1.05 * best);
+}
+
+RC_GTEST_PROP(Optimum, APlanThatFitsIntoMemoryIsFoundWhereThereIsOne, ()) {
+  const ModuleTree tree = any_chain_of_leaves(7);
+  Goal goal = small_goal();
+  const std::int64_t all = memory_bytes(tree, Assignment(tree.size()), goal)[0];
+  goal.memory_limit_bytes = all * *rc::gen::inRange(20, 80).as("per cent") / 100;
+  std::int64_t least = all;
+  const Route route = find_route(tree);
+  for_each_plan(tree, goal, [&](const Assignment& owners) {
+    least = std::min(least, outcome_of(tree, route, owners, goal).fullest_bytes);
+  });
+  if (least > *goal.memory_limit_bytes) {
+    RC_ASSERT_THROWS_AS(step_planner()->assign(tree, goal), base::ConfigError);
+  } else {
+    RC_ASSERT(outcome_of(tree, route, step_planner()->assign(tree, goal), goal).fullest_bytes <=
+              *goal.memory_limit_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace lamina::plan

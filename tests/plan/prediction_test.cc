@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/prediction.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include "tests/plan/any_tree.h"
+#include "tests/plan/trees.h"
+
+namespace lamina::plan {
+namespace {
+
+// Plans of leaves of 50 to 150 us.
+RC_GTEST_PROP(Prediction, OfAPlanIsWithinAHalfOfTheSimulatedSchedule, ()) {
+  ModuleTree tree(1);
+  Goal goal = any_goal();
+  goal.active_microbatches.reset();
+  const int size = *rc::gen::inRange(1, 30).as("leaves");
+  for (int at = 0; at < size; ++at) {
+    const double forward = 50 + *rc::gen::inRange(0, 100);
+    tree.push_back({.parent = 0, .parameter_bytes = 1, .parameter_ids = {at}, .forward_us = forward});
+    tree.back().backward_us = 2 * forward;
+  }
+  const Assignment owners = step_planner()->assign(tree, goal);
+  const Route route = find_route(tree);
+  const double predicted = step_us(predict(route, owners, goal).shape, goal);
+  const double simulated = simulated_step_us(route, owners, goal);
+  RC_ASSERT(simulated <= 1.5 * predicted);
+  RC_ASSERT(predicted <= 1.5 * simulated);
+}
+
+Goal even(const char* schedule, int partitions, int microbatches) {
+  Goal goal = over(partitions);
+  goal.schedule = schedule;
+  goal.microbatches = microbatches;
+  return goal;
+}
+
+TEST(Prediction, OfEvenStagesIsTheIdeal) {
+  TreeBuilder builder;
+  Assignment owners{base::Partition(0)};
+  for (int i = 0; i < 4; ++i) {
+    Node& node = builder.tree[builder.add(0, std::to_string(i), 1)];
+    node.forward_us = 10;
+    node.backward_us = 20;
+    owners.emplace_back(i);
+  }
+  const Route route = find_route(builder.tree);
+  for (const char* schedule : {"simple", "interleaved"}) {
+    const Goal goal = even(schedule, 4, 8);
+    EXPECT_DOUBLE_EQ(step_us(predict(route, owners, goal).shape, goal), (8 + 4 - 1) * 30);
+  }
+}
+
+TEST(Prediction, CountsTheMessagesOfTheFirstMicrobatch) {
+  TreeBuilder builder;
+  for (const char* name : {"a", "b"}) {
+    Node& node = builder.tree[builder.add(0, name, 1)];
+    node.forward_us = 10;
+    node.output_bytes = 100;
+  }
+  Goal goal = even("interleaved", 2, 1);
+  goal.link = {1, 50};
+  const Assignment owners{base::Partition(0), base::Partition(0), base::Partition(1)};
+  // Two messages of 100 bytes, there and back, forward and backward.
+  EXPECT_DOUBLE_EQ(step_us(predict(find_route(builder.tree), owners, goal).shape, goal), 20 + 4 * 3);
+}
+
+}  // namespace
+}  // namespace lamina::plan

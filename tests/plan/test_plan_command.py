@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina plan FILE.json`: what it prints, and how it refuses."""
+
+import json
+import subprocess
+
+import pytest
+from launch.launcher_harness import command
+
+COSTS = {"forward_us": 10, "backward_us": 20, "parameter_bytes": 100, "activation_bytes": 5, "output_bytes": 7}
+IDLE = dict.fromkeys(COSTS, 0)
+
+
+def plan_file(**changes):
+    nodes = [{"id": 0, "parent": None, "name": "", **IDLE}]
+    nodes += [{"id": i, "parent": 0, "name": f"h.{i}", **COSTS} for i in range(1, 5)]
+    return {
+        "partitions": 2, "microbatches": 4, "schedule": "interleaved", "memory_weight": 0.2, "nodes": nodes, **changes
+    }  # fmt: skip
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def run(content, *options):
+        path = tmp_path / "tree.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        words = [command(), "plan", path, *options]
+        return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_the_table_says_who_owns_what_and_what_it_costs(plan):
+    result = plan(plan_file())
+    assert result.returncode == 0 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Partition assignments: {0: [model (itself), h.1-2], 1: [h.3-4]}"
+    assert lines[1].split() == ["partition", "modules", "parameters", "share", "time", "memory", "sends", "owns"]
+    assert lines[-1] == "predicted step 300.0 us, bubble 20.0 %"
+
+
+@pytest.mark.parametrize("options", [[], ["--baseline"]])
+def test_json_has_the_plan_and_its_cost(plan, options):
+    result = json.loads(plan(plan_file(), "--json", *options).stdout)
+    assert result["partition"] == {"0": 0, "1": 0, "2": 0, "3": 1, "4": 1}
+    assert [stage["time_us"] for stage in result["stages"]] == [60, 60]
+    assert [stage["bytes"] for stage in result["stages"]] == [200, 200]
+    assert result["predicted_step_us"] == 300 and result["bubble"] == pytest.approx(0.2)
+
+
+def test_equal_files_give_equal_output(plan):
+    assert plan(plan_file(partitions=3), "--json").stdout == plan(plan_file(partitions=3), "--json").stdout
+
+
+def test_shared_modules_stay_together(plan):
+    partition = json.loads(plan(plan_file(shared=[[1, 4]]), "--json").stdout)["partition"]
+    assert partition["1"] == partition["4"]
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        ("{", "not valid JSON"),
+        (plan_file(partitions=0), "partitions: 0 is not allowed"),
+        (plan_file(nodes=[{"id": 3, "parent": 4, "name": "a", **COSTS}]), 'node 3 ("a"): parent: 4 is the id of no'),
+        (plan_file(nodes=[{"id": 3, "parent": None, "name": "a"}]), 'node 3 ("a"): forward_us: is missing'),
+        (plan_file(memory_limit_bytes=1), "bytes per rank"),
+    ],
+    ids=["json", "field", "node", "missing", "memory"],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(plan, content, text):
+    result = plan(content)
+    assert result.returncode == 2 and result.stdout == ""
+    assert text in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    words = [str(command()), "plan", str(tmp_path / "none.json")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and "none.json: cannot be read" in result.stderr

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The costs of a model that nobody has built yet."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from launch.launcher_harness import command
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.planning import arguments, find, rows_of
+
+LINEAR = "torch.zeros(2, 8)"
+
+
+def by_name(rows):
+    return {row["name"]: row for row in rows}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, scale=1.0):
+        return self.last(self.first(x) * scale) @ self.first.weight
+
+
+def test_rows_are_those_of_a_plans_file():
+    rows = rows_of(Net, [LINEAR])
+    assert [row["name"] for row in rows] == ["", "first", "last"]
+    assert [row["parent"] for row in rows] == [None, 0, 0] and [row["id"] for row in rows] == [0, 1, 2]
+    assert rows[0]["together"] == [1] and "placed_at" not in rows[0]
+    assert rows[1]["parameter_bytes"] == 288 and rows[1]["forward_us"] > 0 and rows[1]["backward_us"] > 0
+    json.dumps(rows)
+
+
+def test_a_model_too_large_for_any_machine():
+    rows = by_name(rows_of(lambda: nn.Sequential(nn.Linear(2**20, 2**22), nn.ReLU()), ["torch.zeros(4, 2**20)"]))
+    assert rows["0"]["parameter_bytes"] > 2**44 and rows["0"]["forward_us"] > 1e8
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() == 0 else x
+
+
+def test_a_model_that_reads_data_is_built_and_run():
+    assert by_name(rows_of(Branches, [LINEAR]))["linear"]["forward_us"] > 0
+    assert by_name(rows_of(Branches, ["torch.ones(2, 8)"]))["linear"]["forward_us"] == 0
+
+
+def test_a_model_whose_building_reads_data(capfd):
+    class Reads(Net):
+        def __init__(self):
+            super().__init__()
+            self.depth = int(torch.rand(3).sum())
+
+    assert by_name(rows_of(Reads, [LINEAR]))["first"]["forward_us"] > 0
+    assert "it is built as it is" in capfd.readouterr().err
+
+
+def test_a_model_that_cannot_be_called_so_is_planned_by_its_bytes(capfd):
+    assert by_name(rows_of(Net, ["torch.zeros(2, 3)"]))["first"] == {
+        "forward_us": 0,
+        "backward_us": 0,
+        "activation_bytes": 0,
+        "output_bytes": 0,
+        "id": 2,
+        "parent": 0,
+        "name": "first",
+        "parameter_bytes": 288,
+        "parameter_ids": [2, 3],
+        "callable": True,
+    }
+    assert "by the bytes of its parameters" in capfd.readouterr().err
+
+
+def test_inputs_are_expressions_with_or_without_a_name():
+    args, kwargs = arguments(["1 + 1", "a=[2]", " b = 3", "2 == 3", "dict(x=1)"])
+    assert args == (2, False, {"x": 1}) and kwargs == {"a": [2], "b": 3}
+    with pytest.raises(UsageError, match=r"--input 'a=\(': SyntaxError"):
+        arguments(["a=("])
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("torch", "MODULE:CALLABLE"), ("no.such:x", "no"), ("torch.nn:Nothing", "Nothing"), ("torch:pi", "no callable")],
+)
+def test_models_that_cannot_be_found(name, text):
+    with pytest.raises(UsageError, match=text):
+        find(name)
+    assert find("torch.nn:Linear.extra_repr") is nn.Linear.extra_repr
+
+
+def test_what_is_no_model():
+    with pytest.raises(UsageError, match="no module, but int"):
+        rows_of(lambda: 5, [])
+
+
+SCRIPT = """
+from torch import nn
+print("what a script says is no plan")
+def build():
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+"""
+
+
+def test_the_command(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    monkeypatch.setenv("LAMINA_PYTHON", sys.executable)
+
+    def planned(*words):
+        line = [command(), "plan", "--model", "mine:build", *words]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+
+    run = planned("--input", LINEAR, "-n", "2", "-m", "16", "--link-bytes-per-us", "1e4", "--json")
+    assert run.returncode == 0, run.stderr
+    plan = json.loads(run.stdout)
+    assert set(plan["partition"].values()) == {0, 1} and plan["predicted_step_us"] > 0
+    run = planned("--input", "nonsense", "-n", "2")
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1] == "lamina plan: --input 'nonsense': NameError: name 'nonsense' is not defined"
+    run = planned("--input", LINEAR)
+    assert (run.returncode, run.stderr) == (2, "lamina plan: --model requires --partitions; see `lamina plan --help`\n")

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace finds out about a model, and that it leaves nothing behind."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.tracing import Call, TraceOptions, is_tracing, options_of, planned_rows, summary, trace
+from lamina.tracing_costs import CPU
+from lamina.tree import ModuleTree
+
+X = torch.randn(4, 8)
+MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]
+
+
+def traced(model, *args, options=None, **kwargs):
+    """The measures by name, and the trace."""
+    tree = ModuleTree(model)
+    found = trace(tree, Call(args, kwargs), options or TraceOptions())
+    return dict(zip(tree.names, found.measures or [], strict=False)), found
+
+
+class Busy(nn.Module):
+    """Changes whatever a forward can change."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.linear = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.5)
+        self.calls = 0
+        self.history = []
+        self.seen = {"shapes": []}
+        self.memory = torch.zeros(8)
+
+    def forward(self, x, log):
+        self.calls += 1
+        self.history.append(x)
+        self.seen["shapes"].append(x.shape)
+        self.last = x
+        self.memory.copy_(x[0].detach())
+        log.append(random.random())
+        x.mul_(2)
+        return self.drop(self.linear(self.norm(x)))
+
+
+class ReadsData(Busy):
+    def forward(self, x, log):
+        return super().forward(x, log) if x.sum() > -1e9 else x
+
+
+@pytest.mark.parametrize("kind", [Busy, ReadsData])
+@pytest.mark.parametrize("options", MEASURED)
+def test_it_leaves_nothing_behind(kind, options):
+    model, log, x, called = kind(), [], X.clone(), []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: called.append(1))
+        module.register_forward_pre_hook(lambda *_: called.append(1))
+    model.linear.weight.register_hook(lambda _: called.append(1))
+    model.linear.weight.grad = torch.ones(8, 8)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers(), x)]
+    attributes = {name: dict(module.__dict__) for name, module in model.named_modules()}
+    streams = torch.get_rng_state(), random.getstate()
+
+    found, _ = traced(model, x, log, options=options)
+
+    assert found["linear"].forward_us > 0
+    assert called == log == model.history == model.seen["shapes"] == [] and model.calls == 0
+    assert not model.memory.any() and torch.equal(x, X)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert versions == [tensor._version for tensor in (*model.parameters(), *model.buffers(), x)]
+    assert torch.equal(model.linear.weight.grad, torch.ones(8, 8)) and model.linear.bias.grad is None
+    assert {name: dict(module.__dict__) for name, module in model.named_modules()} == attributes
+    assert torch.equal(streams[0], torch.get_rng_state()) and streams[1] == random.getstate()
+    assert not is_tracing()
+
+
+def test_a_forward_that_fails_leaves_nothing_behind_either():
+    class Fails(Busy):
+        def forward(self, x, log):
+            super().forward(x, log)
+            raise ValueError("no")
+
+    model, called = Fails(), nn.Module.__call__
+    _, found = traced(model, X.clone(), [])
+    assert found.measures is None and model.calls == 0 and nn.Module.__call__ is called
+    assert "ValueError: no" in found.notes[0] and "by the bytes of its parameters" in found.notes[-1]
+
+
+class Chain(nn.Module):
+    """Calls its children in another order than it has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, 2)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.first = nn.Linear(8, 8)
+        self.idle = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in reversed(self.blocks):
+            x = block(x)
+        return self.last(x)
+
+
+def test_rows_are_in_the_order_of_the_calls():
+    tree = ModuleTree(Chain())
+    rows, nodes = planned_rows(tree, trace(tree, Call((X,), {}), TraceOptions()).measures)
+    assert [row["name"] for row in rows] == ["", "first", "blocks", "blocks.1", "blocks.0", "last", "idle"]
+    assert [row["id"] for row in rows] == list(range(7))
+    assert [row["parent"] for row in rows] == [-1, 0, 0, 2, 2, 0, 0]
+    assert [tree.names[node] for node in nodes] == [row["name"] for row in rows]
+
+
+def test_costs_are_those_of_the_operations_on_a_nominal_device():
+    wide = nn.Sequential(nn.Linear(1000, 2000), nn.Linear(2000, 1000, bias=False))
+    wide[1].weight.requires_grad_(False)
+    found, _ = traced(wide, torch.zeros(500, 1000))
+    flops = 2 * 500 * 1000 * 2000
+    assert found["0"].forward_us == CPU.start_us + flops / CPU.flops_per_us
+    assert found["0"].backward_us == found["0"].forward_us, "its input needs no gradient"
+    assert found["1"].backward_us == found["1"].forward_us, "its weight needs no gradient"
+    assert found["0"].output_bytes == 500 * 2000 * 4 and found["0"].calls == 1
+    assert found[""].forward_us == 0
+
+
+def test_attention_counts():
+    class Attends(nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    q = torch.zeros(8, 8, 512, 64, requires_grad=True)
+    found, _ = traced(Attends(), q, q, q)
+    assert found[""].forward_us > 2 * 2 * 8 * 8 * 512 * 512 * 64 / CPU.flops_per_us
+    assert found[""].backward_us > 2 * found[""].forward_us and not found[""].draws
+
+
+@pytest.mark.parametrize("options", MEASURED[:2])
+def test_activations_are_what_is_kept_once_and_no_parameters(options):
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.other = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x).exp() + self.other(x)
+
+    found, _ = traced(Keeps(), X, options=options)
+    assert found["linear"].activation_bytes == X.nbytes
+    assert found["other"].activation_bytes == 0, "the same memory"
+    assert found[""].activation_bytes == X.nbytes, "the result of exp"
+
+
+class Reads(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.gain = nn.Parameter(torch.ones(8))
+        self.read = read
+
+    def forward(self, x):
+        return self.inner(self.norm(self.read(self, x)))
+
+
+class Given(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+
+class Gives(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.vector = nn.Parameter(torch.ones(8))
+
+    def forward(self):
+        return self.vector
+
+
+@pytest.mark.parametrize(
+    "read, nodes",
+    [
+        (lambda model, x: F.linear(x, model.inner.weight), {"inner"}),
+        (lambda model, x: x + model.norm.running_mean, {"norm"}),
+        (lambda model, x: x.to(model.inner.weight.dtype) * model.inner.weight.shape[0], set()),
+        (lambda model, x: x * model.gain, set()),
+        (lambda model, x: x, set()),
+    ],
+    ids=["weight", "buffer", "metadata", "its own", "nothing"],
+)
+@pytest.mark.parametrize("options", MEASURED[:2])
+def test_what_a_module_reads_of_another(read, nodes, options):
+    tree = ModuleTree(Reads(read))
+    found = trace(tree, Call((X,), {}), options)
+    assert {tree.names[node] for node in found.measures[0].reads} == nodes
+    rows, _ = planned_rows(tree, found.measures)
+    assert {rows[other]["name"] for other in rows[0]["together"]} == nodes
+
+
+def test_a_parameter_that_is_given_is_a_value():
+    class Passes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(8))
+            self.given, self.gives = Given(), Gives()
+
+        def forward(self):
+            return self.given(self.gain) + self.gives()
+
+    found, _ = traced(Passes())
+    assert not any(each.reads for each in found.values())
+
+
+def test_a_model_that_reads_data_is_run_once_and_the_module_named():
+    runs = []
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            runs.append(type(x))
+            return x * 2 if x.sum().item() > 0 else x
+
+    model = nn.Sequential(nn.Linear(8, 8), Inner(), nn.Dropout(0.5))
+    tree = ModuleTree(model)
+    found = trace(tree, Call((X,), {}), TraceOptions())
+    assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], "notes": []}
+    assert found.measures[0].forward_us + found.measures[1].forward_us > 0
+    assert runs[1:] == [torch.Tensor], "after the fake one"
+
+
+def test_a_forward_that_writes_its_parameters_is_not_run():
+    class Clamps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.clamp_(max=0.5 if x.sum() > -1e9 else 1)
+            return x * self.weight
+
+    model = Clamps()
+    _, found = traced(model, X)
+    assert found.measures is None and "writes to a parameter" in found.notes[1]
+    assert torch.equal(model.weight, torch.ones(8))
+
+
+def test_autocast_of_the_caller_holds_and_its_cache_stays_empty():
+    model = nn.Linear(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = traced(model, X)
+        assert found[""].output_bytes == 4 * 8 * 2
+        with torch.no_grad():
+            model.weight.zero_()
+        assert torch.equal(model(X)[0], model.bias.to(torch.bfloat16)), "of the weight as it is now"
+
+
+def test_without_grad_of_the_caller_the_backward_counts_too():
+    with torch.no_grad():
+        found, _ = traced(nn.Linear(8, 8), X)
+    assert found[""].backward_us > 0
+
+
+class Clock:
+    """Time that passes only where somebody says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def test_times_are_each_modules_own(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("lamina.tracing_times.time", clock)
+
+    class Work(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, forward_s, backward_s):
+            clock.now += forward_s
+            ctx.backward_s = backward_s
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += ctx.backward_s
+            return gradient, None, None
+
+    class Slow(nn.Module):
+        def __init__(self, forward_s, backward_s, *children):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+            self.inner = nn.ModuleList(children)
+            self.costs = forward_s, backward_s
+
+        def forward(self, x):
+            x = Work.apply(x * self.scale, *self.costs)
+            for child in self.inner:
+                x = child(x)
+            return Work.apply(x, *self.costs)
+
+    model = Slow(1, 2, Slow(10, 20), Slow(100, 300))
+    found, _ = traced(model, X, options=TraceOptions(times=True))
+    times = {name: (each.forward_us / 1e6, each.backward_us / 1e6) for name, each in found.items() if each.calls}
+    assert {name: (round(f), round(b)) for name, (f, b) in times.items()} == {
+        "": (2, 4),
+        "inner.0": (20, 40),
+        "inner.1": (200, 600),
+    }
+
+
+def test_times_of_the_host_where_another_device_trains_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert options_of("gpu", True, False, 3).device == torch.device("cuda:3")
+    assert options_of("cpu", False, True, 3) == TraceOptions(torch.device("cpu"), memory=True)
+    with pytest.raises(UsageError, match='leave trace_device at "gpu"'):
+        options_of("cpu", True, False, 0)
+
+
+def test_recurrent_and_old_style_modules_are_traced_without_a_run():
+    for model, x in [
+        (nn.LSTM(8, 8), torch.randn(3, 2, 8)),
+        (nn.MultiheadAttention(8, 2), None),
+        (nn.TransformerEncoderLayer(8, 2, 16), torch.randn(3, 2, 8)),
+        (nn.utils.weight_norm(nn.Linear(8, 8)), X),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), X),
+        (nn.utils.spectral_norm(nn.Linear(8, 8)), X),
+    ]:
+        args = (torch.randn(3, 2, 8),) * 3 if x is None else (x,)
+        found, whole = traced(model, *args)
+        assert found[""].forward_us > 0 and found[""].backward_us > 0 and whole.notes == [], type(model)
+        assert model(*args) is not None and all(type(p) is nn.Parameter for p in model.parameters())
