@@ -4,10 +4,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <cstdlib>
-#include <mutex>
 #include <utility>
 
 #include "lamina/base/fd.h"
@@ -15,9 +14,6 @@
 
 namespace lamina::observe {
 namespace {
-
-std::mutex mutex;
-Timeline recorded{.ranks = {RankRecord()}};  // of one rank; guarded by mutex
 
 // The second number of /proc/self/statm: pages in memory.
 std::int64_t resident_bytes() {
@@ -33,19 +29,40 @@ std::int64_t resident_bytes() {
   return pages * page_bytes;
 }
 
-}  // namespace
+void add(Totals& totals, const Event& event) {
+  switch (event.what) {
+    case What::kForward:
+    case What::kBackward:
+      totals.compute_ns += event.end_ns - event.begin_ns;
+      break;
+    case What::kStep:
+      totals.step_ns += event.end_ns - event.begin_ns;
+      break;
+    case What::kSend:
+      ++totals.messages;
+      totals.bytes += event.bytes;
+      break;
+    case What::kMemory:
+      totals.peak_bytes = std::max(totals.peak_bytes, event.bytes);
+      break;
+    case What::kWait:
+    case What::kReceive:
+      break;
+  }
+}
 
-std::atomic<bool> recorder_is_on = false;
+}  // namespace
 
 std::int64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-void record(Event event) {
-  std::lock_guard guard(mutex);
-  if (!recording()) return;
-  RankRecord& mine = recorded.ranks.front();
+void Recorder::record(Event event) {
+  std::lock_guard guard(mutex_);
+  if (counts_) add(totals_, event);
+  if (!keeps_events_) return;
+  RankRecord& mine = recorded_.ranks.front();
   if (mine.events.size() < kMostEvents) {
     mine.events.push_back(std::move(event));
   } else {
@@ -53,28 +70,60 @@ void record(Event event) {
   }
 }
 
-void record_memory() {
+void Recorder::record_memory() {
   const auto now = now_ns();
   record({.what = What::kMemory, .begin_ns = now, .end_ns = now, .bytes = resident_bytes()});
 }
 
-void start_recording(Timeline mine) {
-  std::lock_guard guard(mutex);
-  recorded = std::move(mine);
-  recorder_is_on = true;
+void Recorder::start(Timeline mine) {
+  std::lock_guard guard(mutex_);
+  recorded_ = std::move(mine);
+  keeps_events_ = true;
+  update();
 }
 
-Timeline stop_recording() {
-  std::lock_guard guard(mutex);
-  recorder_is_on = false;
-  return recorded;
+bool Recorder::keeps_events() const {
+  std::lock_guard guard(mutex_);
+  return keeps_events_;
 }
 
-void record_to(const std::string& path, Timeline mine) {
-  static std::string part;
-  part = path;
-  start_recording(std::move(mine));
-  std::atexit([] { write_part(stop_recording(), part); });
+Timeline Recorder::stop() {
+  std::lock_guard guard(mutex_);
+  keeps_events_ = false;
+  update();
+  return recorded_;
 }
+
+void Recorder::start_counting() {
+  std::lock_guard guard(mutex_);
+  counts_ = true;
+  totals_ = {};
+  update();
+}
+
+Totals Recorder::take_totals() {
+  std::lock_guard guard(mutex_);
+  return std::exchange(totals_, {});
+}
+
+void Recorder::start_part(std::string path, Timeline mine) {
+  start(std::move(mine));
+  part_ = std::move(path);
+}
+
+void Recorder::save() {
+  if (!part_) return;
+  Timeline now;
+  {
+    std::lock_guard guard(mutex_);
+    const auto size = recorded_.ranks.front().events.size();
+    if (size == saved_) return;
+    saved_ = size;
+    now = recorded_;
+  }
+  write_part(now, *part_);
+}
+
+void Recorder::update() { on_ = keeps_events_ || counts_; }
 
 }  // namespace lamina::observe
