@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/observe/chrome_trace.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "lamina/base/str.h"
 #include "lamina/observe/chrome_trace_names.h"
@@ -14,9 +17,45 @@ using Json = nlohmann::json;
 
 double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
 
+bool is_message(const Event& event) { return event.what == What::kSend || event.what == What::kReceive; }
+
+// The messages whose both ends are known: an arrow needs two.
+std::unordered_set<std::uint64_t> joined(const Timeline& timeline) {
+  std::unordered_set<std::uint64_t> sent, joined;
+  for (const auto what : {What::kSend, What::kReceive}) {
+    for (const auto& record : timeline.ranks) {
+      for (const auto& event : record.events) {
+        if (event.what != what) continue;
+        if (what == What::kSend) sent.insert(event.message);
+        if (what == What::kReceive && sent.contains(event.message)) joined.insert(event.message);
+      }
+    }
+  }
+  return joined;
+}
+
+// Threads send at once, but the slices of a row must not overlap: each message has a lane of its rank's rows that is
+// free when it begins.
+std::unordered_map<const Event*, int> lanes_of(const std::vector<Event>& events) {
+  std::vector<const Event*> messages;
+  for (const auto& event : events) {
+    if (is_message(event)) messages.push_back(&event);
+  }
+  std::ranges::stable_sort(messages, {}, &Event::begin_ns);
+  std::unordered_map<const Event*, int> lanes;
+  std::vector<std::int64_t> free_at;
+  for (const Event* message : messages) {
+    auto lane = std::ranges::find_if(free_at, [&](std::int64_t at) { return at <= message->begin_ns; });
+    if (lane == free_at.end()) lane = free_at.insert(lane, 0);
+    *lane = message->end_ns;
+    lanes[message] = static_cast<int>(lane - free_at.begin());
+  }
+  return lanes;
+}
+
 class Writer {
  public:
-  Writer(const Timeline& timeline, std::ostream& out) : out_(out) {
+  Writer(const Timeline& timeline, std::ostream& out) : out_(out), joined_(joined(timeline)) {
     out_ << R"({"displayTimeUnit":"ms","otherData":)"
          << Json{{"program", "lamina"},
                  {"schedule", timeline.schedule},
@@ -37,6 +76,7 @@ class Writer {
     ahead_ns_ = record.ahead_ns;
     name("process_name", 0, base::str("rank ", record.rank), {{"leader", record.leader}, {"dropped", record.dropped}});
     for (int row = 0; row < static_cast<int>(kRows.size()); ++row) name("thread_name", row, std::string(kRows[row]));
+    lanes_ = lanes_of(record.events);
     for (const auto& event : record.events) write(event);
     ahead_ns_ = 0;
   }
@@ -59,12 +99,12 @@ class Writer {
     }
   }
 
-  void slice(const Event& event, Row row, std::string_view category, std::string_view called) {
+  void slice(const Event& event, int row, std::string_view category, std::string_view called) {
     Json args{{"step", event.step}};
     if (event.microbatch >= 0) args["microbatch"] = event.microbatch;
-    if (event.peer >= 0) args.update({{"rank", event.peer}, {"bytes", event.bytes}, {"message", event.message}});
+    if (is_message(event)) args.update({{"rank", event.peer}, {"bytes", event.bytes}, {"message", event.message}});
     put({{"ph", "X"},
-         {"tid", static_cast<int>(row)},
+         {"tid", row},
          {"cat", category},
          {"name", called},
          {"dur", microseconds(event.end_ns - event.begin_ns)},
@@ -90,10 +130,12 @@ class Writer {
 
   void message(const Event& event) {
     const bool sent = event.what == What::kSend;
-    slice(event, kMessages, kCategories[static_cast<int>(event.what)],
+    const int row = kMessages + lanes_.at(&event);
+    slice(event, row, kCategories[static_cast<int>(event.what)],
           base::str(sent ? "to rank " : "from rank ", event.peer, event.name.empty() ? "" : ": ", event.name));
+    if (!joined_.contains(event.message)) return;
     Json arrow{{"ph", sent ? "s" : "f"},
-               {"tid", static_cast<int>(kMessages)},
+               {"tid", row},
                {"cat", "message"},
                {"name", "message"},
                {"id", base::str("m", event.message)}};
@@ -114,6 +156,8 @@ class Writer {
   }
 
   std::ostream& out_;
+  const std::unordered_set<std::uint64_t> joined_;
+  std::unordered_map<const Event*, int> lanes_;
   std::int64_t pid_ = 0;
   std::int64_t ahead_ns_ = 0;
   std::int64_t waits_ = 0;

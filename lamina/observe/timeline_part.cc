@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/observe/timeline_part.h"
 
+#include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -81,7 +84,40 @@ void add(Timeline& timeline, Timeline part) {
   std::ranges::move(part.ranks, std::back_inserter(timeline.ranks));
 }
 
-void write_file(const Timeline& timeline, const std::string& path) {
+std::string part_in(const std::string& folder, std::int64_t rank) { return base::str(folder, "/", rank, ".part"); }
+
+Timeline read_parts(const std::string& folder) {
+  std::vector<Timeline> parts;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    try {
+      parts.push_back(read_part(file.path()));
+    } catch (const base::Error& error) {
+      base::log_warning(base::str("left out of the timeline: ", error.what()));
+    }
+  }
+  std::ranges::sort(parts, {}, [](const Timeline& part) { return part.ranks.empty() ? -1 : part.ranks.front().rank; });
+  Timeline timeline;
+  for (auto& part : parts) add(timeline, std::move(part));
+  return timeline;
+}
+
+void complete(Timeline& timeline) {
+  std::unordered_map<std::uint64_t, std::int64_t> senders;
+  for (const auto& record : timeline.ranks) {
+    for (const auto& event : record.events) {
+      if (event.what == What::kSend) senders[event.message] = record.rank;
+    }
+  }
+  for (auto& record : timeline.ranks) {
+    for (auto& event : record.events) {
+      const auto sender = event.what == What::kReceive ? senders.find(event.message) : senders.end();
+      if (sender != senders.end()) event.peer = sender->second;
+    }
+  }
+}
+
+void write_file(Timeline timeline, const std::string& path) {
+  complete(timeline);
   std::ofstream file(path, std::ios::binary);
   write_chrome_trace(timeline, file);
   if (!file.flush()) throw base::Error(base::str("cannot write the timeline to ", path, ": ", std::strerror(errno)));
