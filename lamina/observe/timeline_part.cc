@@ -98,6 +98,7 @@ Timeline read_parts(const std::string& folder) {
   std::ranges::sort(parts, {}, [](const Timeline& part) { return part.ranks.empty() ? -1 : part.ranks.front().rank; });
   Timeline timeline;
   for (auto& part : parts) add(timeline, std::move(part));
+  complete(timeline);
   return timeline;
 }
 
@@ -116,8 +117,7 @@ void complete(Timeline& timeline) {
   }
 }
 
-void write_file(Timeline timeline, const std::string& path) {
-  complete(timeline);
+void write_file(const Timeline& timeline, const std::string& path) {
   std::ofstream file(path, std::ios::binary);
   write_chrome_trace(timeline, file);
   if (!file.flush()) throw base::Error(base::str("cannot write the timeline to ", path, ": ", std::strerror(errno)));

@@ -24,14 +24,14 @@ void add(Timeline& timeline, Timeline part);
 // Where ranks of one machine leave their parts: a folder, which this variable names to them.
 constexpr const char* kPartsVariable = "LAMINA_TIMELINE_PARTS";
 std::string part_in(const std::string& folder, std::int64_t rank);
-// What is there, without the files that cannot be read: each is a warning in the log.
+// All that is there, completed, without the files that cannot be read: each is a warning in the log.
 Timeline read_parts(const std::string& folder);
 
-// What is known when all events are together: which rank sent what another received.
+// Adds what is known when all parts are together: which rank sent what another received.
 void complete(Timeline& timeline);
 
-// Completes it and writes it as a file in Chrome's trace format. Throws base::Error.
-void write_file(Timeline timeline, const std::string& path);
+// Writes it as a file in Chrome's trace format. Throws base::Error.
+void write_file(const Timeline& timeline, const std::string& path);
 // Throws base::Error when there is no such file, base::FormatError.
 Timeline read_file(const std::string& path);
 

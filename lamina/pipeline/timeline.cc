@@ -76,6 +76,7 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
   for (auto member : members) {
     if (member != self) observe::add(mine, take({mailbox, patience, member}, clock));
   }
+  observe::complete(mine);
   return mine;
 }
 

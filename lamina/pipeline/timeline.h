@@ -18,8 +18,8 @@ struct Clock {
 
 Clock clock_of_this_machine();
 
-// Collective over `members`: the first one gets what all of them have recorded, in its own clock; the others what they
-// gave. How far a clock is ahead is measured to half the time that a message takes there and back.
+// Collective over `members`: the first one gets what all of them have recorded, completed; the others what they gave.
+// How far a clock is ahead is measured to half the time that a message takes there and back.
 observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<const base::Rank> members,
                          collective::Mailbox& mailbox, const base::Patience& patience,
                          const Clock& clock = clock_of_this_machine());

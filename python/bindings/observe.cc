@@ -16,9 +16,9 @@ using pipeline::Session;
 std::string write_timeline(Session& session, const std::string& path) {
   const auto members = session.members(topology::Group::kWorld);
   const auto mine = session.job().stop_timeline();
-  auto timeline = pipeline::gather(mine, session.world().rank, members, session.job().mailbox(), session.patience());
+  const auto timeline =
+      pipeline::gather(mine, session.world().rank, members, session.job().mailbox(), session.patience());
   if (session.world().rank != members.front()) return "";
-  observe::complete(timeline);
   observe::write_file(timeline, path);
   return observe::describe(observe::summarise(timeline));
 }

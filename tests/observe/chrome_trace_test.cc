@@ -5,6 +5,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -86,6 +87,37 @@ TEST(ChromeTrace, AnArrowLeadsFromEachMessageToItsArrival) {
     if (ends[0].first == "f") std::swap(ends[0], ends[1]);
     EXPECT_EQ(ends[0].first + ends[1].first, "sf") << id;
     EXPECT_EQ(ends[1].second - ends[0].second, 1000.0) << id;
+  }
+}
+
+TEST(ChromeTrace, AMessageOfARankWhosePartIsLostHasNoArrow) {
+  auto timeline = two_ranks();
+  timeline.ranks.pop_back();
+  const Json file = written(timeline);
+  int messages = 0;
+  for (const auto& row : file.at("traceEvents")) {
+    EXPECT_NE(row.at("ph"), "s");
+    EXPECT_NE(row.at("ph"), "f");
+    messages += row.value("cat", "") == "send";
+  }
+  EXPECT_EQ(messages, 3);
+}
+
+TEST(ChromeTrace, SlicesOfARowDoNotOverlap) {
+  auto timeline = two_ranks();
+  auto& events = timeline.ranks[0].events;
+  for (const auto& [begin, end] : {std::pair(200, 210), std::pair(204, 206), std::pair(205, 220), std::pair(210, 211)})
+    events.push_back(span(What::kSend, begin, end, 0, 0, "values"));
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::pair<double, double>>> rows;
+  const Json file = written(timeline);
+  for (const auto& row : file.at("traceEvents")) {
+    if (row.at("ph") != "X") continue;
+    const double begin = row.at("ts");
+    rows[{row.at("pid"), row.at("tid")}].emplace_back(begin, begin + row.at("dur").get<double>());
+  }
+  for (auto& [row, slices] : rows) {
+    std::ranges::sort(slices);
+    for (std::size_t i = 1; i < slices.size(); ++i) EXPECT_LE(slices[i - 1].second, slices[i].first);
   }
 }
 

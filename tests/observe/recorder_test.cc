@@ -108,11 +108,17 @@ TEST(Span, LastsAsLongAsItsObjectAndCostsNothingWhereTheRecorderIsOff) {
   Recorder recorder;
   const auto event = []() -> Event { return {.what = What::kWait, .name = "x"}; };
   const auto never = []() -> Event { throw std::logic_error("asked while it is off"); };
-  { const Span none(nullptr, never); }
-  { const Span off(&recorder, never); }
+  {
+    const Span none(nullptr, never);
+  }
+  {
+    const Span off(&recorder, never);
+  }
   recorder.start(mine());
   const auto before = now_ns();
-  { const Span span(&recorder, event); }
+  {
+    const Span span(&recorder, event);
+  }
   const auto recorded = recorder.stop().ranks.at(0).events;
   ASSERT_EQ(recorded.size(), 1);
   EXPECT_EQ(recorded[0].name, "x");
