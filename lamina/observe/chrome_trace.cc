@@ -2,7 +2,9 @@
 #include "lamina/observe/chrome_trace.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -34,23 +36,29 @@ std::unordered_set<std::uint64_t> joined(const Timeline& timeline) {
   return joined;
 }
 
-// Threads send at once, but the slices of a row must not overlap: each message has a lane of its rank's rows that is
-// free when it begins.
-std::unordered_map<const Event*, int> lanes_of(const std::vector<Event>& events) {
-  std::vector<const Event*> messages;
-  for (const auto& event : events) {
-    if (is_message(event)) messages.push_back(&event);
-  }
-  std::ranges::stable_sort(messages, {}, &Event::begin_ns);
-  std::unordered_map<const Event*, int> lanes;
+// For each of some events, which may overlap, a lane that is free when it begins.
+using Lanes = std::unordered_map<const Event*, int>;
+Lanes lanes_of(std::vector<const Event*> events) {
+  std::ranges::stable_sort(events, {}, &Event::begin_ns);
+  Lanes lanes;
   std::vector<std::int64_t> free_at;
-  for (const Event* message : messages) {
-    auto lane = std::ranges::find_if(free_at, [&](std::int64_t at) { return at <= message->begin_ns; });
+  for (const Event* event : events) {
+    auto lane = std::ranges::find_if(free_at, [&](std::int64_t at) { return at <= event->begin_ns; });
+    if (lane == free_at.end() && free_at.size() == kLanes) lane = free_at.begin();
     if (lane == free_at.end()) lane = free_at.insert(lane, 0);
-    *lane = message->end_ns;
-    lanes[message] = static_cast<int>(lane - free_at.begin());
+    *lane = event->end_ns;
+    lanes[event] = static_cast<int>(lane - free_at.begin());
   }
   return lanes;
+}
+
+// Threads send at once.
+Lanes message_lanes(const RankRecord& record) {
+  std::vector<const Event*> messages;
+  for (const auto& event : record.events) {
+    if (is_message(event)) messages.push_back(&event);
+  }
+  return lanes_of(std::move(messages));
 }
 
 class Writer {
@@ -63,10 +71,7 @@ class Writer {
                 .dump()
          << ",\"traceEvents\":[\n";
     for (const auto& record : timeline.ranks) write(record);
-    for (const auto& [rank, event] : planned_events(timeline)) {
-      pid_ = rank;
-      slice(event, kPlanned, "planned", event.what == What::kForward ? "forward" : "backward");
-    }
+    write(planned_events(timeline));
     out_ << "\n]}\n";
   }
 
@@ -75,10 +80,22 @@ class Writer {
     pid_ = record.rank;
     ahead_ns_ = record.ahead_ns;
     name("process_name", 0, base::str("rank ", record.rank), {{"leader", record.leader}, {"dropped", record.dropped}});
-    for (int row = 0; row < static_cast<int>(kRows.size()); ++row) name("thread_name", row, std::string(kRows[row]));
-    lanes_ = lanes_of(record.events);
+    lanes_ = message_lanes(record);
     for (const auto& event : record.events) write(event);
     ahead_ns_ = 0;
+  }
+
+  // Where a step was quicker than its plan, the plan of the next one begins before that one ends.
+  void write(const std::vector<PlannedEvent>& planned) {
+    std::map<std::int64_t, std::vector<const Event*>> by_rank;
+    for (const auto& [rank, event] : planned) by_rank[rank].push_back(&event);
+    for (const auto& [rank, events] : by_rank) {
+      pid_ = rank;
+      lanes_ = lanes_of(events);
+      for (const Event* event : events) {
+        slice(*event, kPlanned, "planned", event->what == What::kForward ? "forward" : "backward");
+      }
+    }
   }
 
   void write(const Event& event) {
@@ -99,17 +116,29 @@ class Writer {
     }
   }
 
-  void slice(const Event& event, int row, std::string_view category, std::string_view called) {
+  void slice(const Event& event, Row row, std::string_view category, std::string_view called) {
     Json args{{"step", event.step}};
     if (event.microbatch >= 0) args["microbatch"] = event.microbatch;
     if (is_message(event)) args.update({{"rank", event.peer}, {"bytes", event.bytes}, {"message", event.message}});
     put({{"ph", "X"},
-         {"tid", row},
+         {"tid", place(event, row)},
          {"cat", category},
          {"name", called},
          {"dur", microseconds(event.end_ns - event.begin_ns)},
          {"args", std::move(args)}},
         event.begin_ns);
+  }
+
+  // The lane of an event in a row, which gets its name with its first slice.
+  int place(const Event& event, Row row) {
+    const auto found = lanes_.find(&event);
+    const int lane = found == lanes_.end() ? 0 : found->second;
+    const int tid = row * kLanes + lane;
+    if (named_.emplace(pid_, tid).second) {
+      name("thread_name", tid, lane == 0 ? std::string(kRows[row]) : base::str(kRows[row], ' ', lane + 1));
+      put({{"ph", "M"}, {"name", "thread_sort_index"}, {"tid", tid}, {"args", {{"sort_index", tid}}}}, 0);
+    }
+    return tid;
   }
 
   // Waits of several threads overlap, which slices of one row must not.
@@ -130,12 +159,11 @@ class Writer {
 
   void message(const Event& event) {
     const bool sent = event.what == What::kSend;
-    const int row = kMessages + lanes_.at(&event);
-    slice(event, row, kCategories[static_cast<int>(event.what)],
+    slice(event, kMessages, kCategories[static_cast<int>(event.what)],
           base::str(sent ? "to rank " : "from rank ", event.peer, event.name.empty() ? "" : ": ", event.name));
     if (!joined_.contains(event.message)) return;
     Json arrow{{"ph", sent ? "s" : "f"},
-               {"tid", row},
+               {"tid", place(event, kMessages)},
                {"cat", "message"},
                {"name", "message"},
                {"id", base::str("m", event.message)}};
@@ -157,7 +185,8 @@ class Writer {
 
   std::ostream& out_;
   const std::unordered_set<std::uint64_t> joined_;
-  std::unordered_map<const Event*, int> lanes_;
+  Lanes lanes_;  // of what is written now; the others have a row to themselves
+  std::set<std::pair<std::int64_t, int>> named_;
   std::int64_t pid_ = 0;
   std::int64_t ahead_ns_ = 0;
   std::int64_t waits_ = 0;

@@ -18,7 +18,7 @@ std::int64_t nanoseconds(const Json& microseconds) { return std::llround(microse
 
 // What a slice of a row stands for; nothing for those of the plan.
 std::optional<What> what_of(const Json& row) {
-  if (row.at("tid") == static_cast<int>(kPlanned)) return std::nullopt;
+  if (row.at("tid").get<int>() / kLanes == kPlanned) return std::nullopt;
   const std::string category = row.at("cat");
   for (std::size_t i = 0; i < kCategories.size(); ++i) {
     if (kCategories[i] == category) return static_cast<What>(i);

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "lamina/base/error.h"
+#include "lamina/observe/chrome_trace_names.h"
 #include "lamina/observe/timeline_part.h"
 #include "tests/observe/timelines.h"
 
@@ -69,7 +70,8 @@ TEST(ChromeTrace, TimesAreThoseOfTheClockOfRankZero) {
   std::map<std::int64_t, double> forward;
   const Json file = written(two_ranks());
   for (const auto& row : file.at("traceEvents")) {
-    const bool first = row.value("cat", "") == "forward" && row.at("tid") == 1 && row.at("args").at("step") == 0;
+    const bool first =
+        row.value("cat", "") == "forward" && row.at("tid") == kLanes * kCompute && row.at("args").at("step") == 0;
     if (first) forward[row.at("pid")] = row.at("ts");
   }
   EXPECT_EQ(forward, (std::map<std::int64_t, double>{{0, 1000e3}, {1, 1011e3}}));
