@@ -223,6 +223,7 @@ void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
   auto& request = parked.request;
   const bool forwards = request.kind == Kind::kForward;
   Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
+  if (activity.recorder() && modules_) activity.set_name(modules_->name(request.target));
   Message answer;
   answer.kind = Kind::kResult;
   answer.call = request.call;

@@ -83,7 +83,7 @@ class RemoteCalls {
   void ask(const IssuedCall& call, const transport::Delivery& delivery);
   at::Tensor receive(const base::CallId& name, const IssuedCall& call);
   // Runs a wait of this thread with the compute slot, and what the face must not hold, given up.
-  void give_way(const std::function<void()>& wait);
+  void give_way(const IssuedCall& awaited, const std::function<void()>& wait);
   const base::Patience& patience() const { return patience_; }
 
  private:
