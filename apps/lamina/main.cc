@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "apps/lamina/plan_command.h"
+#include "apps/lamina/trace_command.h"
 #include "lamina/launch/command_line.h"
 #include "lamina/launch/run_command.h"
 
@@ -23,6 +24,7 @@ constexpr Command kCommands[] = {
      lamina::launch::run_command},
     {"plan", "Says which rank would own which module of a model, and how long a step would take",
      lamina::command::plan},
+    {"trace", "Says what the ranks of a job spent their time on, from its timeline", lamina::command::trace},
 };
 
 // A descriptor opened later must not become a closed stdin, stdout or stderr.

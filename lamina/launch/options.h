@@ -30,6 +30,7 @@ struct Options {
   // What is kept and shown.
   std::optional<std::string> output_pattern;  // file names for stdout of the ranks but the first, see FilePattern
   std::optional<std::string> error_pattern;   // and for stderr
+  std::optional<std::string> timeline;        // a file for what the ranks do
   bool tee = false;
   bool verbose = false;
 

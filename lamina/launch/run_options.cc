@@ -83,6 +83,8 @@ void add_outputs(CLI::App& app, Options& options) {
                  "{node_rank}, {local_world_size}")
       ->type_name("PATTERN");
   app.add_option("--stderr", options.error_pattern, "the same for its errors")->type_name("PATTERN");
+  app.add_option("--timeline", options.timeline, "record what the ranks do: a trace that opens in Perfetto")
+      ->type_name("FILE");
   app.add_flag("--tee", options.tee, "show the lines of all ranks, each with its rank in front");
   app.add_flag("-v,--verbose", options.verbose, "say what is started, and where");
 }

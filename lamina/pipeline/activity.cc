@@ -81,12 +81,26 @@ void Activity::take_state() {
   state_->swap();
   if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
   holds_ = true;
+  turn_ = phase();
+  turn_began_ns_ = recorder() ? observe::now_ns() : 0;
 }
 
 void Activity::leave_state() {
   holds_ = false;
   forget_casts();
   state_->swap();
+  if (auto* recorder = turn_began_ns_ == 0 ? nullptr : this->recorder()) record_turn(*recorder);
+}
+
+void Activity::record_turn(observe::Recorder& recorder) const {
+  const bool backward = turn_ == plan::Phase::kBackward;
+  recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
+                   .begin_ns = turn_began_ns_,
+                   .end_ns = observe::now_ns(),
+                   .step = step_.value,
+                   .microbatch = microbatch_.value,
+                   .name = name_});
+  recorder.record_memory();
 }
 
 }  // namespace lamina::pipeline

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -89,6 +90,10 @@ class Activity {
 
   Issued& issued() const { return *issued_; }
 
+  // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs from now on; "": a step body.
+  observe::Recorder* recorder() const { return slot_.recorder(); }
+  void set_name(std::string name) { name_ = std::move(name); }
+
  private:
   Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
            plan::Phase begin, std::uint64_t seed);
@@ -96,6 +101,7 @@ class Activity {
   void release();
   void take_state();
   void leave_state();
+  void record_turn(observe::Recorder& recorder) const;
 
   ComputeSlot& slot_;
   const base::Step step_;
@@ -108,6 +114,9 @@ class Activity {
   bool forward_ended_ = false;
   bool in_backward_ = false;
   bool retired_ = false;
+  std::string name_;
+  std::int64_t turn_began_ns_ = 0;  // 0: not recorded
+  plan::Phase turn_ = plan::Phase::kForward;
   const std::shared_ptr<Issued> issued_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/observe/recorder.h"
 #include "lamina/plan/schedule.h"
 
 namespace lamina::pipeline {
@@ -29,6 +30,9 @@ class ComputeSlot {
   // What moves with the slot, to the microbatch that computes; nullptr for nothing.
   void carry(OrderedGradients* gradients) { gradients_ = gradients; }
   OrderedGradients* gradients() const { return gradients_; }
+  // What notes who had it, and when; nullptr for nothing.
+  void observe(observe::Recorder* recorder) { recorder_ = recorder; }
+  observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
 
   // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
   void begin_step(int microbatches);
@@ -78,6 +82,7 @@ class ComputeSlot {
   std::vector<Waiter*> waiters_;
   plan::Progress progress_;
   OrderedGradients* gradients_ = nullptr;
+  observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;
   bool held_ = false;
   bool cancelled_ = false;

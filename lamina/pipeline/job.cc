@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lamina/pipeline/recording_transport.h"
 #include "lamina/plan/schedule.h"
 
 namespace lamina::pipeline {
@@ -46,7 +47,7 @@ std::vector<value::Value> outputs_of(transport::Message&& end) {
 
 Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(checked(std::move(options), transport->rank())),
-      transport_(std::move(transport)),
+      transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder_)),
       seeds_(options_.seed, options_.microbatches_before),
       slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
@@ -62,6 +63,8 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
         calls_.cancel();
       }) {
   if (options_.deterministic) slot_.carry(&gradients_);
+  slot_.observe(&recorder_);
+  if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
   transport_->start({[this](transport::Message message) { receive(std::move(message)); },
                      [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
 }
@@ -96,6 +99,8 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     mine = ProcessState::current();
   });
   progress_.begin(step.value);
+  std::optional<observe::Span> span;
+  span.emplace(&recorder_, [&] { return observe::Event{.what = observe::What::kStep, .step = step.value}; });
   std::vector<value::Value> outputs;
   try {
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
@@ -113,7 +118,11 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   const auto error = leave_step(step, check_interrupt);
   mine->swap();
   progress_.end(step.value);
-  if (error) std::rethrow_exception(error);
+  span.reset();
+  if (error) {
+    recorder_.save();  // whoever starts ranks may end them soon
+    std::rethrow_exception(error);
+  }
   return outputs;
 }
 
@@ -219,6 +228,23 @@ void Job::backward(const Tensors& tensors, const Tensors& gradients, double scal
   run_backward(tensors, gradients, scale);
 }
 
+void Job::start_timeline() {
+  if (recorder_.keeps_events()) {
+    throw base::UsageError("a timeline inside a timeline, or in a job that `lamina run --timeline` records whole");
+  }
+  recorder_.start(empty_timeline());
+}
+
+observe::Totals Job::take_totals() {
+  if (!std::exchange(counts_, true)) recorder_.start_counting();
+  return recorder_.take_totals();
+}
+
+observe::Timeline Job::empty_timeline() const {
+  const auto leader = options_.pipeline.front().value;
+  return {options_.schedule, options_.active_microbatches, {{.rank = rank().value, .leader = leader}}};
+}
+
 bool Job::close(bool orderly) {
   if (pool_) transport_->close(orderly);
   return leave();
@@ -230,9 +256,11 @@ bool Job::leave() {
   try {
     state_.wait_idle({kLastWords, nullptr});
   } catch (const base::TimeoutError&) {
+    recorder_.save();
     return false;
   }
   pool_.reset();
+  recorder_.save();
   return true;
 }
 

@@ -10,6 +10,7 @@
 #include "lamina/base/progress.h"
 #include "lamina/collective/mailbox.h"
 #include "lamina/module/modules.h"
+#include "lamina/observe/recorder.h"
 #include "lamina/pipeline/execution_server.h"
 #include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/remote_calls.h"
@@ -28,6 +29,7 @@ struct JobOptions {
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   WorkerPool::Hooks thread_hooks;
   std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
+  std::string timeline_part;                   // a file for what this rank does, see observe::Recorder; "": none
 };
 
 // The engine of one rank: everything between a step function and the messages. Several may live in one process.
@@ -69,6 +71,13 @@ class Job {
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const Tensors& tensors, const Tensors& gradients, double scale);
 
+  // What this rank does in steps, from start_timeline() to stop_timeline(). Throws base::UsageError where events are
+  // kept already.
+  void start_timeline();
+  observe::Timeline stop_timeline() { return recorder_.stop(); }
+  // The same in numbers, since the last call; the first one begins to count.
+  observe::Totals take_totals();
+
   // Ends the job; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's code
   // of a step that failed: then the job must never be destroyed.
   bool close(bool orderly);
@@ -86,8 +95,12 @@ class Job {
   // Waits for the step's threads; returns its error, an interrupt meanwhile included.
   std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
 
+  observe::Timeline empty_timeline() const;
+
   const JobOptions options_;
   const base::ProgressReporter progress_;
+  observe::Recorder recorder_;
+  bool counts_ = false;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;

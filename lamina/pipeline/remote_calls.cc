@@ -23,6 +23,14 @@ std::string kind_of(base::ModuleId id, const std::string& state, const value::Va
   return base::str(id, '|', state) + signature(arguments);
 }
 
+observe::Event wait_for(const IssuedCall& call) {
+  return {.what = observe::What::kWait,
+          .step = call.id.step.value,
+          .microbatch = call.id.microbatch.value,
+          .name = call.what(),
+          .peer = call.owner.value};
+}
+
 // Puts the call's arguments in the place of the references that stand for them.
 void hand_back(value::Value& outputs, const std::vector<at::Tensor>& arguments) {
   value::for_each_leaf(outputs, [&](value::Value& leaf) {
@@ -274,7 +282,7 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
-  give_way([&] {
+  give_way(*pending.call, [&] {
     std::unique_lock lock(mutex_);
     const auto ready = [&] { return pending.answer || pending.failure || cancelled_; };
     base::wait_until(lock, pending.changed, patience_, ready, [&] { return pending.call->what(); });
@@ -318,7 +326,8 @@ void RemoteCalls::settle(Activity& activity, const Held& held) {
 
 bool RemoteCalls::unsettled(Activity& activity) {
   std::lock_guard guard(mutex_);
-  return std::ranges::any_of(activity.issued().calls, [](const Pending& pending) { return !pending->done; });
+  return std::ranges::any_of(activity.issued().calls,
+                             [](const Pending& pending) { return !pending->done || pending->failure; });
 }
 
 base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {
@@ -345,13 +354,17 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
     }
   }
   std::optional<Arrival> arrival;
-  give_way([&] { arrival = inbox_.wait(name, patience_, [&] { return call.what(); }); });
+  give_way(call, [&] { arrival = inbox_.wait(name, patience_, [&] { return call.what(); }); });
   return told(*arrival, call.id);
 }
 
-void RemoteCalls::give_way(const std::function<void()>& wait) {
+void RemoteCalls::give_way(const IssuedCall& awaited, const std::function<void()>& wait) {
   Activity* const activity = Activity::current();
-  const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), wait) : wait(); };
+  const auto recorded = [&] {
+    const observe::Span span(activity ? activity->recorder() : nullptr, [&] { return wait_for(awaited); });
+    wait();
+  };
+  const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), recorded) : recorded(); };
   hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
 }
 

@@ -2,6 +2,7 @@
 #include "lamina/pipeline/session.h"
 
 #include "lamina/base/log.h"
+#include "lamina/observe/timeline_part.h"
 #include "lamina/transport/solo.h"
 #include "lamina/transport/ucx.h"
 
@@ -36,6 +37,10 @@ JobOptions job_options(const base::Config& config, const topology::Topology& top
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
   options.pipeline = topology.members(Group::kPp, rank);
+  // From `lamina run --timeline`.
+  if (const auto folder = base::process_environment()(observe::kPartsVariable)) {
+    options.timeline_part = observe::part_in(*folder, rank.value);
+  }
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
   return options;

@@ -96,8 +96,8 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
   std::vector<std::int64_t> owners;
   for (auto owner : report.owners) owners.push_back(owner.value);
-  const std::string table = plan::assignments_line(tree, report.owners, config.partitions) + "\n" +
-                            plan::describe(tree, report);
+  const std::string table =
+      plan::assignments_line(tree, report.owners, config.partitions) + "\n" + plan::describe(tree, report);
   return py::make_tuple(owners, table, to_dict(tree, report));
 }
 

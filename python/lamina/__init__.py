@@ -49,6 +49,7 @@ from lamina.groups import (
 )
 from lamina.model import DistributedModel, distribute
 from lamina.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+from lamina.observing import timeline
 from lamina.optimizer import DistributedOptimizer
 from lamina.output import StepOutput
 from lamina.placement import partition, set_partition
@@ -174,6 +175,7 @@ __all__ = [
     "state",
     "step",
     "tensor_parallelism",
+    "timeline",
     "tp_rank",
     "tp_size",
 ]

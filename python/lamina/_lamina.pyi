@@ -173,3 +173,19 @@ def average_gradients(
 
 def broadcast_buffers(session: Session, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Each buffer gets the value it has on the first replica."""
+
+# What the ranks do in steps, and when: lamina/observe.
+
+def start_timeline(session: Session) -> None:
+    """Records this rank from now on. Raises UsageError where it is recorded already."""
+
+def stop_timeline(session: Session) -> None:
+    """Ends it and drops what was recorded."""
+
+def write_timeline(session: Session, path: str) -> str:
+    """Ends it; collective over the world. World rank 0 writes what all have recorded to the file and gets a summary;
+    the others get ""."""
+
+def take_totals(session: Session) -> dict[str, float]:
+    """What this rank did in steps since the last call: "step_s", "compute_s", "messages" and "sent_bytes", and the most
+    memory that its process had, "memory_bytes". The first call begins to count."""

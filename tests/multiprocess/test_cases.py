@@ -15,6 +15,7 @@ LAUNCHES = {
     "multiprocess.cases_replicas": 2,
     "multiprocess.cases_memory": 2,
     "multiprocess.cases_partial_model": 2,
+    "multiprocess.cases_timeline": 2,
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_four": 4,
     "multiprocess.cases_replicated_pipelines": 4,

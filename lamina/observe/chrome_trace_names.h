@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "lamina/observe/event.h"
+
+// What the writer and the reader of a file agree on.
+namespace lamina::observe {
+
+// The categories of the events, by What.
+constexpr std::array<std::string_view, 7> kCategories = {"forward", "backward", "wait", "send",
+                                                         "receive", "memory",   "step"};
+
+// The rows of a rank are as its threads: row r has the lanes r * kLanes and following, so that slices of one never
+// overlap.
+enum Row : int { kSteps, kCompute, kPlanned, kMessages };
+constexpr std::array<std::string_view, 4> kRows = {"steps", "compute", "planned", "messages"};
+constexpr int kLanes = 1000;
+
+constexpr std::string_view kBody = "step body";  // the name of what is no module
+
+}  // namespace lamina::observe

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "lamina/observe/event.h"
+
+namespace lamina::observe {
+
+// Where a rank would compute under the job's schedule, if everything took the time that it took on average in that step
+// and messages took none: kForward and kBackward events, in the clock of rank 0. Steps whose course is unknown, because
+// no module of another rank was called, have none.
+struct PlannedEvent {
+  std::int64_t rank = 0;
+  Event event;
+};
+std::vector<PlannedEvent> planned_events(const Timeline& timeline);
+
+}  // namespace lamina::observe

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/observe/recorder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <utility>
+
+#include "lamina/base/fd.h"
+#include "lamina/observe/timeline_part.h"
+
+namespace lamina::observe {
+namespace {
+
+// The second number of /proc/self/statm: pages in memory.
+std::int64_t resident_bytes() {
+  static const base::Fd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  char text[64];
+  const ssize_t size = ::pread(file.get(), text, sizeof text, 0);
+  if (size <= 0) return 0;
+  const char* at = text;
+  while (at < text + size && *at != ' ') ++at;
+  std::int64_t pages = 0;
+  if (at < text + size) std::from_chars(at + 1, text + size, pages);
+  static const std::int64_t page_bytes = ::sysconf(_SC_PAGESIZE);
+  return pages * page_bytes;
+}
+
+void add(Totals& totals, const Event& event) {
+  switch (event.what) {
+    case What::kForward:
+    case What::kBackward:
+      totals.compute_ns += event.end_ns - event.begin_ns;
+      break;
+    case What::kStep:
+      totals.step_ns += event.end_ns - event.begin_ns;
+      break;
+    case What::kSend:
+      ++totals.messages;
+      totals.bytes += event.bytes;
+      break;
+    case What::kMemory:
+      totals.peak_bytes = std::max(totals.peak_bytes, event.bytes);
+      break;
+    case What::kWait:
+    case What::kReceive:
+      break;
+  }
+}
+
+}  // namespace
+
+std::int64_t now_ns() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+void Recorder::record(Event event) {
+  std::lock_guard guard(mutex_);
+  if (counts_) add(totals_, event);
+  if (!keeps_events_) return;
+  RankRecord& mine = recorded_.ranks.front();
+  if (mine.events.size() < kMostEvents) {
+    mine.events.push_back(std::move(event));
+  } else {
+    ++mine.dropped;
+  }
+}
+
+void Recorder::record_memory() {
+  const auto now = now_ns();
+  record({.what = What::kMemory, .begin_ns = now, .end_ns = now, .bytes = resident_bytes()});
+}
+
+void Recorder::start(Timeline mine) {
+  std::lock_guard guard(mutex_);
+  recorded_ = std::move(mine);
+  keeps_events_ = true;
+  update();
+}
+
+bool Recorder::keeps_events() const {
+  std::lock_guard guard(mutex_);
+  return keeps_events_;
+}
+
+Timeline Recorder::stop() {
+  std::lock_guard guard(mutex_);
+  keeps_events_ = false;
+  update();
+  return recorded_;
+}
+
+void Recorder::start_counting() {
+  std::lock_guard guard(mutex_);
+  counts_ = true;
+  totals_ = {};
+  update();
+}
+
+Totals Recorder::take_totals() {
+  std::lock_guard guard(mutex_);
+  return std::exchange(totals_, {});
+}
+
+void Recorder::start_part(std::string path, Timeline mine) {
+  start(std::move(mine));
+  part_ = std::move(path);
+}
+
+void Recorder::save() {
+  if (!part_) return;
+  Timeline now;
+  {
+    std::lock_guard guard(mutex_);
+    const auto size = recorded_.ranks.front().events.size();
+    if (size == saved_) return;
+    saved_ = size;
+    now = recorded_;
+  }
+  write_part(now, *part_);
+}
+
+void Recorder::update() { on_ = keeps_events_ || counts_; }
+
+}  // namespace lamina::observe

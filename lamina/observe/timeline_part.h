@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "lamina/observe/event.h"
+
+// Timelines on their way from the ranks to the file that holds them all.
+namespace lamina::observe {
+
+std::string encode(const Timeline& timeline);
+// Throws base::FormatError.
+Timeline decode(std::string_view bytes);
+
+// Writes the encoding; a file that cannot be written is a warning in the log.
+void write_part(const Timeline& timeline, const std::string& path);
+// Throws base::Error when it cannot be read, base::FormatError.
+Timeline read_part(const std::string& path);
+
+// Adds the ranks of another part of the same job.
+void add(Timeline& timeline, Timeline part);
+
+// Where ranks of one machine leave their parts: a folder, which this variable names to them.
+constexpr const char* kPartsVariable = "LAMINA_TIMELINE_PARTS";
+std::string part_in(const std::string& folder, std::int64_t rank);
+// All that is there, completed, without the files that cannot be read: each is a warning in the log.
+Timeline read_parts(const std::string& folder);
+
+// Adds what is known when all parts are together: which rank sent what another received.
+void complete(Timeline& timeline);
+
+// Writes it as a file in Chrome's trace format. Throws base::Error.
+void write_file(const Timeline& timeline, const std::string& path);
+// Throws base::Error when there is no such file, base::FormatError.
+Timeline read_file(const std::string& path);
+
+}  // namespace lamina::observe

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/recording_transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include "lamina/pipeline/streams.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using observe::Event;
+using observe::What;
+using transport::Kind;
+using transport::Message;
+
+// By Kind: what an arrow says.
+constexpr const char* kNames[] = {"forward", "backward", "ask", "values", "result", "error", "end of step", "object"};
+
+std::uint64_t mix(std::uint64_t hash, const base::CallId& call) {
+  for (auto part : {call.origin.value, call.step.value, call.microbatch.value, call.counter}) {
+    hash = pipeline::mix(hash, static_cast<std::uint64_t>(part));
+  }
+  return hash;
+}
+
+// The same where it leaves and where it arrives, and another one for every other message of the job.
+std::uint64_t name_of(const Message& message, base::Rank to) {
+  auto hash = pipeline::mix(static_cast<std::uint64_t>(message.kind), message.done ? 1 : 0);
+  hash = mix(pipeline::mix(hash, static_cast<std::uint64_t>(to.value)), message.call);
+  return message.deliveries.empty() ? hash : mix(hash, message.deliveries.front().name);
+}
+
+std::int64_t bytes_of(const Message& message) {
+  std::int64_t bytes = 0;
+  value::for_each_tensor(message.body, [&](const at::Tensor& tensor) {
+    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  });
+  return bytes;
+}
+
+Event event_of(What what, const Message& message, base::Rank to) {
+  const bool whole = message.kind == Kind::kEndOfStep;
+  return {.what = what,
+          .step = message.call.step.value,
+          .microbatch = whole ? -1 : message.call.microbatch.value,
+          .name = kNames[static_cast<int>(message.kind)],
+          .bytes = bytes_of(message),
+          .message = name_of(message, to)};
+}
+
+// An object is of no step.
+observe::Recorder* recorder_for(const Message& message, observe::Recorder& recorder) {
+  return message.kind == Kind::kObject ? nullptr : &recorder;
+}
+
+}  // namespace
+
+// Who sent it is known when all ranks' events are together: see observe::complete().
+void RecordingTransport::start(Events events) {
+  auto message = [this, deliver = std::move(events.message)](Message message) {
+    const observe::Span span(recorder_for(message, recorder_),
+                             [&] { return event_of(What::kReceive, message, rank()); });
+    deliver(std::move(message));
+  };
+  inner_->start({std::move(message), std::move(events.lost)});
+}
+
+void RecordingTransport::send(base::Rank to, const Message& message) {
+  const observe::Span span(recorder_for(message, recorder_), [&] {
+    Event event = event_of(What::kSend, message, to);
+    event.peer = to.value;
+    return event;
+  });
+  inner_->send(to, message);
+}
+
+}  // namespace lamina::pipeline

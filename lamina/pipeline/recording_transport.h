@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "lamina/observe/recorder.h"
+#include "lamina/transport/transport.h"
+
+namespace lamina::pipeline {
+
+// Another transport, whose messages of steps are recorded when they leave and when they arrive.
+class RecordingTransport : public transport::Transport {
+ public:
+  RecordingTransport(std::unique_ptr<transport::Transport> inner, observe::Recorder& recorder)
+      : inner_(std::move(inner)), recorder_(recorder) {}
+
+  base::Rank rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void start(Events events) override;
+  void send(base::Rank to, const transport::Message& message) override;
+  void close(bool orderly) override { inner_->close(orderly); }
+
+ private:
+  const std::unique_ptr<transport::Transport> inner_;
+  observe::Recorder& recorder_;
+};
+
+}  // namespace lamina::pipeline

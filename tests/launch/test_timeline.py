@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina run --timeline FILE` and `lamina trace FILE`."""
+
+import collections
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import command
+
+PROGRAM = Path(__file__).with_name("trained.py")
+STEPS, MICROBATCHES = 3, 4
+
+
+def trace(path):
+    return subprocess.run([command(), "trace", str(path)], capture_output=True, text=True, timeout=60)
+
+
+def rows_of(path):
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def slices(rows, rank, category):
+    return [row for row in rows if row["ph"] == "X" and row["pid"] == rank and row["cat"] == category]
+
+
+def test_one_file_holds_what_all_ranks_did(launcher, tmp_path):
+    path = tmp_path / "new folder" / "timeline.json"
+    result = launcher.run("run", "-n", 2, "--timeline", path, PROGRAM, STEPS)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(path)
+    for rank, module in enumerate(["step body", "1"]):
+        assert len(slices(rows, rank, "step")) == STEPS
+        for category in ("forward", "backward", "planned"):
+            turns = slices(rows, rank, category)
+            assert {turn["args"]["microbatch"] for turn in turns} == set(range(MICROBATCHES)), (rank, category)
+            assert category == "planned" or {turn["name"] for turn in turns} == {module}
+        assert any(row["ph"] == "C" and row["pid"] == rank and row["args"]["bytes"] > 1 << 20 for row in rows)
+    ends = collections.defaultdict(dict)
+    for row in rows:
+        if row["ph"] in "sf":
+            assert row["ph"] not in ends[row["id"]]
+            ends[row["id"]][row["ph"]] = row
+    assert ends
+    for pair in ends.values():
+        assert pair["s"]["pid"] != pair["f"]["pid"] and pair["s"]["ts"] <= pair["f"]["ts"]
+    assert f"timeline of {STEPS - 1} steps" in result.stderr
+    assert trace(path).stdout in result.stderr
+    assert [each.name for each in path.parent.iterdir()] == ["timeline.json"]
+
+
+def test_a_job_that_fails_leaves_what_it_did_until_then(launcher, tmp_path):
+    path = tmp_path / "timeline.json"
+    result = launcher.run("run", "-n", 2, "--timeline", path, PROGRAM, 1, "fails")
+    assert result.returncode == 1 and "on purpose" in result.stderr
+    for rank in range(2):
+        assert len(slices(rows_of(path), rank, "step")) == 2
+    assert trace(path).returncode == 0
+
+
+def test_a_program_without_steps_has_no_timeline(launcher, tmp_path):
+    result = launcher.run("run", "-n", 2, "--timeline", tmp_path / "timeline.json", "-c", "true")
+    assert result.returncode == 0 and "no rank has recorded a step" in result.stderr
+    assert not list(tmp_path.glob("timeline.json*"))
+
+
+@pytest.mark.parametrize("place", ["file/timeline.json", "."])
+def test_a_place_that_cannot_be_written_is_said_before_anything_starts(launcher, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    result = launcher.run("run", "--timeline", tmp_path / place, "-c", "touch", tmp_path / "started")
+    assert result.returncode == 2 and "--timeline" in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"traceEvents":[]}'])
+def test_trace_says_what_is_no_timeline(tmp_path, text):
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text)
+    result = trace(path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert str(path) in result.stderr and result.stderr.count("\n") == 1

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is recorded of two ranks that are one pipeline."""
+
+import contextlib
+import io
+import json
+import pathlib
+import tempfile
+
+import pytest
+import torch
+from multiprocess.steps import train_step
+from torch import nn
+
+import lamina
+
+MICROBATCHES = 4
+BATCH = torch.ones(8, 4)
+
+
+def start():
+    lamina.init(partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0, timeout_s=60)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    lamina.set_partition(layers[1], 1)
+    return train_step(lamina.distribute(layers))
+
+
+@contextlib.contextmanager
+def folder():
+    """One for all ranks, until all have left."""
+    with tempfile.TemporaryDirectory() as mine:
+        yield pathlib.Path(lamina.allgather(mine, lamina.WORLD)[0])
+        lamina.barrier()
+
+
+def rows_of(path):
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def steps_of(rows):
+    return {(row["pid"], row["args"]["step"]) for row in rows if row.get("cat") == "step"}
+
+
+def case_a_timeline_holds_the_steps_within_it_of_all_ranks():
+    step = start()
+    step(BATCH)
+    printed = io.StringIO()
+    with folder() as where:
+        with contextlib.redirect_stdout(printed), lamina.timeline(where / "timeline.json"):
+            step(BATCH)
+            step(BATCH)
+        step(BATCH)
+        lamina.barrier()
+        rows = rows_of(where / "timeline.json")
+    assert steps_of(rows) == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    turns = {(row["pid"], row["name"], row["cat"]) for row in rows if row.get("cat") in ("forward", "backward")}
+    assert turns == {
+        (rank, name, what) for rank, name in [(0, "step body"), (1, "1")] for what in ("forward", "backward")
+    }
+    assert {row["pid"] for row in rows if row["ph"] in "sf"} == {0, 1}
+    assert ("bubble" in printed.getvalue()) == (lamina.rank() == 0)
+
+
+def case_an_error_leaves_no_file_and_the_next_timeline_works():
+    step = start()
+    with folder() as where:
+        with pytest.raises(ZeroDivisionError), lamina.timeline(where / "none.json"):
+            step(BATCH)
+            raise ZeroDivisionError
+        assert not (where / "none.json").exists()
+        with lamina.timeline(where / "timeline.json"):
+            step(BATCH)
+        lamina.barrier()
+        assert steps_of(rows_of(where / "timeline.json")) == {(0, 1), (1, 1)}
+
+
+def case_a_timeline_inside_another_is_refused():
+    start()
+    with folder() as where, lamina.timeline(where / "timeline.json"):
+        with pytest.raises(lamina.UsageError, match="inside a timeline"), lamina.timeline(where / "inner.json"):
+            pass
+        assert not (where / "inner.json").exists()

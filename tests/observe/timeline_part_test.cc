@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/observe/timeline_part.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "lamina/base/error.h"
+#include "lamina/observe/recorder.h"
+#include "tests/observe/temp_folder.h"
+#include "tests/observe/timelines.h"
+
+namespace lamina::observe {
+namespace {
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+// Each rank of `timeline` as it leaves its part: a receiver does not know the sender.
+void write_parts(const Timeline& timeline, const TempFolder& folder) {
+  for (auto record : timeline.ranks) {
+    for (auto& event : record.events) {
+      if (event.what == What::kReceive) event.peer = -1;
+    }
+    const auto rank = record.rank;
+    write_part({timeline.schedule, timeline.active_microbatches, {std::move(record)}}, part_in(folder / "", rank));
+  }
+}
+
+TEST(TimelineParts, TogetherAreTheTimeline) {
+  const TempFolder folder;
+  write_parts(two_ranks(), folder);
+  EXPECT_EQ(read_parts(folder / ""), two_ranks());
+}
+
+TEST(TimelineParts, WhatARankLeftHalfWrittenIsLeftOut) {
+  const TempFolder folder;
+  write_parts(two_ranks(), folder);
+  const auto second = part_in(folder / "", 1);
+  std::filesystem::resize_file(second, std::filesystem::file_size(second) / 2);
+  const auto timeline = read_parts(folder / "");
+  ASSERT_EQ(timeline.ranks.size(), 1);
+  EXPECT_EQ(timeline.ranks[0].rank, 0);
+  EXPECT_EQ(timeline.schedule, "interleaved");
+}
+
+TEST(TimelineParts, NoneAreAnEmptyTimeline) {
+  const TempFolder folder;
+  EXPECT_TRUE(read_parts(folder / "").ranks.empty());
+}
+
+TEST(TimelineFile, SaysWhatCannotBeReadOrWritten) {
+  const TempFolder folder;
+  EXPECT_THROW(read_file(folder / "none"), base::Error);
+  EXPECT_THROW(write_file(two_ranks(), folder / "no/such/folder"), base::Error);
+  write(folder / "other", "{\"traceEvents\":[]}");
+  EXPECT_THROW(read_file(folder / "other"), base::FormatError);
+}
+
+}  // namespace
+}  // namespace lamina::observe
