@@ -22,7 +22,7 @@ std::map<std::string, int> values(const Layout& layout, int local_rank) {
 }  // namespace
 
 FilePattern::FilePattern(const std::string& text, const std::string& option) {
-  static const std::regex kField(R"(\{(\w+)(:0?(\d+)d?)?\})");
+  static const std::regex field(R"(\{(\w+)(:0?(\d+)d?)?\})");
   auto fail = [&](const std::string& what) {
     throw base::ConfigError(base::str(option, " ", text, ": ", what, "; the fields are {rank}, {local_rank}, ",
                                       "{world_size}, {node_rank}, {local_world_size}"));
@@ -36,7 +36,7 @@ FilePattern::FilePattern(const std::string& text, const std::string& option) {
       at += 2;
     } else if (text[at] != '{' && text[at] != '}') {
       pieces_.push_back({.text = text.substr(at++, 1)});
-    } else if (std::regex_search(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), match, kField,
+    } else if (std::regex_search(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), match, field,
                                  std::regex_constants::match_continuous)) {
       if (!values({}, 0).contains(match[1])) fail(base::str("{", match[1].str(), "} is not known"));
       const std::string width = match[3].str();

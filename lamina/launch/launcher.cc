@@ -40,6 +40,13 @@ Job describe(const Preparation& prepared, int port) {
           .stacks = prepared.options.hang_timeout.has_value()};
 }
 
+// Only where rank 0 is to listen there.
+void refuse_taken_port(const Layout& layout) {
+  if (layout.base_rank != 0 || !is_taken(layout.master_address, *layout.master_port)) return;
+  throw base::ConfigError(base::str("port ", *layout.master_port, " of ", layout.master_address,
+                                    " is in use already: give another --master_port, or end what listens there"));
+}
+
 // Without a shared file, ranks on several machines take a secret from rank 0, as they do under other launchers.
 std::optional<Secret> find_secret(const Preparation& prepared) {
   if (prepared.options.secret_file) return Secret(*prepared.options.secret_file);
@@ -96,7 +103,11 @@ int launch(const Options& options) {
   RankOutputs outputs(prepared);
   const auto secret = find_secret(prepared);
   std::optional<ReservedPort> port;
-  if (!prepared.layout.master_port) port.emplace();
+  if (prepared.layout.master_port) {
+    refuse_taken_port(prepared.layout);
+  } else {
+    port.emplace();
+  }
   const Job job = describe(prepared, port ? port->number() : *prepared.layout.master_port);
   for (const auto& warning : prepared.warnings) Report::warn(warning);
   return with_guardian([&](Orders& orders, const sigset_t& mask) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "lamina/base/fd.h"
 
 namespace lamina::launch {
@@ -17,5 +19,9 @@ class ReservedPort {
   base::Fd socket_;
   int number_ = 0;
 };
+
+// Whether somebody listens on that port of this machine already, so that rank 0 could not. An address that is a name,
+// or not this machine's, stands for the loopback one.
+bool is_taken(const std::string& address, int port);
 
 }  // namespace lamina::launch

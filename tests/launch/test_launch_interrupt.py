@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pty
+import random
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 from launch.launcher_harness import READY, command, eventually
 
+SOAK = bool(os.environ.get("LAMINA_SOAK"))
 DEAF = "trap '' TERM INT; " + READY + "while :; do sleep 1; done"
 PLAIN = READY + "exec sleep 100"
 
@@ -61,6 +63,20 @@ def test_a_second_ctrl_c_kills_at_once(launcher):
     took_s, _ = end_by(job, signal.SIGINT)
     assert job.returncode == 130
     assert took_s < 1, "before the grace of the first one was over"
+
+
+@pytest.mark.parametrize("program", [PLAIN, DEAF], ids=["plain", "deaf"])
+def test_a_signal_at_any_moment_of_the_start_ends_all(launcher, program):
+    """Before the launcher holds signals back it dies of them itself, and has started nobody yet."""
+    moments = random.Random(2)
+    for _ in range(100 if SOAK else 5):
+        job = launcher.start("run", "-n", 3, "--grace-period", 0, "-c", "sh", "-c", program)
+        time.sleep(moments.uniform(0, 0.02))
+        number = moments.choice([signal.SIGINT, signal.SIGTERM])
+        took_s, _ = end_by(job, number)
+        assert job.returncode in (128 + number, -number)
+        assert took_s <= 1
+        assert launcher.processes() == []
 
 
 def test_a_rank_may_leave_in_order(launcher):

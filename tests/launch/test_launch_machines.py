@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -60,6 +61,19 @@ def test_each_launcher_ends_its_own_ranks(launcher):
     eventually(lambda: len(launcher.processes()) == 4, within_s=1)
     jobs[0].terminate()
     assert jobs[0].wait(10) == 143
+
+
+@pytest.mark.parametrize("listens_on", ["127.0.0.12", "0.0.0.0"])
+def test_a_port_that_is_in_use_is_said_before_the_start(launcher, listens_on):
+    with socket.create_server((listens_on, 0)) as server:
+        port = server.getsockname()[1]
+        result = launcher.run(*flags(0, "127.0.0.12", port), "-c", "touch", "started")
+        assert (result.returncode, result.stderr) == (2, (
+            f"lamina run: port {port} of 127.0.0.12 is in use already: give another --master_port, or end what "
+            "listens there\n"
+        ))  # fmt: skip
+        assert not (launcher.folder / "started").exists()
+        assert launcher.run(*flags(1, "127.0.0.12", port), "-c", "true").returncode == 0, "rank 0 is elsewhere"
 
 
 @pytest.fixture

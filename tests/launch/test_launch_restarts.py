@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lamina run --restarts N`: a job that fails is started again, whole."""
 
+import os
 import signal
 
+import pytest
 from launch.launcher_harness import READY, eventually
 
 COUNTS = "$LAMINA_RESTART $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS"
@@ -74,3 +76,58 @@ def test_a_launcher_killed_between_two_starts_leaves_nobody(launcher):
     job.kill()
     job.wait()
     eventually(lambda: not launcher.processes(), within_s=1)
+
+
+RESUMES = """
+import os, pathlib, signal, sys
+import lamina, torch
+from torch import nn
+
+folder, last = pathlib.Path(os.environ["DIR"]), 8
+fatal = int(sys.argv[1]) if os.environ["LAMINA_RESTART"] == "0" else None
+torch.manual_seed(0)
+lamina.init(partitions=2, microbatches=2)
+model = lamina.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+rank = lamina.rank()
+
+@lamina.step
+def train(x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+def data(step):
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
+
+first = 0
+if (folder / "step").exists():
+    first = int((folder / "step").read_text())
+    model.load_state_dict(torch.load(folder / f"model-{first}"))
+for step in range(first, last):
+    if step == fatal and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    loss = train(data(step)).reduce_mean()
+    optimizer.step()
+    state = model.state_dict()
+    if rank == 0:
+        torch.save(state, folder / f"model-{step + 1}")
+        (folder / "step").write_text(str(step + 1))
+        with open(folder / "losses", "a") as file:
+            print(step, float(loss), file=file)
+"""
+
+
+@pytest.mark.skipif(not os.environ.get("LAMINA_SOAK"), reason="three jobs with torch: in the soak")
+def test_a_script_that_goes_on_from_its_checkpoint_gives_what_it_would_have(launcher):
+    (launcher.folder / "train.py").write_text(RESUMES)
+    losses = []
+    for fatal in (-1, 1, 5):
+        result = launcher.run("run", "-n", 2, "--restarts", 1, "train.py", fatal)
+        assert result.returncode == 0, result.stderr
+        lines = (launcher.folder / "losses").read_text().splitlines()
+        losses.append(dict(line.split() for line in lines))
+        for name in ("losses", "step"):
+            (launcher.folder / name).unlink()
+    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 8
