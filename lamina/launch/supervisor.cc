@@ -32,7 +32,7 @@ Outcome Supervisor::run() {
   while (!running_.empty()) {
     wait();
     take_orders();
-    take_ends();
+    if (std::exchange(changed_, false)) take_ends();
     check_vitals();
     advance();
   }
@@ -44,8 +44,9 @@ Outcome Supervisor::run() {
 void Supervisor::wait() {
   Watch watch;
   if (!parts_.orders.abandoned()) watch.add(parts_.orders.fd(), POLLIN, [] {});
-  watch.add(parts_.children.fd(), POLLIN, [] {});
-  for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, [] {});
+  const auto note = [this] { changed_ = true; };
+  watch.add(parts_.children.fd(), POLLIN, note);
+  for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, note);
   parts_.vitals.watch(watch);
   if (parts_.tee != nullptr) parts_.tee->watch(watch);
   watch.until(deadline_);

@@ -73,7 +73,8 @@ class Supervisor {
   int interruption_ = 0;  // the signal that ended the job, if one did
   bool ordered_ = false;  // there was an order
   bool hung_ = false;
-  bool told_ = false;  // the failure has been reported
+  bool told_ = false;     // the failure has been reported
+  bool changed_ = false;  // a child has ended, stopped or gone on
   Phase phase_ = Phase::kRunning;
   std::optional<base::Deadline> deadline_;  // of the phase
 };

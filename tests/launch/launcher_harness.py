@@ -60,7 +60,7 @@ def _unheld(files: set[str]) -> set[str]:
         except OSError:
             continue  # it ended meanwhile, or belongs to somebody else
         files = {file for file in files if file not in held}
-    return files
+    return {file for file in files if os.path.exists(file)}  # else its process has ended, or let it go, meanwhile
 
 
 class Launcher:
