@@ -163,8 +163,8 @@ for _ in range(10):
 
 def test_a_model_that_hangs_shows_the_module_it_hangs_in(launcher):
     (launcher.folder / "train.py").write_text(TRAINS)
-    job = launcher.start("run", "-n", 2, "--hang-timeout", 3, "train.py")
+    job = launcher.start("run", "-n", 2, "--hang-timeout", 6, "train.py")
     _, errors = job.communicate(timeout=100)
     assert job.returncode == 124
-    assert re.search(r"lamina run: ranks? (0, )?1: in step \d for \d s\n", errors)
+    assert re.search(r"lamina run: ranks? (0, )?1: in step \d for \d+ s\n", errors)
     assert "wait_for_a_lock_that_nobody_opens" in errors[errors.index("---- the stacks of rank 1") :]
