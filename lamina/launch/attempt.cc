@@ -11,7 +11,6 @@
 #include "lamina/launch/error.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/vitals.h"
-#include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 namespace {
@@ -24,19 +23,6 @@ struct Sweep {
     if (!end_descendants(base::Deadline::after(kSweepLimit))) base::log_warning("some processes could not be killed");
   }
 };
-
-// Whoever reads our output may take his time, as with any program; only a process that could not be killed may not.
-void show_rest(LineTee& tee, Orders& orders) {
-  const auto limit = base::Deadline::after(kSweepLimit);
-  while (tee.waiting() || (tee.open() && !limit.expired())) {
-    Watch watch;
-    tee.watch(watch);
-    watch.add(orders.fd(), POLLIN, [] {});
-    if (!tee.waiting()) watch.until(limit);
-    watch.wait();
-    if (orders.next() || orders.abandoned()) return;
-  }
-}
 
 base::Fd open_null() {
   base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -91,8 +77,8 @@ class Starter {
 }  // namespace
 
 Outcome Attempt::run() const {
-  const auto tee = prepared.options.tee ? std::make_unique<LineTee>() : nullptr;
-  Report report(outputs, tee.get(), prepared.options.verbose);
+  const auto tee = prepared.options.tee ? std::make_unique<LineTee>(terminal) : nullptr;
+  Report report(terminal, outputs, tee.get(), prepared.options.verbose);
   outputs.begin_here();
   Outcome outcome;
   {
@@ -105,9 +91,9 @@ Outcome Attempt::run() const {
       ranks.push_back(starter.start(i));
       report.started(ranks.back().rank(), ranks.back().pid());
     }
-    outcome = Supervisor({ranks, orders, children, report, vitals, tee.get(), prepared.options.grace}).run();
+    outcome = Supervisor({ranks, orders, children, report, vitals, terminal, tee.get(), prepared.options.grace}).run();
   }
-  if (tee) show_rest(*tee, orders);
+  if (tee) tee->finish();
   return outcome;
 }
 

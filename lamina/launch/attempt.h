@@ -10,6 +10,7 @@
 #include "lamina/launch/secret.h"
 #include "lamina/launch/signals.h"
 #include "lamina/launch/supervisor.h"
+#include "lamina/launch/terminal.h"
 
 namespace lamina::launch {
 
@@ -18,6 +19,7 @@ struct Attempt {
   const Preparation& prepared;
   const Job& job;
   const std::optional<Secret>& secret;
+  Terminal& terminal;
   RankOutputs& outputs;
   Orders& orders;
   Signals& children;     // SIGCHLD

@@ -68,9 +68,20 @@ std::optional<int> pause(std::chrono::milliseconds span, Orders& orders) {
   return {};
 }
 
+// Whoever reads our output may take his time, as with any program.
+void show_rest(Terminal& terminal, Orders& orders) {
+  while (terminal.waiting() && !orders.next() && !orders.abandoned()) {
+    Watch watch;
+    terminal.watch(watch);
+    watch.add(orders.fd(), POLLIN, [] {});
+    watch.wait();
+  }
+}
+
 // Nothing of the ranks is left, and they will not be started again.
-void after_all_ended(const Report& report, const Outcome& last) {
+void after_all_ended(const Report& report, const Outcome& last, Terminal& terminal, Orders& orders) {
   if (last.again) report.keep_logs();
+  show_rest(terminal, orders);
 }
 
 // In the guardian: starts the job until it is over.
@@ -78,12 +89,14 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
             Orders& orders, const sigset_t& mask) {
   Signals children({SIGCHLD});
   adopt_descendants();
-  const Report report(outputs, nullptr, prepared.options.verbose);
+  Terminal terminal;
+  const Report report(terminal, outputs, nullptr, prepared.options.verbose);
+  for (const auto& warning : prepared.warnings) report.warn(warning);
   Restarts restarts(prepared.options.restarts);
   while (true) {
     const auto begin = base::Deadline::Clock::now();
     job.restart = restarts.count();
-    const Outcome outcome = Attempt{prepared, job, secret, outputs, orders, children, mask}.run();
+    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, orders, children, mask}.run();
     const auto verdict = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
     if (verdict == Restarts::Verdict::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
@@ -91,7 +104,7 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
       continue;
     }
     if (verdict == Restarts::Verdict::kHopeless) report.giving_up(Restarts::kQuick);
-    after_all_ended(report, outcome);
+    after_all_ended(report, outcome, terminal, orders);
     return outcome.exit_code;
   }
 }
@@ -109,7 +122,6 @@ int launch(const Options& options) {
     port.emplace();
   }
   const Job job = describe(prepared, port ? port->number() : *prepared.layout.master_port);
-  for (const auto& warning : prepared.warnings) Report::warn(warning);
   return with_guardian([&](Orders& orders, const sigset_t& mask) {
     try {
       return run_job(prepared, job, secret, outputs, orders, mask);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/report.h"
 
-#include <unistd.h>
-
 #include <map>
 
 #include "lamina/base/str.h"
@@ -15,26 +13,23 @@ namespace {
 constexpr int kTailLines = 50;
 // Whose stacks are shown, of those that hang.
 constexpr int kMostStacks = 8;
-// How long what ranks have written may take to be shown before we speak.
+// How long words, and what ranks have written before them, may take to be read; after that they wait in a queue.
 constexpr std::chrono::milliseconds kFlush{500};
-
-// A closed stderr is nobody's error.
-void write_all(std::string text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
-    if (written <= 0) return;
-    text.erase(0, written);
-  }
-}
-
-template <class... Parts>
-void say(const Parts&... parts) {
-  write_all(base::str("lamina run: ", parts..., "\n"));
-}
 
 }  // namespace
 
-void Report::warn(const std::string& line) { say("warning: ", line); }
+void Report::write(const std::string& text) const {
+  const bool nobody_reads = terminal_.err().waiting();
+  terminal_.err().add(text);
+  terminal_.err().flush(base::Deadline::after(nobody_reads ? std::chrono::milliseconds{0} : kFlush));
+}
+
+template <class... Parts>
+void Report::say(const Parts&... parts) const {
+  write(base::str("lamina run: ", parts..., "\n"));
+}
+
+void Report::warn(const std::string& line) const { say("warning: ", line); }
 
 void Report::flush() const {
   if (tee_ != nullptr) tee_->flush(base::Deadline::after(kFlush));
@@ -64,7 +59,7 @@ void Report::show_tail(base::Rank rank, const char* of) const {
   if (tee_ != nullptr || !outputs_.has(rank)) return;
   const std::string tail = outputs_.tail(rank, kTailLines);
   if (tail.empty()) return say("rank ", rank, " had written nothing");
-  write_all(base::str("---- ", of, " rank ", rank, " ----\n", tail, "---- end of rank ", rank, " ----\n"));
+  write(base::str("---- ", of, " rank ", rank, " ----\n", tail, "---- end of rank ", rank, " ----\n"));
 }
 
 void Report::ended_with_it(int others) const {

@@ -9,17 +9,22 @@
 #include "lamina/launch/environment.h"
 #include "lamina/launch/line_tee.h"
 #include "lamina/launch/rank_outputs.h"
+#include "lamina/launch/terminal.h"
 #include "lamina/launch/verdict.h"
 
 namespace lamina::launch {
 
-// What the launcher says on stderr. Each line begins with "lamina run: " and is written whole.
+// What the launcher says on stderr. Each line begins with "lamina run: " and is written whole; what
+// nobody reads soon waits in the terminal's queue.
 class Report {
  public:
   using Places = std::vector<std::pair<base::Rank, std::string>>;  // where each rank is, in rising order
 
   // With a `tee` the user has seen what the ranks wrote; it is flushed before anything is said.
-  Report(RankOutputs& outputs, LineTee* tee, bool verbose) : outputs_(outputs), tee_(tee), verbose_(verbose) {}
+  Report(Terminal& terminal, RankOutputs& outputs, LineTee* tee, bool verbose)
+      : terminal_(terminal), outputs_(outputs), tee_(tee), verbose_(verbose) {}
+
+  void warn(const std::string& line) const;
 
   // When all is well, only if --verbose.
   void started(const Job& job, const std::string& program) const;
@@ -43,12 +48,14 @@ class Report {
   void restarting(int restart, int restarts, std::chrono::milliseconds pause) const;
   void giving_up(std::chrono::seconds after) const;
 
-  static void warn(const std::string& line);
-
  private:
+  template <class... Parts>
+  void say(const Parts&... parts) const;
+  void write(const std::string& text) const;
   void flush() const;
   void show_tail(base::Rank rank, const char* of) const;
 
+  Terminal& terminal_;
   RankOutputs& outputs_;
   LineTee* tee_;
   bool verbose_;

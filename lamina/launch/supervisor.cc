@@ -48,6 +48,7 @@ void Supervisor::wait() {
   watch.add(parts_.children.fd(), POLLIN, note);
   for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, note);
   parts_.vitals.watch(watch);
+  parts_.terminal.watch(watch);
   if (parts_.tee != nullptr) parts_.tee->watch(watch);
   watch.until(deadline_);
   if (phase_ == Phase::kRunning) watch.until(parts_.vitals.next());

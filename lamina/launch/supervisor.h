@@ -40,6 +40,7 @@ class Supervisor {
     Signals& children;  // SIGCHLD
     Report& report;
     Vitals& vitals;
+    Terminal& terminal;
     LineTee* tee;  // or none
     std::chrono::seconds grace;
   };

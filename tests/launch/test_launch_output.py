@@ -157,3 +157,20 @@ def test_verbose_says_what_is_started_and_how_it_ended(launcher):
     assert lines[0] == f"lamina run: starting 2 of 2 ranks of {program} on machine 0 of 1; they meet at 127.0.0.1:29511"
     assert re.fullmatch(r"lamina run: rank 1 is process \d+", lines[2])
     assert sorted(lines[3:]) == [f"lamina run: rank {rank} has ended: exit code 0" for rank in (0, 1)]
+
+
+def test_somebody_who_does_not_read_keeps_no_failed_job_alive(launcher):
+    """As a pager does that nobody scrolls: our pipe is full when rank 1 fails."""
+    reader, writer = os.pipe()
+    loud = "while :; do echo some words of rank 0 that fill a pipe after a while; done"
+    fails = "until test -e $DIR/full; do :; done; echo the reason; exit 3"
+    job = launcher.start("run", "-n", 2, "-c", "sh", "-c", f"if test $RANK = 1; then {fails}; fi; {loud}",
+                         stdout=writer, stderr=writer)  # fmt: skip
+    os.close(writer)
+    eventually(lambda: unread(reader) > 60000)
+    (launcher.folder / "full").touch()
+    eventually(lambda: len(launcher.processes()) == 2, within_s=5)  # the launcher and its guardian
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    assert job.wait(10) == 3
+    assert "lamina run: rank 1 failed: exit code 3\n" in text and "the reason\n" in text
