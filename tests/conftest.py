@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import signal
 
 import pytest
 from launch.launcher_harness import Launcher
 
 # Operations of tests are small, and several processes run at once; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a shell ignores for its background jobs, so would all that is started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)

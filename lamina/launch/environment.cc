@@ -59,7 +59,9 @@ Environment rank_environment(const Job& job, const Place& place, const Environme
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
   if (place.secret_fd >= 0) set["LAMINA_SECRET_FD"] = str(place.secret_fd);
+  if (place.progress_fd >= 0) set["LAMINA_PROGRESS_FD"] = str(place.progress_fd);
   Variables missing = defaults(job);
+  if (job.stacks) missing["PYTHONFAULTHANDLER"] = "1";
 
   Environment result;
   for (const std::string& entry : inherited) {

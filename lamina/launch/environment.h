@@ -19,16 +19,18 @@ struct Job {
   int local_world_size = 1;
   int node_rank = 0;
   int nodes = 1;
-  int cores = 1;     // of this machine, shared by its ranks
-  int restart = 0;   // how often the job was started before
-  int restarts = 0;  // how often it may be
+  int cores = 1;        // of this machine, shared by its ranks
+  int restart = 0;      // how often the job was started before
+  int restarts = 0;     // how often it may be
+  bool stacks = false;  // Python is to write its stacks down when it is aborted
 };
 
 // What one rank is told.
 struct Place {
   base::Rank rank;
   int local_rank = 0;
-  int secret_fd = -1;  // the rank reads the job's secret there, see Secret; -1: none
+  int secret_fd = -1;    // the rank reads the job's secret there, see Secret; -1: none
+  int progress_fd = -1;  // and reports its steps there, see base::ProgressReporter
 };
 
 // The environment of one rank: `inherited`, with torchrun's contract and lamina's variables in place of what it says

@@ -7,8 +7,7 @@ namespace lamina::launch {
 
 // Runs one job on this machine, from the start of its ranks until nothing of them is left, and returns the exit code
 // that `lamina run` ends with. To be called from the main thread, by a process that has no other children: it takes
-// over this process's signals, and ends every child. Throws ConfigError (nothing was started) and StartError (what had
-// been started has been ended).
+// over this process's signals, and ends every child. Throws ConfigError (nothing was started) and StartError.
 int launch(const Options& options);
 
 }  // namespace lamina::launch

@@ -3,6 +3,7 @@
 
 #include "lamina/base/str.h"
 #include "lamina/launch/distribution.h"
+#include "lamina/launch/file_pattern.h"
 #include "lamina/launch/gpus.h"
 #include "lamina/launch/variables.h"
 
@@ -29,6 +30,12 @@ Preparation prepare(const Options& options) {
   const base::Environment environment = base::process_environment();
   job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
   if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);
+  for (const auto& [text, option] :
+       {std::pair{options.output_pattern, "--stdout"}, {options.error_pattern, "--stderr"}}) {
+    if (text && FilePattern(*text, option).shared(job.layout)) {
+      job.warnings.push_back(base::str(option, " ", *text, " makes ranks share a file: put {rank} into it"));
+    }
+  }
   job.program = find_program(job.options);
   return job;
 }

@@ -14,7 +14,8 @@ std::string signal_name(int signal) {
 
 std::string RankEnd::words() const {
   if (signal == 0) return base::str("exit code ", code);
-  return base::str("killed by signal ", signal, " (", signal_name(signal), ")");
+  return base::str("killed by signal ", signal, " (", signal_name(signal), ")",
+                   out_of_memory ? " while the kernel's OOM killer was at work: memory ran out" : "");
 }
 
 RankEnd RankEnd::from(const siginfo_t& info) {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "lamina/base/str.h"
 #include "lamina/launch/error.h"
@@ -37,12 +38,36 @@ RankLog::RankLog() {
   }
 }
 
-std::string RankLog::tail(int lines) const {
+RankLog::RankLog(const std::string& path) : named_(true) {
+  std::error_code ignored;
+  const auto folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
+  file_ = base::Fd(::open(path.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0666));
+  if (!file_) throw base::ConfigError(base::str("cannot write ", path, ": ", system_words()));
+  begin_here();
+}
+
+bool RankLog::empty() const { return begin_ == 0 && size() == 0; }
+
+void RankLog::begin_here() { begin_ += size(); }
+
+off_t RankLog::size() const {
   struct stat state{};
-  if (::fstat(fd(), &state) != 0) return {};
-  const off_t size = std::min<off_t>(state.st_size, kLongestTail);
-  std::string text(size, '\0');
-  const ssize_t got = ::pread(fd(), text.data(), text.size(), state.st_size - size);
+  return ::fstat(fd(), &state) == 0 ? state.st_size - begin_ : 0;
+}
+
+bool RankLog::keep_as(const std::string& path) const {
+  const std::string file = base::str("/proc/self/fd/", fd());
+  if (::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+  std::error_code failed;
+  return std::filesystem::copy_file(file, path, failed);
+}
+
+std::string RankLog::tail(int lines) const {
+  const off_t written = size();
+  const off_t wanted = std::clamp<off_t>(written, 0, kLongestTail);
+  std::string text(wanted, '\0');
+  const ssize_t got = ::pread(fd(), text.data(), text.size(), begin_ + written - wanted);
   text.resize(std::max<ssize_t>(got, 0));
   if (!text.empty() && text.back() != '\n') text += '\n';
 

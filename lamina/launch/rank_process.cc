@@ -38,8 +38,11 @@ void become(const RankStart& start, pid_t launcher, char* const* arguments, char
   ::signal(SIGTTIN, SIG_IGN);
   ::sigprocmask(SIG_SETMASK, &start.signal_mask, nullptr);
   if (::dup2(start.input, STDIN_FILENO) < 0 || ::dup2(start.output, STDOUT_FILENO) < 0 ||
-      ::dup2(start.error, STDERR_FILENO) < 0 || (start.secret >= 0 && ::fcntl(start.secret, F_SETFD, 0) < 0)) {
+      ::dup2(start.error, STDERR_FILENO) < 0) {
     return;
+  }
+  for (const int fd : start.kept) {
+    if (::fcntl(fd, F_SETFD, 0) < 0) return;
   }
   ::execve(start.program.path.c_str(), arguments, environment);
 }

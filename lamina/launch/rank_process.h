@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <vector>
 
 #include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
@@ -19,10 +20,10 @@ struct RankStart {
   base::Rank rank;
   const Program& program;
   Environment environment;
-  int input;   // becomes its stdin
-  int output;  // becomes its stdout
-  int error;   // becomes its stderr
-  int secret;  // stays open in it under the same number; -1: none
+  int input;              // becomes its stdin
+  int output;             // becomes its stdout
+  int error;              // becomes its stderr
+  std::vector<int> kept;  // stay open in it under the same numbers
   const sigset_t& signal_mask;
 };
 

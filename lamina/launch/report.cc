@@ -3,15 +3,20 @@
 
 #include <unistd.h>
 
-#include <string>
+#include <map>
 
 #include "lamina/base/str.h"
+#include "lamina/launch/rank_list.h"
 
 namespace lamina::launch {
 namespace {
 
 // Long enough for a Python traceback through a model, short enough for a screen to keep the first line near.
 constexpr int kTailLines = 50;
+// Whose stacks are shown, of those that hang.
+constexpr int kMostStacks = 8;
+// How long what ranks have written may take to be shown before we speak.
+constexpr std::chrono::milliseconds kFlush{500};
 
 // A closed stderr is nobody's error.
 void write_all(std::string text) {
@@ -29,16 +34,37 @@ void say(const Parts&... parts) {
 
 }  // namespace
 
-void Report::warn(const std::string& line) const { say("warning: ", line); }
+void Report::warn(const std::string& line) { say("warning: ", line); }
+
+void Report::flush() const {
+  if (tee_ != nullptr) tee_->flush(base::Deadline::after(kFlush));
+}
+
+void Report::started(const Job& job, const std::string& program) const {
+  if (!verbose_) return;
+  say("starting ", job.local_world_size, " of ", job.world_size, " ranks of ", program, " on machine ", job.node_rank,
+      " of ", job.nodes, "; they meet at ", job.master_address, ":", job.master_port);
+}
+
+void Report::started(base::Rank rank, pid_t pid) const {
+  if (verbose_) say("rank ", rank, " is process ", pid);
+}
+
+void Report::ended(base::Rank rank, const RankEnd& end) const {
+  if (verbose_) say("rank ", rank, " has ended: ", end.words());
+}
 
 void Report::failed(const Verdict::Failure& failure) const {
+  flush();
   say("rank ", failure.rank, " failed: ", failure.end.words());
-  const auto log = logs_.find(failure.rank);
-  if (log == logs_.end()) return;
-  const std::string tail = log->second->tail(kTailLines);
-  if (tail.empty()) return say("rank ", failure.rank, " had written nothing");
-  write_all(base::str("---- the last lines of rank ", failure.rank, " ----\n", tail, "---- end of rank ", failure.rank,
-                      " ----\n"));
+  show_tail(failure.rank, "the last lines of");
+}
+
+void Report::show_tail(base::Rank rank, const char* of) const {
+  if (tee_ != nullptr || !outputs_.has(rank)) return;
+  const std::string tail = outputs_.tail(rank, kTailLines);
+  if (tail.empty()) return say("rank ", rank, " had written nothing");
+  write_all(base::str("---- ", of, " rank ", rank, " ----\n", tail, "---- end of rank ", rank, " ----\n"));
 }
 
 void Report::ended_with_it(int others) const {
@@ -46,13 +72,54 @@ void Report::ended_with_it(int others) const {
 }
 
 void Report::interrupted(int signal, int ranks) const {
+  flush();
   say(signal_name(signal), ": ending ", ranks, ranks == 1 ? " rank" : " ranks");
 }
 
-void Report::killing(base::Rank rank, std::chrono::seconds grace) const {
-  say("rank ", rank, " still ran ", grace.count(), " s after SIGTERM: killed");
+void Report::killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const {
+  say(name_ranks(ranks), " still ran ", grace.count(), " s after SIGTERM: killed");
 }
 
-void Report::left(base::Rank rank) const { say("rank ", rank, " hangs in the kernel and could not be killed"); }
+void Report::left(const std::vector<base::Rank>& ranks) const {
+  say(name_ranks(ranks), " could not be killed: stuck in the kernel");
+}
+
+void Report::keep_logs() const {
+  const std::string folder = outputs_.keep();
+  if (!folder.empty()) say("all that the other ranks wrote is in ", folder);
+}
+
+void Report::stopped(base::Rank rank, pid_t pid) const {
+  say("warning: rank ", rank, " is stopped (SIGSTOP or the like); `kill -CONT ", pid, "` lets it go on");
+}
+
+void Report::hung(std::chrono::seconds timeout, const Places& places) {
+  flush();
+  outputs_.begin_here();
+  say("the job hangs: no rank has begun or ended a step for ", timeout.count(), " s (--hang-timeout)");
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<base::Rank>> together;
+  for (const auto& [rank, words] : places) {
+    if (!together.contains(words)) order.push_back(words);
+    together[words].push_back(rank);
+  }
+  for (const std::string& words : order) say(name_ranks(together[words]), ": ", words);
+}
+
+void Report::stacks() const {
+  flush();
+  for (int i = 1; i <= kMostStacks; ++i) {
+    const base::Rank rank(outputs_.first().value + i);
+    if (outputs_.has(rank) && !outputs_.tail(rank, 1).empty()) show_tail(rank, "the stacks of");
+  }
+}
+
+void Report::restarting(int restart, int restarts, std::chrono::milliseconds pause) const {
+  say("starting all ranks again in ", pause.count() / 1000.0, " s: restart ", restart, " of ", restarts);
+}
+
+void Report::giving_up(std::chrono::seconds after) const {
+  say("the same failure as before, within ", after.count(), " s of the start: not started again");
+}
 
 }  // namespace lamina::launch

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "lamina/launch/rank_log.h"
+#include "lamina/launch/environment.h"
+#include "lamina/launch/line_tee.h"
+#include "lamina/launch/rank_outputs.h"
 #include "lamina/launch/verdict.h"
 
 namespace lamina::launch {
@@ -13,19 +16,42 @@ namespace lamina::launch {
 // What the launcher says on stderr. Each line begins with "lamina run: " and is written whole.
 class Report {
  public:
-  // `logs` has those of the ranks whose output the user has not seen.
-  explicit Report(const std::map<base::Rank, const RankLog*>& logs = {}) : logs_(logs) {}
+  using Places = std::vector<std::pair<base::Rank, std::string>>;  // where each rank is, in rising order
 
-  void warn(const std::string& line) const;
+  // With a `tee` the user has seen what the ranks wrote; it is flushed before anything is said.
+  Report(RankOutputs& outputs, LineTee* tee, bool verbose) : outputs_(outputs), tee_(tee), verbose_(verbose) {}
 
-  void failed(const Verdict::Failure& failure) const;               // the first line, then the tail of that rank's log
-  void ended_with_it(int others) const;                             // how many others followed
-  void interrupted(int signal, int ranks) const;                    // by a signal to the launcher
-  void killing(base::Rank rank, std::chrono::seconds grace) const;  // it ignored SIGTERM
-  void left(base::Rank rank) const;                                 // not even SIGKILL ended it
+  // When all is well, only if --verbose.
+  void started(const Job& job, const std::string& program) const;
+  void started(base::Rank rank, pid_t pid) const;
+  void ended(base::Rank rank, const RankEnd& end) const;
+
+  // A failure.
+  void failed(const Verdict::Failure& failure) const;  // the first line, then the tail of that rank's log
+  void ended_with_it(int others) const;                // how many others followed
+  void interrupted(int signal, int ranks) const;       // by a signal to the launcher
+  void killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const;  // they ignored SIGTERM
+  void left(const std::vector<base::Rank>& ranks) const;                                 // not even SIGKILL ended them
+  void keep_logs() const;  // gives them names, and says where
+
+  // No progress.
+  void stopped(base::Rank rank, pid_t pid) const;
+  void hung(std::chrono::seconds timeout, const Places& places);  // what ranks write from now on are their stacks
+  void stacks() const;
+
+  // Another start.
+  void restarting(int restart, int restarts, std::chrono::milliseconds pause) const;
+  void giving_up(std::chrono::seconds after) const;
+
+  static void warn(const std::string& line);
 
  private:
-  std::map<base::Rank, const RankLog*> logs_;
+  void flush() const;
+  void show_tail(base::Rank rank, const char* of) const;
+
+  RankOutputs& outputs_;
+  LineTee* tee_;
+  bool verbose_;
 };
 
 }  // namespace lamina::launch

@@ -15,12 +15,11 @@ bool ignored(int signal) {
 
 }  // namespace
 
-Signals::Signals() {
-  ::signal(SIGCHLD, SIG_DFL);  // inherited as ignored, the kernel would throw the ranks' ends away
+Signals::Signals(std::initializer_list<int> signals) {
+  ::signal(SIGCHLD, SIG_DFL);  // inherited as ignored, the kernel would throw the ends of children away
   sigset_t wanted;
   sigemptyset(&wanted);
-  sigaddset(&wanted, SIGCHLD);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (int signal : signals) {
     if (!ignored(signal)) sigaddset(&wanted, signal);
   }
   blocked_ = wanted;

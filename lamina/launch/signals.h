@@ -3,24 +3,25 @@
 
 #include <signal.h>
 
+#include <initializer_list>
 #include <optional>
 
 #include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
-// The signals that the launcher acts on, as a descriptor to poll instead of handlers: SIGCHLD and, unless this process
-// was started with them ignored (nohup, a shell's background job), SIGINT, SIGTERM and SIGHUP. SIGPIPE is held back, so
-// that a closed output is an error of write. While one lives, these signals are blocked in the calling thread;
-// what came and was not taken is dropped at its end.
+// Signals as a descriptor to poll instead of handlers, except those of SIGINT, SIGTERM and SIGHUP that this process was
+// started to ignore (nohup, a shell's background job). SIGPIPE is held back too, so that a closed output is an error of
+// write. While one lives, these signals are blocked in the calling thread; what came and was not taken is dropped at
+// its end.
 class Signals {
  public:
-  Signals();  // throws StartError
+  explicit Signals(std::initializer_list<int> wanted);  // throws StartError
   ~Signals();
   Signals(const Signals&) = delete;
 
   int fd() const { return fd_.get(); }
-  const sigset_t& mask_before() const { return before_; }  // for the ranks
+  const sigset_t& mask_before() const { return before_; }
 
   // The next signal that came, or nothing. Never blocks.
   std::optional<int> next();

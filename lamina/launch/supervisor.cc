@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/supervisor.h"
 
-#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lamina/launch/descendants.h"
+#include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 namespace {
@@ -15,99 +17,139 @@ using std::chrono::seconds;
 
 // See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
 constexpr milliseconds kSettle{200};
-// After a failure: time to close files and leave, not to save a checkpoint, which without the lost rank is not whole.
-constexpr seconds kGraceAfterFailure{5};
-// After Ctrl-C: somebody is waiting. With what follows it stays below two seconds.
-constexpr seconds kGraceAfterSignal{1};
+// Ranks that hang write their stacks down.
+constexpr seconds kStacks{2};
 // A killed process is gone within milliseconds, unless it hangs in the kernel.
 constexpr seconds kKillLimit{5};
 
 }  // namespace
 
-Supervisor::Supervisor(const std::vector<RankProcess>& ranks, Signals& signals, const Report& report)
-    : signals_(signals), report_(report), ranks_(ranks) {
-  for (const RankProcess& rank : ranks) running_.push_back(&rank);
+Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
+  for (const RankProcess& rank : parts_.ranks) running_.push_back(&rank);
 }
 
-int Supervisor::run() {
+Outcome Supervisor::run() {
   while (!running_.empty()) {
     wait();
-    take_signals();
+    take_orders();
     take_ends();
+    check_vitals();
     advance();
   }
-  if (phase_ == Phase::kSettling) report_.failed(*verdict_.first());
-  if (verdict_.first()) report_.ended_with_it(verdict_.others());
-  return exit_code();
+  if (phase_ == Phase::kSettling) fail();
+  if (verdict_.first()) parts_.report.ended_with_it(verdict_.others());
+  return outcome();
 }
 
 void Supervisor::wait() {
-  std::vector<pollfd> events{{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
-  for (const RankProcess* rank : running_) events.push_back({.fd = rank->fd(), .events = POLLIN, .revents = 0});
-  int limit_ms = -1;
-  if (deadline_) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline_->at() - base::Deadline::Clock::now());
-    limit_ms = static_cast<int>(std::max(left, milliseconds{0}).count());
-  }
-  ::poll(events.data(), events.size(), limit_ms);
+  Watch watch;
+  if (!parts_.orders.abandoned()) watch.add(parts_.orders.fd(), POLLIN, [] {});
+  watch.add(parts_.children.fd(), POLLIN, [] {});
+  for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, [] {});
+  parts_.vitals.watch(watch);
+  if (parts_.tee != nullptr) parts_.tee->watch(watch);
+  watch.until(deadline_);
+  if (phase_ == Phase::kRunning) watch.until(parts_.vitals.next());
+  watch.wait();
 }
 
-void Supervisor::take_signals() {
-  while (auto signal = signals_.next()) {
-    if (*signal != SIGCHLD) interrupt(*signal);
+void Supervisor::take_orders() {
+  while (const auto signal = parts_.orders.next()) {
+    ordered_ = true;
+    interrupt(*signal);
   }
+  if (parts_.orders.abandoned() && phase_ != Phase::kKilling) kill_ranks();
 }
 
 void Supervisor::take_ends() {
+  while (parts_.children.next()) {
+  }
+  for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
+    parts_.vitals.take_stops(parts_.ranks[i], static_cast<int>(i));
+  }
   std::erase_if(running_, [this](const RankProcess* rank) {
-    const auto end = rank->end();
-    if (end) verdict_.add(rank->rank(), *end);
-    return end.has_value();
+    auto end = rank->end();
+    if (!end) return false;
+    end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
+    verdict_.add(rank->rank(), *end);
+    parts_.vitals.forget(local(rank));
+    parts_.report.ended(rank->rank(), *end);
+    return true;
   });
   std::vector<pid_t> ranks;
-  ranks.reserve(ranks_.size());
-  for (const RankProcess& rank : ranks_) ranks.push_back(rank.pid());
+  ranks.reserve(parts_.ranks.size());
+  for (const RankProcess& rank : parts_.ranks) ranks.push_back(rank.pid());
   reap_adopted(ranks);
+}
+
+void Supervisor::check_vitals() {
+  if (phase_ != Phase::kRunning || verdict_.first()) return;
+  for (const RankProcess* rank : running_) {
+    if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
+  }
+  if (parts_.vitals.hangs()) abort_hung();
 }
 
 void Supervisor::advance() {
   const bool late = deadline_ && deadline_->expired();
   if (phase_ == Phase::kRunning && verdict_.first()) enter(Phase::kSettling, kSettle);
   if (running_.empty()) return;
-  if (phase_ == Phase::kSettling && (late || verdict_.certain())) {
-    report_.failed(*verdict_.first());
-    end_ranks(kGraceAfterFailure);
+  if (phase_ == Phase::kSettling && (late || (!hung_ && verdict_.certain()))) {
+    fail();
+    end_ranks();
   } else if (phase_ == Phase::kEnding && late) {
-    for (const RankProcess* rank : running_) report_.killing(rank->rank(), grace_);
+    parts_.report.killing(left(), parts_.grace);
     kill_ranks();
   } else if (phase_ == Phase::kKilling && late) {
-    for (const RankProcess* rank : running_) report_.left(rank->rank());
+    parts_.report.left(left());
     running_.clear();
   }
+}
+
+void Supervisor::fail() {
+  if (std::exchange(told_, true)) return;
+  if (hung_) return parts_.report.stacks();
+  parts_.report.failed(*verdict_.first());
+}
+
+// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
+void Supervisor::abort_hung() {
+  hung_ = true;
+  verdict_.close();
+  Report::Places places;
+  for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.vitals.words(local(rank)));
+  parts_.report.hung(*parts_.vitals.hang_timeout(), places);
+  for (const RankProcess* rank : running_) {
+    const auto reporter = parts_.vitals.process(local(rank));  // it may be a child of the rank's, under a shell
+    const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();
+    ::kill(process, SIGABRT);
+    ::kill(process, SIGCONT);
+  }
+  enter(Phase::kSettling, kStacks);
 }
 
 void Supervisor::interrupt(int signal) {
   if (phase_ == Phase::kEnding) return kill_ranks();
   if (phase_ == Phase::kKilling) return;
   take_ends();  // what had failed before the signal stays the reason
-  if (verdict_.first()) {
-    report_.failed(*verdict_.first());
+  if (verdict_.first() || hung_) {
+    fail();
   } else if (!running_.empty()) {
     interruption_ = signal;
-    report_.interrupted(signal, static_cast<int>(running_.size()));
+    parts_.report.interrupted(signal, static_cast<int>(running_.size()));
   }
-  end_ranks(kGraceAfterSignal);
+  end_ranks();
 }
 
-void Supervisor::end_ranks(seconds grace) {
+void Supervisor::end_ranks() {
   verdict_.close();
-  grace_ = grace;
-  enter(Phase::kEnding, grace);
+  enter(Phase::kEnding, parts_.grace);
   signal_groups(SIGTERM);
   signal_groups(SIGCONT);  // a stopped process takes SIGTERM only when it goes on
 }
 
 void Supervisor::kill_ranks() {
+  verdict_.close();
   enter(Phase::kKilling, kKillLimit);
   signal_groups(SIGKILL);
 }
@@ -117,14 +159,25 @@ void Supervisor::enter(Phase phase, milliseconds limit) {
   deadline_ = base::Deadline::after(limit);
 }
 
-// Also those of ranks that have ended: their children may live on.
-void Supervisor::signal_groups(int signal) const {
-  for (const RankProcess& rank : ranks_) rank.signal_group(signal);
+int Supervisor::local(const RankProcess* rank) const { return static_cast<int>(rank - parts_.ranks.data()); }
+
+std::vector<base::Rank> Supervisor::left() const {
+  std::vector<base::Rank> ranks;
+  for (const RankProcess* rank : running_) ranks.push_back(rank->rank());
+  return ranks;
 }
 
-int Supervisor::exit_code() const {
-  if (interruption_ != 0) return 128 + interruption_;
-  return verdict_.first() ? verdict_.first()->end.exit_code() : 0;
+// Also those of ranks that have ended: their children may live on.
+void Supervisor::signal_groups(int signal) const {
+  for (const RankProcess& rank : parts_.ranks) rank.signal_group(signal);
+}
+
+Outcome Supervisor::outcome() const {
+  if (interruption_ != 0) return {.exit_code = 128 + interruption_};
+  const bool again = !ordered_ && !parts_.orders.abandoned();
+  if (hung_) return {.exit_code = Outcome::kHung, .again = again};
+  if (!verdict_.first()) return {.exit_code = parts_.orders.abandoned() ? 128 + SIGKILL : 0};
+  return {.exit_code = verdict_.first()->end.exit_code(), .again = again, .end = verdict_.first()->end};
 }
 
 }  // namespace lamina::launch

@@ -6,47 +6,75 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/launch/line_tee.h"
+#include "lamina/launch/oom.h"
+#include "lamina/launch/orders.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/report.h"
 #include "lamina/launch/signals.h"
 #include "lamina/launch/verdict.h"
+#include "lamina/launch/vitals.h"
 
 namespace lamina::launch {
 
-// Watches the ranks until all have ended, and ends them when one fails or this process is told to end. It sleeps until
-// a rank ends, a signal comes or a deadline of the phase passes.
+// How one start of the job ended.
+struct Outcome {
+  int exit_code = 0;           // 0, the first failure's, 128 + the signal that interrupted it, or kHung
+  bool again = false;          // it failed by itself, so another start may do better
+  std::optional<RankEnd> end;  // of the rank that failed first
+
+  static constexpr int kHung = 124;  // as timeout(1) says it
+};
+
+// Watches the ranks until all have ended, and ends them when one fails, when they hang, or when the command says so. It
+// sleeps until a rank ends, an order comes or a deadline passes.
 //
 //   running ──a rank fails──> settling ──the first failure is certain──> ending ──grace is over──> killing
-//      └──────────────────── a signal (a second one: killing at once) ─────┘
+//      ├──── they hang: they show their stacks ──> settling                ^                          ^
+//      └──── an order (a second one: killing at once) ─────────────────────┘     the command is gone ─┘
 class Supervisor {
  public:
-  Supervisor(const std::vector<RankProcess>& ranks, Signals& signals, const Report& report);
+  struct Parts {
+    const std::vector<RankProcess>& ranks;  // by local rank
+    Orders& orders;
+    Signals& children;  // SIGCHLD
+    Report& report;
+    Vitals& vitals;
+    LineTee* tee;  // or none
+    std::chrono::seconds grace;
+  };
+  explicit Supervisor(const Parts& parts);
 
-  // Returns the launcher's exit code: 0, the first failure's, or 128 + the signal that interrupted it.
-  int run();
+  Outcome run();
 
  private:
   enum class Phase { kRunning, kSettling, kEnding, kKilling };
 
   void wait();
-  void take_signals();
+  void take_orders();
   void take_ends();
   void advance();
+  void check_vitals();
   void interrupt(int signal);
-  void end_ranks(std::chrono::seconds grace);
+  void abort_hung();
+  void fail();
+  void end_ranks();
   void kill_ranks();
   void enter(Phase phase, std::chrono::milliseconds limit);
   void signal_groups(int signal) const;
-  int exit_code() const;
+  int local(const RankProcess* rank) const;
+  std::vector<base::Rank> left() const;  // that still run
+  Outcome outcome() const;
 
-  Signals& signals_;
-  const Report& report_;
-  const std::vector<RankProcess>& ranks_;
+  const Parts parts_;
   std::vector<const RankProcess*> running_;
   Verdict verdict_;
+  OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did
+  bool ordered_ = false;  // there was an order
+  bool hung_ = false;
+  bool told_ = false;  // the failure has been reported
   Phase phase_ = Phase::kRunning;
-  std::chrono::seconds grace_{0};
   std::optional<base::Deadline> deadline_;  // of the phase
 };
 

@@ -70,6 +70,34 @@ void make_dense(value::Value& tree) {
   });
 }
 
+// Copies in the place of outputs that the module, its arguments or its graph hold as well: the module's next call may
+// write to them, with the slot, while they are on their way without it. What has a graph of its own is left to the
+// check of its version, as autograd leaves it.
+void copy_what_others_hold(value::Value& outputs) {
+  std::map<at::TensorImpl*, std::size_t> leaves;
+  std::map<const void*, std::size_t> tensors;
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.defined() && !tensor.requires_grad() && tensor.layout() == at::kStrided && !value::is_pending(tensor);
+  };
+  value::for_each_tensor(outputs, [&](const at::Tensor& tensor) {
+    if (!is_plain(tensor) || ++leaves[tensor.unsafeGetTensorImpl()] > 1) return;
+    ++tensors[tensor.storage().unsafeGetStorageImpl()];
+  });
+  std::map<at::TensorImpl*, at::Tensor> copies;
+  for (const auto& [impl, count] : leaves) {
+    const auto& storage = impl->storage();
+    const auto others = c10::raw::intrusive_ptr::use_count(impl) > count ||
+                        storage.use_count() > tensors.at(storage.unsafeGetStorageImpl());
+    if (others) copies[impl];
+  }
+  value::for_each_tensor(outputs, [&](at::Tensor& tensor) {
+    const auto found = copies.find(tensor.unsafeGetTensorImpl());
+    if (!tensor.defined() || found == copies.end()) return;
+    if (!found->second.defined()) found->second = tensor.clone();
+    tensor = found->second;
+  });
+}
+
 value::Failure written_failure(const std::string& module, base::Rank rank) {
   const auto what = base::str("a result of ", module.empty() ? "the model" : module,
                               " was written to after it was returned and before it was read elsewhere; return a clone "
@@ -235,6 +263,7 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   }
   replace_arguments(result.outputs, arguments);
   result.written = written(arguments, before);
+  copy_what_others_hold(result.outputs);
   Tensors outputs;
   if (request.expected != 0) {
     const auto found = outline(result.outputs);

@@ -98,6 +98,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     seeds_.begin_step();
     mine = ProcessState::current();
   });
+  progress_.begin(step.value);
   std::optional<observe::Span> span;
   span.emplace(&recorder_, [&] { return observe::Event{.what = observe::What::kStep, .step = step.value}; });
   std::vector<value::Value> outputs;
@@ -116,6 +117,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   }
   const auto error = leave_step(step, check_interrupt);
   mine->swap();
+  progress_.end(step.value);
   span.reset();
   if (error) {
     recorder_.save();  // whoever starts ranks may end them soon

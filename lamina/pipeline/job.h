@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/progress.h"
 #include "lamina/collective/mailbox.h"
 #include "lamina/module/modules.h"
 #include "lamina/observe/recorder.h"
@@ -100,6 +101,7 @@ class Job {
   observe::Timeline empty_timeline() const;
 
   const JobOptions options_;
+  const base::ProgressReporter progress_;
   observe::Recorder recorder_;
   std::int64_t steps_here_ = 0;
   bool counts_ = false;

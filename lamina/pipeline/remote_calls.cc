@@ -326,7 +326,8 @@ void RemoteCalls::settle(Activity& activity, const Held& held) {
 
 bool RemoteCalls::unsettled(Activity& activity) {
   std::lock_guard guard(mutex_);
-  return std::ranges::any_of(activity.issued().calls, [](const Pending& pending) { return !pending->done; });
+  return std::ranges::any_of(activity.issued().calls,
+                             [](const Pending& pending) { return !pending->done || pending->failure; });
 }
 
 base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {

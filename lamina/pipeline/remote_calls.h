@@ -63,7 +63,7 @@ class RemoteCalls {
   // nobody else holds a copy of; they are to have their values before the step ends. settle() fetches those, and waits
   // until nothing runs any more that the activity's calls have set off; it throws the first failure of a call that the
   // activity's code was not told of, be it by a later call that the result was passed on to. unsettled(): whether it
-  // would wait for a call.
+  // would wait for a call, or throw.
   using Held = std::vector<std::shared_ptr<RemoteValue>>;
   Held held(Activity& activity, const Tensors& results);
   void settle(Activity& activity, const Held& held);

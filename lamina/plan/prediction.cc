@@ -2,6 +2,8 @@
 #include "lamina/plan/prediction.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 
 #include "lamina/plan/sharing.h"
 #include "lamina/plan/simulation.h"
@@ -51,8 +53,11 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
   return result;
 }
 
-double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
-  constexpr double kPerMicrosecond = 1000;
+namespace {
+
+constexpr double kPerMicrosecond = 1000;
+
+Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
   const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
   Chain chain;
   chain.microbatches = goal.microbatches;
@@ -69,17 +74,54 @@ double simulated_step_us(const Route& route, const Assignment& owners, const Goa
     value_bytes = point.value_bytes;
   }
   if (chain.visits.back().rank != 0) chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+  return chain;
+}
+
+}  // namespace
+
+double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
   const auto schedule = make_schedule(goal.schedule, goal.window());
-  return static_cast<double>(step_time(*schedule, chain)) / kPerMicrosecond;
+  return static_cast<double>(step_time(*schedule, chain_of(route, owners, goal))) / kPerMicrosecond;
+}
+
+std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal) {
+  Chain chain = chain_of(route, owners, goal);
+  chain.delay = [] { return 1; };  // what would come just as a rank chooses comes just after, as it mostly does
+  struct Held {
+    std::int64_t from = std::numeric_limits<std::int64_t>::max();
+    std::int64_t to = 0;
+  };
+  std::vector<std::map<base::Microbatch, Held>> ranks(goal.partitions);
+  for (const Turn& turn : simulate(*make_schedule(goal.schedule, goal.window()), chain)) {
+    Held& held = ranks[turn.rank][turn.ticket.microbatch];
+    held = {std::min(held.from, turn.start), std::max(held.to, turn.end)};
+  }
+  std::vector<int> most;
+  for (const auto& microbatches : ranks) {
+    std::map<std::int64_t, int> changes;
+    for (const auto& [microbatch, held] : microbatches) {
+      ++changes[held.from];
+      --changes[held.to];
+    }
+    int now = 0, largest = 0;
+    for (const auto& [time, change] : changes) largest = std::max(largest, now += change);
+    most.push_back(largest);
+  }
+  return most;
+}
+
+std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held) {
+  const Sharing sharing = find_sharing(tree);
+  std::vector<std::int64_t> memory(held.size());
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    const auto rank = owners[node].value;
+    memory[rank] += 2 * sharing.bytes[node] + held[rank] * tree[node].activation_bytes;
+  }
+  return memory;
 }
 
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
-  const Sharing sharing = find_sharing(tree);
-  std::vector<std::int64_t> memory(goal.partitions);
-  for (std::size_t node = 0; node < tree.size(); ++node) {
-    memory[owners[node].value] += 2 * sharing.bytes[node] + goal.held() * tree[node].activation_bytes;
-  }
-  return memory;
+  return memory_bytes(tree, owners, std::vector<int>(goal.partitions, goal.held()));
 }
 
 }  // namespace lamina::plan

@@ -42,7 +42,13 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
 // The same step run by the schedule itself in simulated time, to a nanosecond.
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
 
-// Per partition, what it holds at once: parameters, their gradients, and activations.
+// Of how many microbatches each partition holds activations at once in that simulated time, messages taking a moment.
+// In a job there may be up to `goal.held()`.
+std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal);
+
+// Per partition, parameters, their gradients, and the activations of as many microbatches as it holds; with a goal, as
+// many as it may hold whatever the times.
+std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held);
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 
 }  // namespace lamina::plan

@@ -12,7 +12,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
   const Sharing sharing = find_sharing(tree);
   Report result{owners, std::vector<Stage>(goal.partitions), 0, 0, ""};
   const double step = step_us(prediction.shape, goal);
-  const std::vector<std::int64_t> memory = memory_bytes(tree, owners, goal);
+  const std::vector<std::int64_t> memory = memory_bytes(tree, owners, simulated_held(route, owners, goal));
   double work_us = 0;
   for (int i = 0; i < goal.partitions; ++i) {
     const RankLoad& load = prediction.ranks[i];

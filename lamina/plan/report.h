@@ -13,7 +13,7 @@ namespace lamina::plan {
 struct Stage {
   double time_us = 0;                // forward and backward; 0 where the tree has no times
   std::int64_t parameter_bytes = 0;  // shared ones once
-  std::int64_t memory_bytes = 0;     // parameters, their gradients, and activations of all microbatches held at once
+  std::int64_t memory_bytes = 0;     // parameters, their gradients, and activations of the microbatches held at once
   std::int64_t out_bytes = 0;        // sent to other partitions by a forward; a backward receives as much
 };
 

@@ -12,8 +12,8 @@ namespace lamina::value {
 // always allowed, any operation on the value is base::UsageError with the text it was released with.
 
 // Frees the value of `tensor`; `why` is what a use of the value says, and begins with where it is and a semicolon. Its
-// gradient is dropped too. With `like` it is from then on as if it had been that tensor, of another dtype or device, and
-// `why` takes the place of an earlier text.
+// gradient is dropped too. With `like` it is from then on as if it had been that tensor, of another dtype or device,
+// and `why` takes the place of an earlier text.
 void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like = {});
 
 bool is_released(const at::Tensor& tensor);

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina.errors import UsageError
 from lamina.tracing_costs import nominal
-from lamina.tracing_record import Measures, Recorder
+from lamina.tracing_record import Measures, Recorder, RunsBackwardError
 from lamina.tracing_scene import Ambience, alias, copied, put_stand_ins, undisturbed
 from lamina.tracing_times import measure_times
 from lamina.tree import ModuleTree
@@ -83,9 +83,9 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     found = Trace()
     with _tracing():
         if not options.memory:
-            found.measures = _attempt(tree, call, None, found.notes)
+            found.measures = _attempt(tree, call, None, keep=True, notes=found.notes)
         if found.measures is None and not _is_fake(tree):
-            found.measures = _attempt(tree, call, options, found.notes)
+            found.measures = _run(tree, call, options, found.notes)
         if found.measures is None:
             found.notes.append("it is cut by the bytes of its parameters")
         elif options.times:
@@ -190,7 +190,17 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _attempt(tree: ModuleTree, call: Call, real: TraceOptions | None, notes: list[str]) -> list[Measures] | None:
+def _run(tree: ModuleTree, call: Call, options: TraceOptions, notes: list[str]) -> list[Measures] | None:
+    """The measures of one microbatch that is computed; of its activations only what the model itself needs is kept."""
+    try:
+        return _attempt(tree, call, options, keep=False, notes=notes)
+    except RunsBackwardError:
+        return _attempt(tree, call, options, keep=True, notes=notes)
+
+
+def _attempt(
+    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, notes: list[str]
+) -> list[Measures] | None:
     """The measures of one forward: with fake tensors, or a `real` one. A note says why when there are none."""
     recorder = None
     try:
@@ -202,11 +212,13 @@ def _attempt(tree: ModuleTree, call: Call, real: TraceOptions | None, notes: lis
                 stack.enter_context(fake)
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
-            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=not real, tell=tell)
+            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
             stack.enter_context(call.ambience.entered())
             stack.enter_context(recorder.watching())
             tree.root(*args, **kwargs)
         return recorder.measures
+    except RunsBackwardError:
+        raise
     except Exception as error:
         notes.append(_why(tree, recorder, error, real))
         return None

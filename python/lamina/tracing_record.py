@@ -24,6 +24,10 @@ class WritesParameterError(Exception):
     """A forward writes to a parameter: executing it for a trace would change the model."""
 
 
+class RunsBackwardError(Exception):
+    """A forward runs a backward of its own, and what was saved for it was not kept."""
+
+
 @dataclass
 class Measures:
     """What is known of a module, of one microbatch, without the modules that it calls.
@@ -200,5 +204,5 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef:
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
     if kept is None:
-        raise RuntimeError("it runs a backward in its forward")
+        raise RunsBackwardError("it runs a backward in its forward")
     return kept

@@ -19,7 +19,6 @@ SOAK, SAMPLE = 5000, 100
 
 # What lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
-    "reads_weight_anywhere",  # a parent that reads a child's weight, wherever the planner puts them
     "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
 }
 REPLICAS = True  # whether cases with more than one copy of the model are drawn
@@ -175,9 +174,7 @@ def draw_case(number: int) -> RandomCase:
 def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatches: int, replicas: int) -> set[str]:
     wanted = wanted - NOT_YET
     if "reads_weight_anywhere" in wanted:
-        wanted.add("reads_weight")
-    elif not by_hand:
-        wanted.discard("reads_weight")
+        wanted.add("reads_weight")  # of a child, wherever the planner puts it
     if "ordered_batch_norm" in wanted:  # statistics that depend on the order of the microbatches
         wanted.add("twice")
     if "twice" in wanted or microbatches == 1:

@@ -4,7 +4,6 @@
 lamina run -n 2 tests/equivalence/run_real_models.py gpt2     prints what is wrong with one
 """
 
-import json
 import os
 import sys
 import traceback
@@ -14,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from equivalence.real_models import MODELS, check
+from launch.case_report import Report
 
 
 def verdict(model) -> list[str]:
@@ -29,9 +29,9 @@ def main() -> None:
             if model.name in chosen:
                 print(model.name, *verdict(model), sep="\n  ", flush=True)
         return
-    with Path(os.environ["DIR"], f"wrong-{os.environ['RANK']}").open("w", buffering=1) as file:
+    with Report() as report:
         for model in MODELS:
-            print(json.dumps([model.name, verdict(model)]), file=file)
+            report.add(model.name, verdict(model))
 
 
 if __name__ == "__main__":

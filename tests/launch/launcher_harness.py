@@ -91,12 +91,12 @@ class Launcher:
         out, err = job.communicate(stdin, timeout=DEADLINE_S)
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
-    def shell(self, ranks: int, program: str, *words, **options):
-        return self.run("run", "-n", ranks, "-c", "sh", "-c", program, *words, **options)
+    def shell(self, ranks: int, program: str, *words, flags=(), **options):
+        return self.run("run", "-n", ranks, *flags, "-c", "sh", "-c", program, *words, **options)
 
-    def start_shell(self, ranks: int, program: str, **options):
+    def start_shell(self, ranks: int, program: str, flags=(), **options):
         """As `shell`; returns once every rank has made its file ready-RANK."""
-        job = self.start("run", "-n", ranks, "-c", "sh", "-c", program, **options)
+        job = self.start("run", "-n", ranks, *flags, "-c", "sh", "-c", program, **options)
         eventually(lambda: all((self.folder / f"ready-{rank}").exists() for rank in range(ranks)))
         return job
 
@@ -130,8 +130,10 @@ class Launcher:
         """What the jobs started here left: processes, and with them the ports they hold; temporary files; files of
         shared memory that no process has open (those of other jobs on this machine are in use)."""
         left = [f"process {pid}" for pid in self.processes()]
-        # torch's compiler makes its cache folder when it is imported, and optimizers import it.
-        left += [f"file {path}" for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
+        # torch's compiler makes its cache folder when it is imported, and optimizers import it. What the ranks of a
+        # failed job wrote is kept.
+        meant = ("torchinductor", "lamina-failed-")
+        left += [f"file {path}" for path in self.temporary.iterdir() if not path.name.startswith(meant)]
         return left + [f"shared memory {path}" for path in sorted(_unheld(_shared_memory() - self._shared_before))]
 
     def clean_up(self):

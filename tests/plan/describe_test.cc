@@ -43,7 +43,7 @@ TEST(Describe, ShowsTimesWhereTheyAreKnown) {
   EXPECT_EQ(describe(builder.tree, report(builder.tree, {Partition(0), Partition(0), Partition(1)}, goal)),
             "partition  modules  parameters   share    time  memory  sends  owns\n"
             "        0        2       100 B  50.0 %  3.0 ms   230 B    5 B  model (itself), a\n"
-            "        1        1       100 B  50.0 %  3.0 ms   230 B    5 B  b\n"
+            "        1        1       100 B  50.0 %  3.0 ms   220 B    5 B  b\n"
             "predicted step 12.0 ms, bubble 25.0 %\n");
 }
 

@@ -61,7 +61,7 @@ TEST(PlanFile, WritesThePlanAsJson) {
   const auto owners = step_planner()->assign(file.tree, file.goal);
   const json written = json::parse(to_json(file, report(file.tree, owners, file.goal)));
   EXPECT_EQ(written["partition"], json::parse(R"({"0": 0, "x": 0, "7": 1})"));
-  EXPECT_EQ(written["stages"][1], json::parse(R"({"partition": 1, "time_us": 30.0, "bytes": 100, "memory_bytes": 220,
+  EXPECT_EQ(written["stages"][1], json::parse(R"({"partition": 1, "time_us": 30.0, "bytes": 100, "memory_bytes": 210,
                                                  "out_bytes": 7})"));
   EXPECT_EQ(written["predicted_step_us"], 150.0);
   EXPECT_DOUBLE_EQ(written["bubble"], 0.2);

@@ -53,6 +53,26 @@ TEST(Prediction, OfEvenStagesIsTheIdeal) {
   }
 }
 
+TEST(Prediction, OfWhatIsHeldIsAllWithSimpleAndLessTheLaterTheStageWithInterleaved) {
+  TreeBuilder builder;
+  Assignment owners{base::Partition(0)};
+  for (int i = 0; i < 3; ++i) {
+    Node& node = builder.tree[builder.add(0, std::to_string(i), 100)];
+    node.forward_us = 10;
+    node.backward_us = 20;
+    node.activation_bytes = 5;
+    owners.emplace_back(i);
+  }
+  const Route route = find_route(builder.tree);
+  EXPECT_EQ(simulated_held(route, owners, even("simple", 3, 8)), (std::vector<int>{8, 8, 8}));
+  const Goal interleaved = even("interleaved", 3, 8);
+  const auto held = simulated_held(route, owners, interleaved);
+  EXPECT_EQ(held[0], interleaved.held());
+  EXPECT_GT(held[0], held[1]);
+  EXPECT_GT(held[1], held[2]);
+  EXPECT_EQ(memory_bytes(builder.tree, owners, held)[2], 2 * 100 + 5 * held[2]);
+}
+
 TEST(Prediction, CountsTheMessagesOfTheFirstMicrobatch) {
   TreeBuilder builder;
   for (const char* name : {"a", "b"}) {

@@ -234,6 +234,30 @@ def test_a_model_that_reads_data_is_run_once_and_the_module_named():
     assert runs[1:] == [torch.Tensor], "after the fake one"
 
 
+def test_a_model_that_reads_data_and_runs_a_backward_in_its_forward_is_traced():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.linear(x)
+            (gradient,) = torch.autograd.grad(y.square().sum(), self.linear.weight, retain_graph=True)
+            return y * 2 if gradient.sum().item() > 0 else y
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return F.linear(self.inner(x), self.inner.linear.weight)
+
+    found, whole = traced(Model(), X)
+    assert whole.notes == []
+    assert found[""].reads == {2} and found["inner"].reads_data
+
+
 def test_a_forward_that_writes_its_parameters_is_not_run():
     class Clamps(nn.Module):
         def __init__(self):

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/attempt.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "lamina/base/log.h"
+#include "lamina/launch/descendants.h"
+#include "lamina/launch/error.h"
+#include "lamina/launch/rank_process.h"
+#include "lamina/launch/vitals.h"
+#include "lamina/launch/watch.h"
+
+namespace lamina::launch {
+namespace {
+
+constexpr std::chrono::seconds kSweepLimit{2};
+
+// Ends whatever the ranks left, also when their start failed half-way.
+struct Sweep {
+  ~Sweep() {
+    if (!end_descendants(base::Deadline::after(kSweepLimit))) base::log_warning("some processes could not be killed");
+  }
+};
+
+// Whoever reads our output may take his time, as with any program; only a process that could not be killed may not.
+void show_rest(LineTee& tee, Orders& orders) {
+  const auto limit = base::Deadline::after(kSweepLimit);
+  while (tee.waiting() || (tee.open() && !limit.expired())) {
+    Watch watch;
+    tee.watch(watch);
+    watch.add(orders.fd(), POLLIN, [] {});
+    if (!tee.waiting()) watch.until(limit);
+    watch.wait();
+    if (orders.next() || orders.abandoned()) return;
+  }
+}
+
+base::Fd open_null() {
+  base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null) throw StartError("cannot open /dev/null: " + system_words());
+  return null;
+}
+
+// Starts the ranks one after the other.
+class Starter {
+ public:
+  Starter(const Attempt& attempt, LineTee* tee, Vitals& vitals) : attempt_(attempt), tee_(tee), vitals_(vitals) {}
+
+  RankProcess start(int i) {
+    const base::Rank rank(attempt_.prepared.layout.base_rank + i);
+    const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
+    const base::Fd progress = vitals_.add();
+    auto environment = rank_environment(
+        attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
+        attempt_.prepared.environment);
+    const Program program = attempt_.prepared.program.for_rank(environment);
+    std::vector<int> kept{progress.get()};
+    if (secret) kept.push_back(secret.get());
+    const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
+    const base::Fd err = pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
+    return RankProcess({.rank = rank,
+                        .program = program,
+                        .environment = std::move(environment),
+                        .input = i == 0 ? first_input_ : null_.get(),
+                        .output = end(out, STDOUT_FILENO, attempt_.outputs.out(i)),
+                        .error = end(err, STDERR_FILENO, attempt_.outputs.err(i)),
+                        .kept = kept,
+                        .signal_mask = attempt_.mask});
+  }
+
+ private:
+  base::Fd pipe(base::Rank rank, int terminal, const RankLog* log) {
+    return tee_ == nullptr ? base::Fd() : tee_->add(rank, terminal, log == nullptr ? -1 : log->fd());
+  }
+  static int end(const base::Fd& pipe, int terminal, const RankLog* log) {
+    if (pipe) return pipe.get();
+    return log == nullptr ? terminal : log->fd();
+  }
+
+  const Attempt& attempt_;
+  LineTee* tee_;
+  Vitals& vitals_;
+  const base::Fd null_ = open_null();
+  // A background process group must not read the terminal.
+  const int first_input_ = ::isatty(STDIN_FILENO) ? null_.get() : STDIN_FILENO;
+};
+
+}  // namespace
+
+Outcome Attempt::run() const {
+  const auto tee = prepared.options.tee ? std::make_unique<LineTee>() : nullptr;
+  Report report(outputs, tee.get(), prepared.options.verbose);
+  outputs.begin_here();
+  Outcome outcome;
+  {
+    const Sweep sweep;
+    Vitals vitals(prepared.options.hang_timeout);
+    Starter starter(*this, tee.get(), vitals);
+    report.started(job, prepared.program.path);
+    std::vector<RankProcess> ranks;
+    for (int i = 0; i < job.local_world_size; ++i) {
+      ranks.push_back(starter.start(i));
+      report.started(ranks.back().rank(), ranks.back().pid());
+    }
+    outcome = Supervisor({ranks, orders, children, report, vitals, tee.get(), prepared.options.grace}).run();
+  }
+  if (tee) show_rest(*tee, orders);
+  return outcome;
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <signal.h>
+
+#include "lamina/launch/orders.h"
+#include "lamina/launch/preparation.h"
+#include "lamina/launch/rank_outputs.h"
+#include "lamina/launch/report.h"
+#include "lamina/launch/secret.h"
+#include "lamina/launch/signals.h"
+#include "lamina/launch/supervisor.h"
+
+namespace lamina::launch {
+
+// One start of all ranks of this machine, from the first one's start until nothing is left of any of them.
+struct Attempt {
+  const Preparation& prepared;
+  const Job& job;
+  const std::optional<Secret>& secret;
+  RankOutputs& outputs;
+  Orders& orders;
+  Signals& children;     // SIGCHLD
+  const sigset_t& mask;  // of signals, for the ranks
+
+  // Throws StartError when a rank could not be started; those that were have been ended then.
+  Outcome run() const;
+};
+
+}  // namespace lamina::launch

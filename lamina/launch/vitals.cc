@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/vitals.h"
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+
+#include "lamina/base/str.h"
+#include "lamina/launch/error.h"
+
+namespace lamina::launch {
+namespace {
+
+constexpr std::chrono::seconds kStopIsLong{3};
+
+std::int64_t seconds_since(Vitals::Clock::time_point then) {
+  return std::chrono::duration_cast<std::chrono::seconds>(Vitals::Clock::now() - then).count();
+}
+
+}  // namespace
+
+base::Fd Vitals::add() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    throw StartError("cannot make a socket: " + system_words());
+  }
+  people_.push_back({.socket = base::Fd(ends[0])});
+  return base::Fd(ends[1]);
+}
+
+void Vitals::watch(Watch& watch) {
+  for (Person& person : people_) {
+    if (person.socket) watch.add(person.socket.get(), POLLIN, [this, &person] { take(person); });
+  }
+}
+
+void Vitals::take(Person& person) {
+  base::Progress progress;
+  ssize_t count = 0;
+  while ((count = ::recv(person.socket.get(), &progress, sizeof progress, MSG_DONTWAIT)) > 0) {
+    if (count != sizeof progress) continue;
+    person.last = progress;
+    person.heard = Clock::now();
+  }
+  if (count == 0 || (errno != EAGAIN && errno != EINTR)) person.socket.reset();
+}
+
+void Vitals::take_stops(const RankProcess& rank, int i) {
+  Person& person = people_[i];
+  siginfo_t info{};
+  while (::waitid(P_PIDFD, static_cast<id_t>(rank.fd()), &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
+         info.si_pid != 0) {
+    if (info.si_code == CLD_STOPPED) {
+      person.stopped = Clock::now();
+      person.stop_signal = info.si_status;
+    } else {
+      person.stopped.reset();
+    }
+    person.told = false;
+    info = {};
+  }
+}
+
+void Vitals::forget(int i) {
+  people_[i].ended = true;
+  people_[i].stopped.reset();
+  people_[i].socket.reset();
+}
+
+bool Vitals::stopped_long(int i) {
+  Person& person = people_[i];
+  if (!person.stopped || person.told || Clock::now() - *person.stopped < kStopIsLong) return false;
+  person.told = true;
+  return true;
+}
+
+std::optional<Vitals::Clock::time_point> Vitals::last_heard() const {
+  std::optional<Clock::time_point> last;
+  for (const Person& person : people_) {
+    if (!person.ended && person.heard) last = std::max(last.value_or(*person.heard), *person.heard);
+  }
+  return last;
+}
+
+bool Vitals::hangs() const {
+  const auto last = last_heard();
+  return hang_timeout_ && last && Clock::now() - *last >= *hang_timeout_;
+}
+
+std::optional<base::Deadline> Vitals::next() const {
+  std::optional<Clock::time_point> at;
+  const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
+  if (const auto last = last_heard(); hang_timeout_ && last) soonest(*last + *hang_timeout_);
+  for (const Person& person : people_) {
+    if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
+  }
+  return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
+}
+
+std::optional<pid_t> Vitals::process(int i) const {
+  return people_[i].heard ? std::optional<pid_t>(people_[i].last.process) : std::nullopt;
+}
+
+std::string Vitals::words(int i) const {
+  const Person& person = people_[i];
+  if (person.ended) return "has ended";
+  const std::string stopped = person.stopped ? base::str("stopped by ", signal_name(person.stop_signal), " ",
+                                                         seconds_since(*person.stopped), " s ago, ")
+                                             : "";
+  if (!person.heard) return stopped + "has never reported a step";
+  const auto quiet = seconds_since(*person.heard);
+  if (person.last.inside != 0) return base::str(stopped, "in step ", person.last.step, " for ", quiet, " s");
+  return base::str(stopped, "after step ", person.last.step, " for ", quiet, " s");
+}
+
+}  // namespace lamina::launch

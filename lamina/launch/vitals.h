@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/base/progress.h"
+#include "lamina/launch/rank_process.h"
+#include "lamina/launch/watch.h"
+
+namespace lamina::launch {
+
+// What is known of ranks that run: the steps they report (base/progress.h), and whether a signal stopped them, which
+// the kernel tells. A job hangs when no running rank has begun or ended a step for the whole timeout. One that has
+// never reported a step cannot hang, for it may not use lamina.
+class Vitals {
+ public:
+  using Clock = base::Deadline::Clock;
+
+  explicit Vitals(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
+
+  // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0.
+  base::Fd add();
+
+  void watch(Watch& watch);                         // takes reports
+  void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
+  void forget(int i);                               // it has ended
+
+  // Whether the rank has been stopped for a while; true once per stop.
+  bool stopped_long(int i);
+  bool hangs() const;
+  std::optional<base::Deadline> next() const;  // when one of these may become true
+
+  std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
+  std::optional<pid_t> process(int i) const;  // the one that reported
+  const std::optional<std::chrono::seconds>& hang_timeout() const { return hang_timeout_; }
+
+ private:
+  struct Person {
+    base::Fd socket;
+    base::Progress last;
+    std::optional<Clock::time_point> heard;
+    std::optional<Clock::time_point> stopped;
+    int stop_signal = 0;
+    bool told = false;
+    bool ended = false;
+  };
+  void take(Person& person);
+  std::optional<Clock::time_point> last_heard() const;
+
+  const std::optional<std::chrono::seconds> hang_timeout_;
+  std::deque<Person> people_;
+};
+
+}  // namespace lamina::launch

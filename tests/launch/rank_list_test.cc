@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/rank_list.h"
+
+#include <gtest/gtest.h>
+
+namespace lamina::launch {
+namespace {
+
+std::string named(std::initializer_list<int> numbers) {
+  std::vector<base::Rank> ranks;
+  for (int number : numbers) ranks.emplace_back(number);
+  return name_ranks(ranks);
+}
+
+TEST(RankList, FoldsWhatFollowsEachOther) {
+  EXPECT_EQ(named({3}), "rank 3");
+  EXPECT_EQ(named({3, 4}), "ranks 3, 4");
+  EXPECT_EQ(named({0, 1, 2, 5}), "ranks 0-2, 5");
+  EXPECT_EQ(named({0, 2, 3, 4}), "ranks 0, 2-4");
+}
+
+}  // namespace
+}  // namespace lamina::launch

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina run --hang-timeout S`: a job whose ranks make no step is ended, and it is said who was where."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+from launch.launcher_harness import READY, eventually
+
+# Reports steps as the engine does, and is stuck where the test says.
+STEPS = """
+import os, pathlib, signal, socket, struct, sys, time
+rank = int(os.environ["RANK"])
+launcher = socket.socket(fileno=int(os.environ["LAMINA_PROGRESS_FD"]))
+
+def report(step, inside):
+    launcher.send(struct.pack("qii", step, os.getpid(), inside))
+
+def steps(count, takes_s=0.0):
+    for step in range(count):
+        report(step, 1)
+        time.sleep(takes_s)
+        report(step, 0)
+
+def stuck_in_its_loader():
+    pathlib.Path(os.environ["DIR"], f"ready-{rank}").touch()
+    while True:
+        signal.pause()
+
+def waiting_for_peers(step):
+    report(step, 1)
+    stuck_in_its_loader()
+
+folder = pathlib.Path(os.environ["DIR"])
+(folder / f"here-{rank}").touch()
+while len(list(folder.glob("here-*"))) < int(os.environ["WORLD_SIZE"]):
+    pass
+
+"""
+
+
+def start(launcher, ranks, timeout_s, program, *flags):
+    (launcher.folder / "steps.py").write_text(STEPS + program)
+    return launcher.start("run", "-n", ranks, "--hang-timeout", timeout_s, *flags,
+                          "-c", sys.executable, "-S", "steps.py")  # fmt: skip
+
+
+def test_who_was_where_and_the_stacks_are_shown(launcher):
+    job = start(launcher, 4, 1, "steps(12)\nstuck_in_its_loader() if rank == 2 else waiting_for_peers(12)")
+    eventually(lambda: len(list(launcher.folder.glob("ready-*"))) == 4)
+    begin = time.monotonic()
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    assert time.monotonic() - begin <= 1 + 2
+    lines = errors.splitlines()
+    assert lines[0] == "lamina run: the job hangs: no rank has begun or ended a step for 1 s (--hang-timeout)"
+    assert lines[1:3] == ["lamina run: ranks 0, 1, 3: in step 12 for 1 s", "lamina run: rank 2: after step 11 for 1 s"]
+    stacks = dict(re.findall(r"---- the stacks of rank (\d) ----\n(.*?)---- end of rank \1 ----\n", errors, re.DOTALL))
+    assert set(stacks) == {"1", "2", "3"}
+    for rank, stack in stacks.items():
+        assert "in stuck_in_its_loader" in stack
+        assert ("in waiting_for_peers" in stack) == (rank != "2")
+    assert "in waiting_for_peers" in errors[: errors.index("---- the stacks")], "rank 0 writes to us"
+
+
+def test_a_rank_that_waits_before_its_first_step_is_shown_too(launcher):
+    job = start(launcher, 2, 1, "stuck_in_its_loader() if rank == 1 else waiting_for_peers(0)")
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    assert "lamina run: rank 1: has never reported a step\n" in errors
+    assert "in stuck_in_its_loader" in errors[errors.index("---- the stacks of rank 1") :]
+
+
+def test_slow_is_not_hung(launcher):
+    """Steps of half the timeout, for longer than it."""
+    job = start(launcher, 2, 2, "steps(3, takes_s=1)")
+    assert job.communicate(timeout=30) == ("", "")
+    assert job.returncode == 0
+
+
+def test_programs_that_report_nothing_cannot_hang(launcher):
+    result = launcher.shell(2, "exec sleep 1.5", flags=["--hang-timeout", 1])
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(launcher):
+    """Nor does it stand for progress: the other one hangs."""
+    job = start(launcher, 2, 1, "steps(3)\nrank == 0 and sys.exit()\nstuck_in_its_loader()")
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    assert "lamina run: rank 1: after step 2 for 1 s" in errors and "rank 0:" not in errors
+
+
+def test_a_job_that_hung_may_be_started_again(launcher):
+    program = "steps(3)\nos.environ['LAMINA_RESTART'] == '0' and stuck_in_its_loader()"
+    job = start(launcher, 2, 1, program, "--restarts", 1)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 0
+    assert "the job hangs" in errors and "restart 1 of 1" in errors
+
+
+def rank_process(launcher, rank):
+    for pid in launcher.processes():
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if f"RANK={rank}".encode() in file.read().split(b"\0"):
+                return pid
+    raise LookupError(f"no rank {rank}")
+
+
+def test_a_stopped_rank_is_named_within_4_s_and_how_it_goes_on(launcher):
+    """Also without a time limit."""
+    job = launcher.start_shell(3, READY + "exec sleep 100")
+    process = rank_process(launcher, 1)
+    begin = time.monotonic()
+    os.kill(process, signal.SIGSTOP)
+    line = job.stderr.readline()
+    assert time.monotonic() - begin <= 4
+    assert line == (
+        f"lamina run: warning: rank 1 is stopped (SIGSTOP or the like); `kill -CONT {process}` lets it go on\n"
+    )
+    job.terminate()
+    assert job.wait(10) == 143
+
+
+def test_a_stopped_rank_that_hangs_the_job_is_named_and_shows_its_stack(launcher):
+    job = start(launcher, 2, 2, "steps(5)\nstuck_in_its_loader()")
+    eventually(lambda: len(list(launcher.folder.glob("ready-*"))) == 2)
+    os.kill(rank_process(launcher, 1), signal.SIGSTOP)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    assert re.search(r"rank 1: stopped by SIGSTOP \d s ago, after step 4 for 2 s\n", errors)
+    assert "in stuck_in_its_loader" in errors[errors.index("---- the stacks of rank 1") :]
+
+
+TRAINS = """
+import threading
+import lamina, torch
+from torch import nn
+
+class Stops(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 12 and lamina.rank() == 1:
+            self.wait_for_a_lock_that_nobody_opens()
+        return super().forward(x)
+    def wait_for_a_lock_that_nobody_opens(self):
+        threading.Event().wait()
+
+lamina.init(partitions=2, microbatches=4)
+model = lamina.distribute(nn.Sequential(Stops(4, 4), Stops(4, 4)))
+
+@lamina.step
+def train(x):
+    model.backward(model(x).sum())
+
+for _ in range(10):
+    train(torch.randn(8, 4))
+"""
+
+
+def test_a_model_that_hangs_shows_the_module_it_hangs_in(launcher):
+    (launcher.folder / "train.py").write_text(TRAINS)
+    job = launcher.start("run", "-n", 2, "--hang-timeout", 3, "train.py")
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode == 124
+    assert re.search(r"lamina run: ranks? (0, )?1: in step \d for \d s\n", errors)
+    assert "wait_for_a_lock_that_nobody_opens" in errors[errors.index("---- the stacks of rank 1") :]
