@@ -52,6 +52,7 @@ BENCHMARKS = [
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2),
     Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
+    Benchmark("timeline_cost", "timeline_cost.py", ranks=2),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
     Benchmark("plan_prediction", "plan_prediction.py", ranks=2),
 ]

@@ -85,7 +85,8 @@ class Report:
         )  # fmt: skip
         self._metrics.close()
         self._draw(unigram, bigram)
-        self.say(f"trained for {self._training_s:.0f} s; see {self._out / 'loss.png'}, {self._out / 'metrics.jsonl'}")
+        written = ", ".join(sorted(str(path) for path in self._out.iterdir()))
+        self.say(f"trained for {self._training_s:.0f} s; see {written}")
 
     def _bar(self) -> Progress:
         if self._progress is None:  # only now, so that nothing else writes to the terminal below it

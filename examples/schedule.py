@@ -61,13 +61,15 @@ def draw(timeline: Path, picture: Path) -> None:
         planned = row["cat"] == "planned"
         what = row["name"] if planned else row["cat"]
         kind = "planned" if planned else "measured"
-        color = _shade(FORWARD if what == "forward" else BACKWARD, row["args"]["microbatch"], microbatches)
+        microbatch = row["args"]["microbatch"]
+        color = _shade(FORWARD if what == "forward" else BACKWARD, microbatch, microbatches)
         left, width = (row["ts"] - begin) / 1000, row["dur"] / 1000
         top = ranks.index(row["pid"]) + ROWS[kind]
         axes.broken_barh([(left, width)], (top, HEIGHT[kind]), facecolors=[color], edgecolor="white", linewidth=0.4)
         if not planned and row["dur"] > LABELLED * _duration(rows):
-            axes.text(left + width / 2, top + HEIGHT[kind] / 2, row["args"]["microbatch"], ha="center", va="center",
-                      fontsize=8, color="white")  # fmt: skip
+            dark = microbatch < microbatches / 2
+            axes.text(left + width / 2, top + HEIGHT[kind] / 2, microbatch, ha="center", va="center", fontsize=8,
+                      color="white" if dark else "black")  # fmt: skip
     axes.set_yticks(
         [rank + ROWS[kind] + HEIGHT[kind] / 2 for rank in range(len(ranks)) for kind in ROWS],
         [f"rank {rank}" if kind == "measured" else kind for rank in ranks for kind in ROWS],

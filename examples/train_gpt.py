@@ -5,10 +5,12 @@
     python examples/train_gpt.py --partitions 1   one process, the same training
 
 The model (gpt.py) is an ordinary module and the loop an ordinary loop; what belongs to lamina starts with `lamina.`.
+A few steps in the middle are recorded: ui.perfetto.dev shows demo/timeline.json, demo/schedule.png is one of them.
 Exits with 1 unless the model predicts unseen text better than counts of pairs of bytes do.
 """
 
 import argparse
+import contextlib
 import math
 import sys
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 from gpt import GPT
 from report import Report
+from schedule import draw
 from text import VOCABULARY, Batches, prompts, standard_library, unigram_and_bigram, windows
 
 import lamina
@@ -26,6 +29,7 @@ SEQUENCES = 16
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
 VALIDATION_EVERY = 50
+RECORDED_STEPS = 5
 
 
 def arguments() -> argparse.Namespace:
@@ -34,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, default=2, help="ranks over which the model is spread")
     parser.add_argument("--microbatches", type=int, default=4, help=f"pieces of a batch of {SEQUENCES} sequences")
     parser.add_argument("--seed", type=int, default=0, help="of the initial values, the batches and the sample")
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for loss.png and metrics.jsonl")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for what the run shows")
     return parser.parse_args()
 
 
@@ -104,7 +108,11 @@ def main() -> int:
     )
     report.say(f"text: {len(training):,} bytes to learn from, {len(validation):,} unseen; {parameters:,} parameters")
 
+    timeline = args.out / "timeline.json"
+    recording = contextlib.ExitStack()
     for step in range(args.steps):
+        if step == args.steps // 2:
+            recording.enter_context(lamina.timeline(timeline))
         started = time.perf_counter()
         loss = train_step(*batches.next()).reduce_mean()
         optimizer.step()
@@ -114,6 +122,8 @@ def main() -> int:
         optimizer.zero_grad()
         report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
         scheduler.step()
+        if step + 1 == min(args.steps // 2 + RECORDED_STEPS, args.steps):
+            recording.close()
         if (step + 1) % VALIDATION_EVERY == 0 or step + 1 == args.steps:
             validation_loss = validate()
             report.validation(validation_loss)
@@ -121,6 +131,8 @@ def main() -> int:
     beginnings = prompts(validation, lamina.num_microbatches(), length=32)
     texts = [bytes(text) for text in generate(beginnings, length=160).tolist()]
     report.samples([text[:32] for text in texts], [text[32:] for text in texts])
+    if lamina.rank() == 0 and lamina.pp_size() > 1:
+        draw(timeline, args.out / "schedule.png")
     report.finish(
         unigram=unigram,
         bigram=bigram,

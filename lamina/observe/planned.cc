@@ -41,33 +41,72 @@ Courses courses_of(const Timeline& timeline) {
   return courses;
 }
 
+bool is_backward(const Span& span) { return span.event->what == What::kBackward; }
+
+// What one rank did of a microbatch's forward, or backward, before another one went on.
+struct Run {
+  std::int64_t rank;
+  std::int64_t duration;
+};
+
+std::vector<Run> runs_of(const std::vector<Span>& spans, bool backward) {
+  std::vector<Run> runs;
+  for (const auto& span : spans) {
+    if (is_backward(span) != backward) continue;
+    if (runs.empty() || runs.back().rank != span.rank) runs.push_back({span.rank, 0});
+    runs.back().duration += span.duration();
+  }
+  if (backward) std::ranges::reverse(runs);
+  return runs;
+}
+
+std::vector<std::int64_t> ranks_of(const std::vector<Run>& runs) {
+  std::vector<std::int64_t> ranks;
+  for (const auto& run : runs) ranks.push_back(run.rank);
+  return ranks;
+}
+
+// The way that most microbatches take through the ranks.
+std::vector<std::int64_t> way_of(const Course& course) {
+  std::map<std::vector<std::int64_t>, int> taken;
+  for (const auto& [microbatch, spans] : course.by_microbatch) ++taken[ranks_of(runs_of(spans, /*backward=*/false))];
+  return std::ranges::max_element(taken, {}, [](const auto& way) { return way.second; })->first;
+}
+
+// What each visit of the way takes, on average: what its rank took in all, shared among the rank's visits as it was by
+// the microbatches that took this way.
+std::vector<std::int64_t> durations_of(const Course& course, const std::vector<std::int64_t>& way, bool backward) {
+  std::vector<double> parts(way.size());
+  std::map<std::int64_t, double> totals, sums, visits;
+  for (const auto& [microbatch, spans] : course.by_microbatch) {
+    const auto runs = runs_of(spans, backward);
+    const bool usual = ranks_of(runs) == way;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto duration = static_cast<double>(runs[i].duration);
+      totals[runs[i].rank] += duration / static_cast<double>(course.by_microbatch.size());
+      if (usual) parts[i] += duration;
+      if (usual) sums[runs[i].rank] += duration;
+    }
+  }
+  for (auto rank : way) ++visits[rank];
+  std::vector<std::int64_t> durations;
+  for (std::size_t i = 0; i < way.size(); ++i) {
+    const double share = sums[way[i]] > 0 ? parts[i] / sums[way[i]] : 1 / visits[way[i]];
+    durations.push_back(static_cast<std::int64_t>(totals[way[i]] * share));
+  }
+  return durations;
+}
+
 // The visits of a microbatch, with the ranks of the job as they are numbered in `members`.
 plan::Chain chain_of(const Course& course, const std::vector<std::int64_t>& members) {
-  const auto place = [&](std::int64_t rank) {
-    return static_cast<int>(std::ranges::find(members, rank) - members.begin());
-  };
+  const auto way = way_of(course);
+  const auto forward = durations_of(course, way, /*backward=*/false);
+  const auto backward = durations_of(course, way, /*backward=*/true);
   plan::Chain chain;
-  chain.visits.push_back({.rank = 0, .forward = 0, .backward = 0});
-  for (const auto& span : course.by_microbatch.begin()->second) {
-    if (span.event->what != What::kForward) continue;
-    if (place(span.rank) != chain.visits.back().rank) {
-      chain.visits.push_back({.rank = place(span.rank), .forward = 0, .backward = 0});
-    }
-  }
   chain.microbatches = static_cast<int>(course.by_microbatch.size());
-  std::map<int, std::int64_t> visits;
-  for (const auto& visit : chain.visits) ++visits[visit.rank];
-  std::map<int, std::pair<std::int64_t, std::int64_t>> totals;  // forward and backward per rank, all microbatches
-  for (const auto& [microbatch, spans] : course.by_microbatch) {
-    for (const auto& span : spans) {
-      auto& [forward, backward] = totals[place(span.rank)];
-      (span.event->what == What::kForward ? forward : backward) += span.duration();
-    }
-  }
-  for (auto& visit : chain.visits) {
-    const auto shares = visits[visit.rank] * chain.microbatches;
-    visit.forward = totals[visit.rank].first / shares;
-    visit.backward = totals[visit.rank].second / shares;
+  for (std::size_t i = 0; i < way.size(); ++i) {
+    const auto place = std::ranges::find(members, way[i]) - members.begin();
+    chain.visits.push_back({.rank = static_cast<int>(place), .forward = forward[i], .backward = backward[i]});
   }
   return chain;
 }

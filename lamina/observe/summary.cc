@@ -40,7 +40,7 @@ class StepOfRank {
     for (const auto& event : record.events) {
       if (event.step != step.step) continue;
       if (computes(event)) turns_.push_back(&event);
-      if (event.what == What::kReceive) arrivals_.push_back(&event);
+      if (event.what == What::kReceive && event.peer != record.rank) arrivals_.push_back(&event);
     }
     std::ranges::sort(turns_, {}, &Event::begin_ns);
     std::ranges::sort(arrivals_, {}, &Event::begin_ns);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -20,16 +21,48 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json to_json(const Event& event) {
-  return Json::array({static_cast<int>(event.what), event.begin_ns, event.end_ns, event.step, event.microbatch,
-                      event.name, event.peer, event.bytes, event.message});
+// An event as bytes: a million of them have to be written while a failed job ends.
+struct Row {
+  std::int64_t begin_ns, end_ns, step, microbatch, peer, bytes;
+  std::uint64_t message;
+  std::uint32_t name;  // in the list of names
+  std::uint32_t what;
+};
+static_assert(sizeof(Row) == 64 && std::is_trivially_copyable_v<Row>);
+
+Json to_json(const RankRecord& record) {
+  Json names = Json::array();
+  std::unordered_map<std::string_view, std::uint32_t> numbers;
+  std::vector<std::uint8_t> rows(record.events.size() * sizeof(Row));
+  std::uint8_t* at = rows.data();
+  for (const auto& event : record.events) {
+    const auto [name, fresh] = numbers.try_emplace(event.name, static_cast<std::uint32_t>(names.size()));
+    if (fresh) names.push_back(event.name);
+    const Row row{event.begin_ns,   event.end_ns, event.step,
+                  event.microbatch, event.peer,   event.bytes,
+                  event.message,    name->second, static_cast<std::uint32_t>(event.what)};
+    std::memcpy(at, &row, sizeof row);
+    at += sizeof row;
+  }
+  return Json::array(
+      {record.rank, record.leader, record.ahead_ns, record.dropped, std::move(names), Json::binary(std::move(rows))});
 }
 
-Event to_event(const Json& row) {
-  const int what = row.at(0);
-  if (what < 0 || what > static_cast<int>(kLastWhat)) throw base::FormatError(base::str("an event of kind ", what));
-  return {
-      static_cast<What>(what), row.at(1), row.at(2), row.at(3), row.at(4), row.at(5), row.at(6), row.at(7), row.at(8)};
+RankRecord to_record(const Json& json) {
+  RankRecord record{json.at(0), json.at(1), json.at(2), json.at(3), {}};
+  const Json& names = json.at(4);
+  const auto& rows = json.at(5).get_binary();
+  if (rows.size() % sizeof(Row) != 0) throw base::FormatError("a part of a timeline: half an event");
+  for (std::size_t at = 0; at < rows.size(); at += sizeof(Row)) {
+    Row row;
+    std::memcpy(&row, rows.data() + at, sizeof row);
+    if (row.what > static_cast<std::uint32_t>(kLastWhat)) {
+      throw base::FormatError(base::str("a part of a timeline: an event of kind ", row.what));
+    }
+    record.events.push_back({static_cast<What>(row.what), row.begin_ns, row.end_ns, row.step, row.microbatch,
+                             names.at(row.name), row.peer, row.bytes, row.message});
+  }
+  return record;
 }
 
 std::ifstream open(const std::string& path) {
@@ -42,11 +75,7 @@ std::ifstream open(const std::string& path) {
 
 std::string encode(const Timeline& timeline) {
   Json ranks = Json::array();
-  for (const auto& record : timeline.ranks) {
-    Json events = Json::array();
-    for (const auto& event : record.events) events.push_back(to_json(event));
-    ranks.push_back(Json::array({record.rank, record.leader, record.ahead_ns, record.dropped, std::move(events)}));
-  }
+  for (const auto& record : timeline.ranks) ranks.push_back(to_json(record));
   std::string bytes;
   Json::to_msgpack(Json::array({timeline.schedule, timeline.active_microbatches, std::move(ranks)}), bytes);
   return bytes;
@@ -56,11 +85,7 @@ Timeline decode(std::string_view bytes) {
   try {
     const Json json = Json::from_msgpack(bytes);
     Timeline timeline{json.at(0), json.at(1), {}};
-    for (const auto& row : json.at(2)) {
-      RankRecord record{row.at(0), row.at(1), row.at(2), row.at(3), {}};
-      for (const auto& event : row.at(4)) record.events.push_back(to_event(event));
-      timeline.ranks.push_back(std::move(record));
-    }
+    for (const auto& record : json.at(2)) timeline.ranks.push_back(to_record(record));
     return timeline;
   } catch (const Json::exception& error) {
     throw base::FormatError(base::str("a part of a timeline: ", error.what()));

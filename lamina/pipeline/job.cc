@@ -126,6 +126,24 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   return outputs;
 }
 
+void Job::run_step_here(int microbatches, const std::function<void(base::Microbatch)>& body) {
+  using observe::What;
+  const auto step = steps_here_++;
+  seeds_.begin_step();
+  const observe::Span whole(&recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
+  for (int i = 0; i < microbatches; ++i) {
+    const base::Microbatch microbatch(i);
+    {
+      const observe::Span turn(&recorder_, [&] {
+        return observe::Event{.what = What::kForward, .step = step, .microbatch = microbatch.value};
+      });
+      const InlineBody scope(seeds_.of(microbatch));
+      body(microbatch);
+    }
+    if (recorder_.on()) recorder_.record_memory();
+  }
+}
+
 std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Body& body,
                                     const base::Patience& patience) {
   // Shared with the threads: after an error one of them may outlive this call.

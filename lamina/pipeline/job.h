@@ -48,7 +48,6 @@ class Job {
   base::Rank rank() const { return transport_->rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
   collective::Mailbox& mailbox() { return mailbox_; }
-  RootSeeds& root_seeds() { return seeds_; }  // for a face that runs bodies itself, where there is one rank
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
@@ -63,6 +62,10 @@ class Job {
   // `body` is used on the leading rank only. Throws the first error that any rank met: the same on every rank, on the
   // others as value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
   std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt);
+
+  // A step whose bodies run one after the other in the calling thread: enough where the pipeline is this rank alone.
+  // What a body throws ends it.
+  void run_step_here(int microbatches, const std::function<void(base::Microbatch)>& body);
 
   // In a step body or a module that is served: a call of module `id`, here or on its owner. Throws base::UsageError
   // outside a step.
@@ -100,6 +103,7 @@ class Job {
   const JobOptions options_;
   const base::ProgressReporter progress_;
   observe::Recorder recorder_;
+  std::int64_t steps_here_ = 0;
   bool counts_ = false;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;

@@ -23,16 +23,10 @@ PyMethodDef kCallInStream = {"call_in_stream",
                              reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_in_stream)),
                              METH_FASTCALL | METH_KEYWORDS, nullptr};
 
-py::object run_body(std::uint64_t root_seed, const py::object& body) {
-  const pipeline::InlineBody scope(root_seed);
-  return body();
-}
-
 }  // namespace
 
 void bind_random(py::module_& module) {
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
-  module.def("run_body", &run_body);
 }
 
 }  // namespace lamina::python

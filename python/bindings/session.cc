@@ -221,12 +221,8 @@ py::list run_step(Session& session, int microbatches, const py::object& function
   return objects;
 }
 
-std::vector<std::uint64_t> root_seeds(Session& session, int microbatches) {
-  auto& seeds = session.job().root_seeds();
-  seeds.begin_step();
-  std::vector<std::uint64_t> of_each;
-  for (int i = 0; i < microbatches; ++i) of_each.push_back(seeds.of(base::Microbatch(i)));
-  return of_each;
+void run_step_here(Session& session, int microbatches, const py::object& body) {
+  session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { body(microbatch.value); });
 }
 
 py::object call(Session& session, int index, const py::tuple& args, const py::dict& kwargs) {
@@ -291,7 +287,7 @@ void bind_session(py::module_& module) {
       .def("set_order", &set_order)
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
-      .def("root_seeds", &root_seeds)
+      .def("run_step_here", &run_step_here)
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)

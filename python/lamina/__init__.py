@@ -47,6 +47,7 @@ from lamina.groups import (
     get_tp_process_group,
     get_world_process_group,
 )
+from lamina.metrics import JsonLines, Logger, Metrics, TensorBoard
 from lamina.model import DistributedModel, distribute
 from lamina.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from lamina.observing import timeline
@@ -118,10 +119,14 @@ __all__ = [
     "DistributedOptimizer",
     "Error",
     "FormatError",
+    "JsonLines",
+    "Logger",
+    "Metrics",
     "PeerError",
     "RankType",
     "RemoteError",
     "StepOutput",
+    "TensorBoard",
     "TimeoutError",
     "UsageError",
     "allgather",

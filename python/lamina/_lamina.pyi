@@ -32,9 +32,6 @@ def set_hooks(
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
-def run_body(root_seed: int, body: Callable[[], Any]) -> Any:
-    """A step body in this thread: its random numbers are the stream of that seed, its default dtype is its own."""
-
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 
@@ -148,8 +145,9 @@ class Session:
     def lend_state(self, wait: Callable[[], None]) -> None:
         """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
         thread's random numbers and default dtype. No other body computes meanwhile."""
-    def root_seeds(self, microbatches: int) -> list[int]:
-        """Begins a step whose bodies are run by `run_body` instead of `run_step`: the seed of each."""
+    def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
+        """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
+        alone. Each has a random stream and a default dtype of its own."""
     def in_step(self) -> bool:
         """Whether this thread runs a step body, or a module for another rank."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:

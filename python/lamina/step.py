@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, _lamina, nest
+from lamina import _current, nest
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
 from lamina.output import merge
@@ -126,9 +126,10 @@ class StepFunction:
 
         count = job.microbatches
         if not job.pipelined:
-            seeds = job.session.root_seeds(count)
+            outputs = []
             bodies = self._bodies(count, owner, args, kwargs)
-            return [noted(_lamina.run_body(*each)) for each in zip(seeds, bodies, strict=True)]
+            job.session.run_step_here(count, lambda microbatch: outputs.append(noted(bodies[microbatch]())))
+            return outputs
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, failure = None, None
         if job.leads:

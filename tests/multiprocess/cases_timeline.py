@@ -80,3 +80,24 @@ def case_a_timeline_inside_another_is_refused():
         with pytest.raises(lamina.UsageError, match="inside a timeline"), lamina.timeline(where / "inner.json"):
             pass
         assert not (where / "inner.json").exists()
+
+
+def case_metrics_of_each_rank_and_a_summary_on_the_first():
+    step = start()
+    step(BATCH)
+    with folder() as where:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), lamina.Metrics(where) as metrics:
+            for _ in range(3):
+                step(BATCH)
+                metrics.step(samples=len(BATCH))
+        lamina.barrier()
+        lines = [json.loads(line) for line in (where / f"rank-{lamina.rank()}.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    for line in lines:
+        assert 0 < line["bubble"] < 1 and line["step_s"] <= line["time_s"]
+        # An activation, or its gradient, for each microbatch.
+        assert line["messages"] >= MICROBATCHES and line["sent_bytes"] >= BATCH.nbytes
+    summary = printed.getvalue().splitlines()
+    assert len(summary) == (4 if lamina.rank() == 0 else 0)
+    assert not summary or summary[0].startswith("metrics of 2 steps")

@@ -44,6 +44,27 @@ TEST(Planned, MicrobatchesOverlapAsTheScheduleLetsThem) {
   EXPECT_EQ(end, 1000 + (2 + 1) * 30);
 }
 
+// 0 -> 1 -> 0: what the first rank does at the two ends of a microbatch is not the same.
+TEST(Planned, EachVisitOfARankTakesWhatItTook) {
+  Timeline timeline{"simple", 1, {{.rank = 0}, {.rank = 1}}};
+  timeline.ranks[0].events = {span(What::kStep, 0, 80, 0, -1, ""), span(What::kForward, 0, 10, 0, 0, ""),
+                              span(What::kForward, 20, 21, 0, 0, ""), span(What::kBackward, 21, 23, 0, 0, ""),
+                              span(What::kBackward, 50, 70, 0, 0, "")};
+  timeline.ranks[1].events = {span(What::kStep, 0, 80, 0, -1, ""), span(What::kForward, 12, 19, 0, 0, "tail"),
+                              span(What::kBackward, 30, 44, 0, 0, "tail")};
+  std::vector<Turn> turns;
+  for (const auto& [rank, event] : planned_events(timeline)) {
+    turns.emplace_back(rank, event.what, event.begin_ns / kMs, event.end_ns / kMs);
+  }
+  std::ranges::sort(turns, {}, [](const Turn& turn) { return std::get<2>(turn); });
+  EXPECT_EQ(turns, (std::vector<Turn>{{0, What::kForward, 0, 10},
+                                      {1, What::kForward, 10, 17},
+                                      {0, What::kForward, 17, 18},
+                                      {0, What::kBackward, 18, 20},
+                                      {1, What::kBackward, 20, 34},
+                                      {0, What::kBackward, 34, 54}}));
+}
+
 TEST(Planned, NothingIsPlannedForAStepOfOneRank) {
   Timeline timeline = two_ranks();
   timeline.ranks.pop_back();

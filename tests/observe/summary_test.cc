@@ -38,6 +38,14 @@ TEST(Summary, IdleTimeHasItsReasons) {
   EXPECT_DOUBLE_EQ(summary.bubble, 70.0 / 130.0);
 }
 
+TEST(Summary, WhatARankSendsItselfIsNoReasonToWait) {
+  Timeline timeline = two_ranks();
+  Event own = span(What::kReceive, 1641, 1642, 1, 0, "values");
+  own.peer = 1;
+  timeline.ranks[1].events.push_back(own);
+  EXPECT_EQ(summarise(timeline).ranks.at(1).idle_ns, summarise(two_ranks()).ranks.at(1).idle_ns);
+}
+
 TEST(Summary, TrafficIsWhatWasSent) {
   const auto summary = summarise(two_ranks());
   EXPECT_EQ(summary.ranks.at(0).messages, 2);

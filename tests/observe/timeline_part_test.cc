@@ -49,6 +49,23 @@ TEST(TimelineParts, NoneAreAnEmptyTimeline) {
   EXPECT_TRUE(read_parts(folder / "").ranks.empty());
 }
 
+TEST(TimelineParts, BytesThatAreWrongAreAnErrorOrAnotherTimelineAndNothingWorse) {
+  const std::string right = encode(two_ranks());
+  int refused = 0;
+  for (std::size_t at = 0; at < right.size(); ++at) {
+    for (const char change : {'\x01', '\x80', '\xff'}) {
+      std::string wrong = right;
+      wrong[at] = static_cast<char>(wrong[at] ^ change);
+      try {
+        decode(wrong);
+      } catch (const base::FormatError&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
 TEST(TimelineFile, SaysWhatCannotBeReadOrWritten) {
   const TempFolder folder;
   EXPECT_THROW(read_file(folder / "none"), base::Error);

@@ -140,6 +140,17 @@ TEST(Timeline, AWaitSaysForWhat) {
   }
 }
 
+TEST(Timeline, AStepInTheCallingThreadHasItsMicrobatchesToo) {
+  Pipeline pipeline(1, "simple");
+  auto& job = pipeline.job(0);
+  job.start_timeline();
+  for (int step = 0; step < 2; ++step) job.run_step_here(kMicrobatches, [](base::Microbatch) {});
+  EXPECT_THROW(job.run_step_here(1, [](base::Microbatch) { throw base::UsageError("on purpose"); }), base::UsageError);
+  const auto rank = job.stop_timeline();
+  EXPECT_EQ(events(rank, What::kStep).size(), 3);
+  EXPECT_EQ(microbatches(rank, What::kForward, 1, ""), (std::set<std::int64_t>{0, 1, 2}));
+}
+
 TEST(Timeline, WhereNobodyAskedNothingIsRecorded) {
   Pipeline pipeline(1, "simple");
   pipeline.step(2, [](base::Microbatch) { return Value(std::int64_t(1)); });

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recorded timeline costs: a training step of the demo's model (examples/gpt.py) over two ranks, recorded and
+not.
+
+    lamina run -n 2 benchmarks/timeline_cost.py
+
+The same steps of one run in pairs, one of each pair recorded, which of the two comes first in turns; `more` is the
+median of the pairs' ratios, less one. Where other programs run too, the processor time, of both ranks together, says
+more than the wall time.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from measure import Report, arguments
+
+import lamina
+from lamina import _current, _lamina
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from gpt import GPT
+
+SEQUENCES, CONTEXT, MICROBATCHES, VOCABULARY = 16, 128, 4, 256
+
+
+def training_step():
+    torch.manual_seed(0)
+    model = lamina.distribute(GPT(vocabulary=VOCABULARY, width=160, layers=4, heads=4, context=CONTEXT))
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
+
+    @lamina.step
+    def forward_and_backward(x, y):
+        loss = model(x, y)
+        model.backward(loss)
+        return loss
+
+    def step(x, y):
+        forward_and_backward(x, y).reduce_mean().item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measured(step, batch, recorded: bool) -> tuple[float, float]:
+    """Wall milliseconds on this rank and processor milliseconds of all, of one step."""
+    session = _current.session()
+    dist.barrier()
+    if recorded:
+        _lamina.start_timeline(session)
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    step(*batch)
+    wall, cpu = time.perf_counter() - begin, torch.tensor(time.process_time() - begin_cpu)
+    if recorded:
+        _lamina.stop_timeline(session)
+    dist.all_reduce(cpu)
+    return 1e3 * wall, 1e3 * cpu.item()
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    lamina.init(partitions=2, microbatches=MICROBATCHES, schedule="interleaved")
+    step = training_step()
+    batch = torch.randint(VOCABULARY, (2, SEQUENCES, CONTEXT), generator=torch.Generator().manual_seed(1))
+    for _ in range(3):
+        step(*batch)
+    figures = {False: [], True: []}
+    for pair in range(4 if options.quick else 40):
+        for recorded in (pair % 2 == 0, pair % 2 == 1):
+            figures[recorded].append(measured(step, batch, recorded))
+    if dist.get_rank() == 0:
+        report = Report(options.name or "timeline_cost", "A training step of the demo's GPT, recorded or not")
+        for figure, kind in (("step", 0), ("processor time", 1)):
+            off, on = ([each[kind] for each in figures[recorded]] for recorded in (False, True))
+            report.add("not recorded", figure, "ms", off)
+            more = statistics.median(a / b for a, b in zip(on, off, strict=True)) - 1
+            report.add("recorded", figure, "ms", on, more_percent=100 * more)
+        report.finish()
+    lamina.shutdown()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
