@@ -14,9 +14,9 @@ constexpr std::array<std::string_view, 7> kCategories = {"forward", "backward", 
                                                          "receive", "memory",   "step"};
 
 // The rows of a rank are as its threads: row r has the lanes r * kLanes and following, so that slices of one never
-// overlap.
-enum Row : int { kSteps, kCompute, kPlanned, kMessages };
-constexpr std::array<std::string_view, 4> kRows = {"steps", "compute", "planned", "messages"};
+// overlap. None is 0, which Perfetto takes for the idle thread of the system.
+enum Row : int { kSteps = 1, kCompute, kPlanned, kMessages };
+constexpr std::array<std::string_view, 5> kRows = {"", "steps", "compute", "planned", "messages"};
 constexpr int kLanes = 1000;
 
 constexpr std::string_view kBody = "step body";  // the name of what is no module

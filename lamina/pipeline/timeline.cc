@@ -5,7 +5,9 @@
 #include <fstream>
 #include <limits>
 
+#include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/pipeline/session.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -78,6 +80,16 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
   }
   observe::complete(mine);
   return mine;
+}
+
+std::string write_timeline(Session& session, const std::string& path) {
+  const auto members = session.members(topology::Group::kWorld);
+  const auto self = session.world().rank;
+  auto& job = session.job();
+  const auto timeline = gather(job.stop_timeline(), self, members, job.mailbox(), session.patience());
+  if (self != members.front()) return "";
+  observe::write_file(timeline, path);
+  return observe::describe(observe::summarise(timeline));
 }
 
 }  // namespace lamina::pipeline

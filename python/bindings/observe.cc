@@ -2,8 +2,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/observe/summary.h"
-#include "lamina/observe/timeline_part.h"
 #include "lamina/pipeline/session.h"
 #include "lamina/pipeline/timeline.h"
 #include "python/bindings/bindings.h"
@@ -12,16 +10,6 @@ namespace lamina::python {
 namespace {
 
 using pipeline::Session;
-
-std::string write_timeline(Session& session, const std::string& path) {
-  const auto members = session.members(topology::Group::kWorld);
-  const auto mine = session.job().stop_timeline();
-  const auto timeline =
-      pipeline::gather(mine, session.world().rank, members, session.job().mailbox(), session.patience());
-  if (session.world().rank != members.front()) return "";
-  observe::write_file(timeline, path);
-  return observe::describe(observe::summarise(timeline));
-}
 
 py::dict take_totals(Session& session) {
   const auto totals = session.job().take_totals();
@@ -39,7 +27,7 @@ py::dict take_totals(Session& session) {
 void bind_observe(py::module_& module) {
   module.def("start_timeline", [](Session& session) { session.job().start_timeline(); });
   module.def("stop_timeline", [](Session& session) { session.job().stop_timeline(); });
-  module.def("write_timeline", &write_timeline, py::call_guard<py::gil_scoped_release>());
+  module.def("write_timeline", &pipeline::write_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("take_totals", &take_totals);
 }
 

@@ -11,6 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/pipeline/session.h"
 #include "tests/collective/mailboxes.h"
 #include "tests/observe/temp_folder.h"
 #include "tests/pipeline/pipeline_fixture.h"
@@ -187,6 +188,15 @@ TEST(Totals, AreOfTheStepsSinceTheLastTime) {
   EXPECT_GE(totals.step_ns, totals.compute_ns);
   EXPECT_GT(totals.peak_bytes, 0);
   EXPECT_EQ(job.take_totals().step_ns, 0);
+}
+
+TEST(Timeline, OfASessionIsAFile) {
+  const observe::TempFolder folder;
+  Session session({}, {}, {});
+  session.job().start_timeline();
+  session.job().run_step(1, [](base::Microbatch) { return Value(std::int64_t(1)); }, [] {});
+  EXPECT_THAT(write_timeline(session, folder / "timeline.json"), testing::HasSubstr("timeline of 1 step"));
+  EXPECT_EQ(events(observe::read_file(folder / "timeline.json"), What::kStep).size(), 1);
 }
 
 // What rank 0 of three gathers, where the clock of rank r is ahead by `ahead[r]` and has the name `names[r]`.
