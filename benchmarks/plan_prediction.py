@@ -97,7 +97,9 @@ def main() -> None:
             report.add(case, "time, planned", "ms", [planned / 1e3], of_measured=planned / statistics.median(times))
             report.add(case, "memory, measured", "MiB", [each / 2**20 for each in most_bytes])
             planned = stage["memory_bytes"]
-            report.add(case, "memory, planned", "MiB", [planned / 2**20], of_measured=planned / statistics.median(most_bytes))
+            report.add(
+                case, "memory, planned", "MiB", [planned / 2**20], of_measured=planned / statistics.median(most_bytes)
+            )
         report.finish()
     lamina.shutdown()
 

@@ -213,6 +213,14 @@ void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>&
   if (found != served_.end()) await_finish(*found->second, parked, finished);
 }
 
+void ExecutionServer::inherit_order(const Message& request, Activity& activity) {
+  if (request.after < 0) return;
+  base::CallId earlier = request.call;
+  earlier.counter = request.after;
+  std::lock_guard guard(mutex_);
+  if (auto found = orders_.extract(earlier)) activity.issued().latest = std::move(found.mapped());
+}
+
 void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
   if (served.finished) return;
   ++parked.missing;
@@ -224,6 +232,7 @@ void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
   const bool forwards = request.kind == Kind::kForward;
   Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
   if (activity.recorder() && modules_) activity.set_name(modules_->name(request.target));
+  inherit_order(request, activity);
   Message answer;
   answer.kind = Kind::kResult;
   answer.call = request.call;
@@ -336,6 +345,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     owed = std::move(served->second->owed);
     readers = std::move(served->second->readers);
     served->second->finished = true;
+    if (!activity.issued().latest.empty()) orders_[request.call] = activity.issued().latest;
     served->second->failure = failure;
     if (!served->second->outputs_released) served->second->results = results;
     const bool needed = failure || !served->second->results.tensors.empty() || served->second->graph;
@@ -438,7 +448,8 @@ void ExecutionServer::forget(const transport::Release& release) {
   (release.graph ? served.graph_released : served.outputs_released) = true;
   if (!release.graph) garbage_.push_back(std::make_shared<Results>(std::exchange(served.results, {})));
   if (release.graph && served.backwards == 0) garbage_.push_back(std::exchange(served.graph, nullptr));
-  if (served.finished && !served.graph && served.results.tensors.empty()) served_.erase(found);
+  const bool tells = served.failure && !(served.outputs_released && served.graph_released);
+  if (served.finished && !served.graph && served.results.tensors.empty() && !tells) served_.erase(found);
 }
 
 void ExecutionServer::end_step(base::Step step) {
@@ -446,6 +457,7 @@ void ExecutionServer::end_step(base::Step step) {
   decltype(garbage_) garbage;
   std::lock_guard guard(mutex_);
   garbage.swap(garbage_);
+  std::erase_if(orders_, [&](const auto& entry) { return entry.first.step <= step; });
   for (auto next = served_.begin(); next != served_.end();) {
     const auto here = next++;
     if (here->first.step <= step) ended.insert(served_.extract(here));

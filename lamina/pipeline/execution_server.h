@@ -66,6 +66,9 @@ class ExecutionServer {
   void await_inputs(transport::Message&& request);
   void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
   void await_earlier(Parked& parked, const std::function<void()>& finished);
+  // What the earlier call, whose place in the order this one takes, called last of each module: so their children keep
+  // the order too.
+  void inherit_order(const transport::Message& request, Activity& activity);
   void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked, ComputeSlot::Place& place);
   void deliver(const transport::Message& request);
@@ -88,6 +91,7 @@ class ExecutionServer {
   std::shared_ptr<module::Modules> modules_;
   std::mutex mutex_;
   std::map<base::CallId, std::shared_ptr<Served>> served_;
+  std::map<base::CallId, CallOrder> orders_;  // of calls that have finished, for the next one
   // What was released, for the next thread that serves to destroy: objects of Python may hang on it, and the
   // transport's thread must not wait for Python's lock.
   std::vector<std::shared_ptr<void>> garbage_;

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <set>
 #include <unordered_set>
 
 #include "lamina/base/error.h"
@@ -57,10 +58,24 @@ Tensors execute(const autograd::edge_list& outputs, const Tensors& gradients, co
 // The gradient that a backward begins with. Looks at no value: that of a reference may be on its way.
 at::Tensor seed(const at::Tensor& tensor, double scale) { return at::full(tensor.sizes(), scale, tensor.options()); }
 
+// Visits every edge behind `open`, those included; several ways to one node are one.
+template <class Visit>
+void for_each_edge(autograd::edge_list open, const Visit& visit) {
+  std::unordered_set<const autograd::Node*> seen;
+  while (!open.empty()) {
+    const auto edge = std::move(open.back());
+    open.pop_back();
+    visit(edge);
+    if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
+    const auto& next = edge.function->next_edges();
+    open.insert(open.end(), next.begin(), next.end());
+  }
+}
+
 // Of the backward that this thread is in.
 BackwardOptions current_options() {
   const auto* asked = autograd::get_current_graph_task_exec_info();
-  return {autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty()};
+  return {autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty(), {}};
 }
 
 }  // namespace
@@ -111,22 +126,32 @@ bool CalleeGraph::differentiable() const { return !graph_->outputs.empty(); }
 
 std::string CalleeGraph::reached() const {
   std::string reached(graph_->entry->num_inputs(), '0');
-  std::unordered_set<const autograd::Node*> seen;
-  autograd::edge_list open = graph_->outputs;
-  while (!open.empty()) {
-    const auto edge = std::move(open.back());
-    open.pop_back();
+  for_each_edge(graph_->outputs, [&](const autograd::Edge& edge) {
     if (edge.function.get() == graph_->entry.get()) reached[edge.input_nr] = '1';
-    if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
-    const auto& next = edge.function->next_edges();
-    open.insert(open.end(), next.begin(), next.end());
-  }
+  });
   return reached;
+}
+
+void CalleeGraph::require_unused(std::int64_t output, const Tensors& gradients) const {
+  const auto& watched = graph_->outputs.at(output);
+  autograd::edge_list behind;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined() || graph_->outputs[i] == watched) continue;
+    behind.push_back(graph_->outputs[i]);
+  }
+  for_each_edge(behind, [&](const autograd::Edge& edge) {
+    if (!(edge == watched)) return;
+    throw base::UsageError(
+        "a hook on, or retain_grad() of, a tensor that a module on another rank returned: other results of that module "
+        "depend on it, and what they add to its gradient is not seen here; compute them where the hook is, or return a "
+        "clone of it");
+  });
 }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
   if (gradients.size() != graph_->outputs.size())
     throw base::FormatError("gradients that are not those of the outputs");
+  for (const auto output : options.watched) require_unused(output, gradients);
   auto& entry = *graph_->entry;
   const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
   entry.arrived.assign(inputs, at::Tensor());
@@ -154,13 +179,31 @@ class CallerGraph::Node : public TakesReferences {
     Tensors result;
     value::for_user([&] {
       require_no_graph();
-      result = run_(gradients, current_options(), targets());
+      auto options = current_options();
+      options.watched = watched();
+      result = run_(gradients, options, targets());
     });
     if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
     return result;
   }
 
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results;  // in the order of their gradients
+
  private:
+  // A hook is found by its tensor, and not seen when that is gone.
+  std::vector<std::int64_t> watched() {
+    std::set<std::int64_t> found;
+    for (const auto& [output, hook] : retains_grad_hooks()) found.insert(static_cast<std::int64_t>(output));
+    if (tensor_pre_hooks().empty()) return {found.begin(), found.end()};
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      const auto tensor = results[i].lock();
+      const auto* meta = tensor ? autograd::impl::get_autograd_meta(at::Tensor(tensor)) : nullptr;
+      const bool hooked = meta != nullptr && (meta->cpp_hooks_list_ != nullptr || !meta->hooks_.empty());
+      if (hooked) found.insert(static_cast<std::int64_t>(i));
+    }
+    return {found.begin(), found.end()};
+  }
+
   void require_no_graph() const {
     if (!at::GradMode::is_enabled()) return;
     throw base::UsageError(base::str("create_graph=True through ", name_,
@@ -211,6 +254,7 @@ void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
   for (at::Tensor& tensor : differentiable_tensors(outputs)) {
     tensor.set_requires_grad(false);
     autograd::create_gradient_edge(tensor, node_->node);
+    node_->node->results.emplace_back(tensor.getIntrusivePtr());
   }
 }
 

@@ -34,6 +34,8 @@ using GradientTargets = std::vector<GradientTarget>;
 struct BackwardOptions {
   bool keep_graph = false;
   bool accumulate = true;  // into the parameters; not where gradients of given tensors are asked for
+  // Outputs of whose gradient the caller wants to see all: it has a hook, or is to be kept.
+  std::vector<std::int64_t> watched;
 };
 
 // The owner's end: the graph of one call, from the arguments to the outputs.
@@ -50,12 +52,14 @@ class CalleeGraph {
   std::string reached() const;
 
   // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
-  // arguments, which may be references where they come straight out of another call. Throws what a node throws.
+  // arguments, which may be references where they come straight out of another call. Throws what a node throws, and
+  // base::UsageError where a watched output gets a gradient from another one, which its caller does not see.
   Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
  private:
   class Entry;
   struct Holder;  // keeps torch's types out of this header
+  void require_unused(std::int64_t output, const Tensors& gradients) const;
   std::unique_ptr<Holder> graph_;
 };
 

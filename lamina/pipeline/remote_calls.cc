@@ -4,6 +4,7 @@
 #include <ATen/ops/copy.h>
 
 #include <algorithm>
+#include <set>
 
 #include "lamina/pipeline/ambient.h"
 #include "lamina/pipeline/crossing.h"
@@ -81,12 +82,31 @@ at::Tensor told(const Arrival& arrival, const base::CallId& id) {
   return tensor_of(arrival);
 }
 
-// Whether the code was told of a failure that this call, or a later one that its result was passed on to, had.
-bool was_told(const std::vector<ToldFailure>& told, std::int64_t counter, const value::Failure& failure) {
-  return std::ranges::any_of(told, [&](const ToldFailure& known) {
-    const auto& [type, message, traceback, rank, _] = known.failure;
-    return known.counter >= counter && rank == failure.rank && type == failure.type && message == failure.message &&
-           traceback == failure.traceback;
+bool alike(const value::Failure& a, const value::Failure& b) {
+  return a.rank == b.rank && a.type == b.type && a.message == b.message && a.traceback == b.traceback;
+}
+
+// Adds to `found` the number of `call` and of every call whose results it was given, by whatever way, if they `count`.
+void add_sources(const Issued& issued, std::int64_t call, const std::function<bool(const PendingCall&)>& counts,
+                 std::set<std::int64_t>& found) {
+  const auto is_it = [&](const auto& pending) { return pending->call->id.counter == call; };
+  const auto pending = std::ranges::find_if(issued.calls, is_it);
+  if (pending == issued.calls.end() || !counts(**pending) || !found.insert(call).second) return;
+  for (const auto given : (*pending)->given) add_sources(issued, given, counts, found);
+}
+
+// Whether the code was told of the failure of this call: by this one, or by one that failed for the same cause. Under
+// the mutex; the calls before it are done.
+bool was_told(const Issued& issued, const PendingCall& call) {
+  const auto is_same = [&](const value::Failure& failure) { return alike(failure, *call.failure); };
+  std::set<std::int64_t> causes;
+  add_sources(
+      issued, call.call->id.counter,
+      [&](const PendingCall& source) { return source.failure && is_same(*source.failure); }, causes);
+  return std::ranges::any_of(issued.told, [&](const ToldFailure& known) {
+    std::set<std::int64_t> sources;
+    if (is_same(known.failure)) add_sources(issued, known.counter, [](const PendingCall&) { return true; }, sources);
+    return std::ranges::any_of(causes, [&](std::int64_t cause) { return sources.contains(cause); });
   });
 }
 
@@ -116,7 +136,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
   if (modules.starts_stream(id)) state.seed = draw_seed();
   request.state = join_state(state);
-  request.body = departing(arguments, owner);
+  request.body = departing(arguments, *pending);
   const auto given = distinct_tensors(arguments);
 
   // Without grad mode too: the module may return what had a graph before, a parameter.
@@ -190,8 +210,9 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   const auto& call = *pending->call;
   Message request;
   request.kind = Kind::kBackward;
+  pending->given.push_back(forward.id.counter);
   BackwardRequest asked{forward.id.counter, options, {}};
-  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, forward.owner));
+  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, *pending));
   request.body = to_value(asked);
   const auto given = pattern(gradients);
   const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
@@ -229,7 +250,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   return result;
 }
 
-value::Value RemoteCalls::departing(value::Value tree, base::Rank to) {
+value::Value RemoteCalls::departing(value::Value tree, PendingCall& to) {
   std::map<const void*, value::Reference> sent;
   value::for_each_leaf(tree, [&](value::Value& leaf) {
     if (const auto* opaque = leaf.get_if<value::Opaque>()) {
@@ -240,13 +261,14 @@ value::Value RemoteCalls::departing(value::Value tree, base::Rank to) {
     const auto source = remote_value_of(*tensor);
     if (!source || source->taken()) return value::materialise(*tensor);
     const auto [place, fresh] = sent.try_emplace(tensor->unsafeGetTensorImpl());
-    if (fresh) place->second = {source->route_to(to), 0, tensor->requires_grad()};
+    if (fresh) place->second = {source->route_to(to.call->owner), 0, tensor->requires_grad()};
+    to.given.push_back(source->call().counter);
     leaf = place->second;
   });
   return tree;
 }
 
-value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, base::Rank to) {
+value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, PendingCall& to) {
   if (!value::is_pending(gradient)) return gradient;
   if (const auto sum = std::dynamic_pointer_cast<value::Sum>(value::source_of(gradient))) {
     value::List parts;
@@ -298,8 +320,7 @@ void RemoteCalls::wait_done(PendingCall& pending, const Issued& issued) {
       lock, pending.changed, patience_, [&] { return pending.done || cancelled_; },
       [&] { return pending.call->what(); });
   if (!pending.done) throw base::CancelledError("the step was ended by an error elsewhere");
-  const bool failed = pending.failure && !was_told(issued.told, pending.call->id.counter, *pending.failure);
-  if (failed) throw value::RemoteFailure(*pending.failure);
+  if (pending.failure && !was_told(issued, pending)) throw value::RemoteFailure(*pending.failure);
 }
 
 RemoteCalls::Held RemoteCalls::held(Activity& activity, const Tensors& results) {
@@ -318,7 +339,8 @@ void RemoteCalls::settle(Activity& activity, const Held& held) {
     try {
       source->take();
     } catch (const value::RemoteFailure& remote) {
-      if (!was_told(told, 0, remote.failure())) throw;
+      const auto is_it = [&](const ToldFailure& known) { return alike(known.failure, remote.failure()); };
+      if (std::ranges::none_of(told, is_it)) throw;
     }
   }
   for (const auto& pending : issued.calls) wait_done(*pending, issued);

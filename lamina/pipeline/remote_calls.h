@@ -23,6 +23,7 @@ namespace lamina::pipeline {
 // A call whose end this rank waits for. Guarded by the mutex of RemoteCalls.
 struct PendingCall {
   std::shared_ptr<IssuedCall> call;
+  std::vector<std::int64_t> given;  // the numbers of the calls of the same activity whose results it was given
   std::condition_variable changed;
   std::optional<value::Value> answer;
   std::optional<value::Failure> failure;
@@ -35,15 +36,18 @@ struct ToldFailure {
   value::Failure failure;
 };
 
+// [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity to
+// one module each runs after the one before it, though their arguments arrive in any order. So do their backwards, and
+// what these calls call in turn. Here, by module and whether it is a backward: the number of the latest call.
+using CallOrder = std::map<std::pair<base::ModuleId, bool>, std::int64_t>;
+
 // What one activity has called; touched by its thread alone.
 struct Issued {
   std::vector<std::shared_ptr<PendingCall>> calls;
   std::vector<std::weak_ptr<RemoteValue>> references;
   std::vector<ToldFailure> told;
   std::map<const Learned*, int> counts;
-  // [Note: order of calls] A module may keep state, and gradients are added in an order: of the calls of one activity
-  // to one module each runs after the one before it, though their arguments arrive in any order. So do their backwards.
-  std::map<std::pair<base::ModuleId, bool>, std::int64_t> latest;  // by module and whether it is a backward
+  CallOrder latest;
 };
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.
@@ -62,7 +66,7 @@ class RemoteCalls {
   // The end of an activity, in two parts. held(): the references that somebody keeps, other than in `results`, which
   // nobody else holds a copy of; they are to have their values before the step ends. settle() fetches those, and waits
   // until nothing runs any more that the activity's calls have set off; it throws the first failure of a call that the
-  // activity's code was not told of, be it by a later call that the result was passed on to. unsettled(): whether it
+  // activity's code was not told of, be it by a call that has failed for the same cause. unsettled(): whether it
   // would wait for a call, or throw.
   using Held = std::vector<std::shared_ptr<RemoteValue>>;
   Held held(Activity& activity, const Tensors& results);
@@ -98,8 +102,8 @@ class RemoteCalls {
                        value::Strides strides, std::shared_ptr<const Lease> lease,
                        std::vector<transport::Delivery> prepared);
   // The tree with references in the place of what lies, or is made, elsewhere.
-  value::Value departing(value::Value tree, base::Rank to);
-  value::Value departing_gradient(const at::Tensor& gradient, base::Rank to);
+  value::Value departing(value::Value tree, PendingCall& to);
+  value::Value departing_gradient(const at::Tensor& gradient, PendingCall& to);
   Tensors backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                    const GradientTargets& targets);
 

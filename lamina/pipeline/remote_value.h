@@ -78,6 +78,7 @@ class RemoteValue : public value::Source {
   base::CallId route_to(base::Rank reader);
   // Has the value sent to the reader that another call named.
   void redirect(transport::Delivery delivery);
+  const base::CallId& call() const { return call_->id; }
   // Whether the value is here.
   bool taken();
 

@@ -21,13 +21,20 @@ Tensors to_tensors(const value::Value& value) {
 }
 
 value::Value to_value(const BackwardRequest& request) {
-  return value::Tuple{{request.forward, request.options.keep_graph, request.options.accumulate, request.gradients}};
+  value::List watched;
+  for (const auto output : request.options.watched) watched.items.emplace_back(output);
+  return value::Tuple{
+      {request.forward, request.options.keep_graph, request.options.accumulate, watched, request.gradients}};
 }
 
 BackwardRequest to_backward_request(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 4) throw base::FormatError("a backward request without four parts");
-  return {items[0].as<std::int64_t>(), {items[1].as<bool>(), items[2].as<bool>()}, items[3].as<value::List>()};
+  if (items.size() != 5) throw base::FormatError("a backward request without five parts");
+  std::vector<std::int64_t> watched;
+  for (const auto& output : items[3].as<value::List>().items) watched.push_back(output.as<std::int64_t>());
+  return {items[0].as<std::int64_t>(),
+          {items[1].as<bool>(), items[2].as<bool>(), std::move(watched)},
+          items[4].as<value::List>()};
 }
 
 std::string pattern(const Tensors& tensors) {

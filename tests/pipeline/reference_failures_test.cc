@@ -98,6 +98,33 @@ TEST(ReferenceFailures, AnErrorSurfacesWhereItIsReadAndTheUserMayHandleItThere) 
   }
 }
 
+TEST(ReferenceFailures, OneThatTheUserHandledIsHandledInWhateverWasGivenTheResult) {
+  for (std::uint64_t seed = 0; seed < 20 && !testing::Test::HasFailure(); ++seed) {
+    Failing failing(seed);
+    auto& model = failing.model;
+    const auto handle = [](const at::Tensor& y) {
+      try {
+        y.sum().item<double>();
+      } catch (const value::RemoteFailure&) {
+      }
+    };
+    for (int step = 0; step < 4; ++step) {
+      failing.bad = step >= 2;
+      model.run(2, [&](base::Microbatch) {
+        const auto y = model.call(failing.first, at::ones({3}));
+        const auto left = model.call(failing.second, y), right = model.call(failing.second, y);
+        const auto end = model.call(failing.second, right);
+        handle(step == 2 ? y : left);  // the first cause, or one consequence of several
+      });
+      const auto outcomes = model.attempt(1, [&](base::Microbatch) {
+        model.call(failing.first, at::ones({3}));
+        handle(model.call(failing.first, at::ones({3})));
+      });
+      expect_all(outcomes, failing.bad ? "the first cause" : "");  // two causes that are alike are two
+    }
+  }
+}
+
 TEST(ReferenceFailures, AWaitThatIsTooLongSaysWhoWaitedForWhatOfWhomHowLongAndWhatToDo) {
   const auto second = std::chrono::seconds(1);
   Model model(2, "simple", /*seed=*/0, /*active=*/1, /*deterministic=*/false, second);

@@ -98,6 +98,43 @@ TEST(ReferenceGradients, ReachHooksAndRetainGradAndAutogradGrad) {
   }
 }
 
+TEST(ReferenceGradients, AHookOnAResultThatOtherResultsDependOnIsRefusedWhereItWouldNotSeeThem) {
+  Model model(2, "simple");
+  const auto weight = leaf(2);
+  const auto module = model.add("module", 1, [&](Job&) {
+    return [&](Value v) {
+      const auto hidden = tensor_in(v) * weight;
+      return Value(value::Tuple{{hidden, (hidden * 3).sum()}});
+    };
+  });
+  enum class Watch { kNothing, kKept, kHook, kHookOnLoss };
+  for (int step = 0; step < 3; ++step) {
+    for (const auto watch : {Watch::kNothing, Watch::kKept, Watch::kHook, Watch::kHookOnLoss}) {
+      for (const bool outside : {false, true}) {
+        const auto outcomes = model.attempt(1, [&](base::Microbatch) {
+          const auto results = model.job(0).call(module, leaf(1) * 1).as<value::Tuple>();
+          const auto hidden = tensor_in(results.items[0]), loss = tensor_in(results.items[1]);
+          at::Tensor seen;
+          const auto see = [&seen](const at::Tensor& gradient) { seen = gradient; };
+          if (watch == Watch::kKept) hidden.retain_grad();
+          if (watch == Watch::kHook) hidden.register_hook(see);
+          if (watch == Watch::kHookOnLoss) loss.register_hook(see);
+          model.backward(outside ? (hidden * 5).sum() : loss);
+          if (watch == Watch::kKept) expect_all(hidden.grad(), 5);
+          if (watch == Watch::kHook) expect_all(seen, 5);
+          if (watch == Watch::kHookOnLoss && !outside) EXPECT_EQ(seen.item<double>(), 1);
+        });
+        const bool refused = !outside && (watch == Watch::kKept || watch == Watch::kHook);
+        for (const auto& outcome : outcomes) {
+          const auto message = message_of(outcome.error);
+          EXPECT_EQ(message.find("other results of that module depend on it") != std::string::npos, refused) << message;
+          EXPECT_EQ(message.empty(), !refused) << message;
+        }
+      }
+    }
+  }
+}
+
 TEST(ReferenceGradients, AHookMayKeepAReferenceOrASumOfThemBeyondTheStep) {
   Model model(4, "simple");
   const auto x = leaf(1);

@@ -5,6 +5,8 @@
 namespace lamina::pipeline {
 namespace {
 
+using value::Value;
+
 constexpr int kSeeds = 60;
 
 TEST(ReferenceOrder, CallsOfAModuleThatKeepsStateRunInTheOrderInWhichTheyWereMade) {
@@ -48,6 +50,37 @@ TEST(ReferenceOrder, TheSameWhereTheFirstArgumentIsTheLastToArrive) {
       const auto first = model.call(keeps, model.call(slow, at::ones({1})));
       const auto second = model.call(keeps, at::full({1}, 2));
       EXPECT_EQ(model.call(other, at::ones({1})).item<double>(), 2);  // waits for none of them
+      gate.open();
+      EXPECT_EQ(second.item<double>(), 4);
+      EXPECT_EQ(first.item<double>(), 1);
+    });
+  }
+}
+
+TEST(ReferenceOrder, TheSameOfAChildWhoseParentIsCalledTwiceOnAnotherRank) {
+  Model model(4, "simple");
+  Gate gate;
+  at::Tensor state;
+  int calls = 0;
+  const auto slow = model.add_function("slow", 3, [&](const at::Tensor& x) {
+    gate.pass();
+    return x * 1;
+  });
+  const auto keeps = model.add_function("keeps", 2, [&](const at::Tensor& x) {
+    state = state * 2 + x;
+    return state * 1;
+  });
+  const auto parent = model.add("parent", 1, [&](Job& job) {
+    return [&, &job = job](Value x) { return job.call(keeps, ++calls % 2 == 1 ? job.call(slow, x) : x); };
+  });
+  const auto far = model.add_function("far", 2, [](const at::Tensor& x) { return x * 1; });
+  const auto echo = model.add("echo", 1, [far](Job& job) { return [far, &job](Value x) { return job.call(far, x); }; });
+  for (int step = 0; step < 4; ++step) {
+    if (step == 3) gate.shut();
+    state = at::zeros({1});
+    model.run(1, [&](base::Microbatch) {
+      const auto first = model.call(parent, at::ones({1})), second = model.call(parent, at::full({1}, 2));
+      for (int i = 0; i < 10; ++i) EXPECT_EQ(model.call(echo, at::ones({1})).item<double>(), 1);
       gate.open();
       EXPECT_EQ(second.item<double>(), 4);
       EXPECT_EQ(first.item<double>(), 1);
