@@ -21,12 +21,16 @@ std::string list(const std::vector<std::string>& names) {
 
 // Columns are as wide as they have to be; the last one, to the left, ends each line.
 std::string aligned(const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const Row& row : rows) {
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      widths[column] = std::max(widths[column], row[column].size());
+    }
+  }
   std::ostringstream text;
   for (const Row& row : rows) {
     for (std::size_t column = 0; column + 1 < row.size(); ++column) {
-      const auto length = [&](const Row& other) { return other[column].size(); };
-      const std::size_t width = std::ranges::max(rows, {}, length)[column].size();
-      text << std::setw(static_cast<int>(width)) << row[column] << "  ";
+      text << std::setw(static_cast<int>(widths[column])) << row[column] << "  ";
     }
     text << row.back() << '\n';
   }

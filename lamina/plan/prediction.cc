@@ -56,6 +56,8 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
 namespace {
 
 constexpr double kPerMicrosecond = 1000;
+constexpr std::int64_t kMostTurns = 200'000;      // what takes about a second
+constexpr std::int64_t kWindowsToSettle = 4;  // of so many microbatches the later ones do what those before did
 
 Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
   const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
@@ -86,6 +88,12 @@ double simulated_step_us(const Route& route, const Assignment& owners, const Goa
 
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal) {
   Chain chain = chain_of(route, owners, goal);
+  const std::int64_t most_microbatches = kMostTurns / (2 * static_cast<std::int64_t>(chain.visits.size()) + 2);
+  if (goal.microbatches > most_microbatches) {
+    const bool settles = goal.schedule != "simple" && kWindowsToSettle * goal.window() <= most_microbatches;
+    if (!settles) return std::vector<int>(goal.partitions, goal.held());
+    chain.microbatches = static_cast<int>(most_microbatches);
+  }
   chain.delay = [] { return 1; };  // what would come just as a rank chooses comes just after, as it mostly does
   struct Held {
     std::int64_t from = std::numeric_limits<std::int64_t>::max();

@@ -53,6 +53,22 @@ TEST(Prediction, OfEvenStagesIsTheIdeal) {
   }
 }
 
+TEST(Prediction, OfWhatIsHeldIsKnownForAnyNumberOfMicrobatches) {
+  TreeBuilder builder;
+  Assignment owners{base::Partition(0)};
+  for (int i = 0; i < 3; ++i) {
+    builder.tree[builder.add(0, std::to_string(i), 1)].forward_us = 10;
+    owners.emplace_back(i);
+  }
+  const Route route = find_route(builder.tree);
+  const auto held = [&](const char* schedule, int microbatches) {
+    return simulated_held(route, owners, even(schedule, 3, microbatches));
+  };
+  constexpr int kVeryMany = 1'000'000'000;
+  EXPECT_EQ(held("interleaved", kVeryMany), held("interleaved", 100));
+  EXPECT_EQ(held("simple", kVeryMany), std::vector<int>(3, kVeryMany));
+}
+
 TEST(Prediction, OfWhatIsHeldIsAllWithSimpleAndLessTheLaterTheStageWithInterleaved) {
   TreeBuilder builder;
   Assignment owners{base::Partition(0)};

@@ -78,3 +78,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     words = [str(command()), "plan", str(tmp_path / "none.json")]
     result = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2 and "none.json: cannot be read" in result.stderr
+
+
+def test_many_more_partitions_than_modules_and_very_many_microbatches_take_no_long_time(plan):
+    result = plan(plan_file(partitions=65536, microbatches=10**9))
+    assert result.returncode == 0 and result.stdout.count("(nothing)") == 65536 - 4
