@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts between Hugging Face's layers and their sliced counterparts.
+"""What Hugging Face's models need: state dicts between their layers and sliced ones, and outputs that hooks collect.
 
 `tensor_parallel_degree` is 1 and no layer is replaced by a sliced one, so the names are Hugging Face's on both sides.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
 
 
 def from_hugging_face(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -21,3 +23,11 @@ def to_hugging_face(state_dict: Mapping[str, Any], max_seq_len: int | None = Non
         max_seq_len: for sliced layers, which may be built for longer sequences.
     """
     return state_dict
+
+
+def collect(module: nn.Module, args: tuple, output: Any) -> None:
+    """Hands what a module returned, which ran on another rank, to Hugging Face's hooks for `output_hidden_states` and
+    the like: they put it where only the caller's thread finds it."""
+    for hook in tuple(module._forward_hooks.values()):
+        if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":
+            hook(module, args, output)
