@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts between Hugging Face's layers and their sliced counterparts.
+"""What Hugging Face's models need: state dicts between their layers and sliced ones, and outputs that hooks collect.
 
 `tensor_parallel_degree` is 1 and no layer is replaced by a sliced one, so the names are Hugging Face's on both sides.
 """
 
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
+
+from lamina.errors import UsageError
 
 
 def from_hugging_face(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -21,3 +27,27 @@ def to_hugging_face(state_dict: Mapping[str, Any], max_seq_len: int | None = Non
         max_seq_len: for sliced layers, which may be built for longer sequences.
     """
     return state_dict
+
+
+def collect(module: nn.Module, args: tuple, output: Any) -> None:
+    """Hands what a module returned, which ran on another rank, to Hugging Face's hooks for `output_hidden_states` and
+    the like: they put it where only the caller's thread finds it.
+
+    Errors:
+        UsageError: something is asked for that modules inside of this one return, out of sight here.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    asked = capturing and capturing._active_collector.get()
+    if not asked:
+        return
+    for part in module.modules():
+        for hook in tuple(part._forward_hooks.values()):
+            if getattr(hook, "__module__", None) != capturing.__name__:
+                continue
+            if part is module:
+                hook(module, args, output)
+            elif (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
+                raise UsageError(
+                    f"{key} of a {type(part).__name__} inside a {type(module).__name__} that another rank owns cannot "
+                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it"
+                )

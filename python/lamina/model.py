@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, clipping, compiled, groups, intercept, streams
+from lamina import _current, clipping, compiled, groups, hugging_face, intercept, streams
 from lamina.adapter import call_remote
 from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
@@ -499,7 +499,9 @@ class DistributedModel(nn.Module):
                 f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
                 "with @lamina.step"
             )
-        return call_remote(_current.session(), number, args, kwargs)
+        output = call_remote(_current.session(), number, args, kwargs)
+        hugging_face.collect(self._partitioned.tree.modules[number], args, output)
+        return output
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)

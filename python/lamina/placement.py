@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules placed on partitions by hand. With `auto_partition` on, which is the default, placements are ignored.
+"""Modules placed on partitions by hand. With `auto_partition` on, which is the default, lamina places the others.
 
 A placement is kept in the module itself, so that a copy of the module has it too.
 """

@@ -157,17 +157,24 @@ def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
 
 
+def hidden_states(output) -> torch.Tensor:
+    """After each layer: of the last tower, where there are two."""
+    states = output.hidden_states if "hidden_states" in output else output.decoder_hidden_states
+    return torch.stack(states, dim=1)
+
+
 def evaluated(model: nn.Module, whole: nn.Module, batch: dict[str, torch.Tensor], generates: bool) -> dict:
-    """Logits, those after a prompt in the cache, and the tokens that the model goes on with."""
+    """Hidden states, logits, those after a prompt in the cache, and the tokens that the model goes on with."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
+    collected = {"hidden_states": hidden_states(model(**batch, output_hidden_states=True))}
     if not generates:
-        return {"logits": model(**inputs).logits}
+        return collected | {"logits": model(**inputs).logits}
     tokens = inputs["input_ids"]
     encoder = {"input_ids": tokens} if whole.config.is_encoder_decoder else {}
     name = "decoder_input_ids" if encoder else "input_ids"
     prompt = model(**encoder | {name: tokens[:, :PROMPT]})
     rest = model(**encoder | {name: tokens[:, PROMPT:], "past_key_values": prompt.past_key_values})
-    return {
+    return collected | {
         "prompt": prompt.logits,
         "logits": rest.logits,
         "length": rest.past_key_values.get_seq_length(),
