@@ -119,10 +119,8 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   mine->swap();
   progress_.end(step.value);
   span.reset();
-  if (error) {
-    recorder_.save();  // whoever starts ranks may end them soon
-    std::rethrow_exception(error);
-  }
+  error ? recorder_.save() : recorder_.save_sometimes();
+  if (error) std::rethrow_exception(error);
   return outputs;
 }
 
@@ -142,6 +140,7 @@ void Job::run_step_here(int microbatches, const std::function<void(base::Microba
     }
     if (recorder_.on()) recorder_.record_memory();
   }
+  recorder_.save_sometimes();
 }
 
 std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Body& body,
