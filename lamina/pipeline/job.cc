@@ -90,6 +90,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
   std::optional<ProcessState> mine;  // which threads of a step that fails may change
+  const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
     gradients_.begin_step(parameters_);
@@ -99,8 +100,6 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     mine = ProcessState::current();
   });
   progress_.begin(step.value);
-  std::optional<observe::Span> span;
-  span.emplace(&recorder_, [&] { return observe::Event{.what = observe::What::kStep, .step = step.value}; });
   std::vector<value::Value> outputs;
   try {
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
@@ -118,7 +117,10 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   const auto error = leave_step(step, check_interrupt);
   mine->swap();
   progress_.end(step.value);
-  span.reset();
+  if (began_ns != 0) {
+    recorder_.record(
+        {.what = observe::What::kStep, .begin_ns = began_ns, .end_ns = observe::now_ns(), .step = step.value});
+  }
   error ? recorder_.save() : recorder_.save_sometimes();
   if (error) std::rethrow_exception(error);
   return outputs;
