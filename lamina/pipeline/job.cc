@@ -222,8 +222,9 @@ bool Job::close(bool orderly) {
   return leave();
 }
 
-bool Job::leave() {
+bool Job::leave(bool interrupted) {
   if (!pool_) return true;
+  if (interrupted) transport_->tell_interrupted();
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
     state_.wait_idle({kLastWords, nullptr});

@@ -96,8 +96,8 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
   std::vector<std::int64_t> owners;
   for (auto owner : report.owners) owners.push_back(owner.value);
-  const std::string table = plan::assignments_line(tree, report.owners, config.partitions) + "\n" +
-                            plan::describe(tree, report);
+  const std::string table =
+      plan::assignments_line(tree, report.owners, config.partitions) + "\n" + plan::describe(tree, report);
   return py::make_tuple(owners, table, to_dict(tree, report));
 }
 
@@ -255,10 +255,10 @@ bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
   return ended;
 }
 
-bool leave_session(const std::shared_ptr<Session>& session) {
+bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   const Release release;
   [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
-  return session->job().leave();
+  return session->job().leave(interrupted);
 }
 
 }  // namespace
@@ -296,7 +296,7 @@ void bind_session(py::module_& module) {
       .def("call", &call)
       .def("backward", &backward)
       .def("close", &close_session)
-      .def("leave", &leave_session);
+      .def("leave", &leave_session, py::arg("interrupted"));
 }
 
 }  // namespace lamina::python
