@@ -54,10 +54,13 @@ def test_of_the_launcher_ends_all_with_130_within_2_s(launcher, layout, moment):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(("layout", "rank"), chosen(RANKS[:6], 2) + chosen(RANKS[6:], 1), ids=str)
-def test_of_one_rank_ends_all_with_130_and_one_traceback(launcher, layout, rank, moment):
+def test_of_one_rank_ends_all_with_130_within_2_s_and_one_traceback(launcher, layout, rank, moment):
     job = started(launcher, *layout, moment)
-    os.kill(rank_process(launcher, job, rank), signal.SIGINT)
+    process = rank_process(launcher, job, rank)
+    begin = time.monotonic()
+    os.kill(process, signal.SIGINT)
     _, errors = job.communicate(timeout=30)
     assert job.returncode == 130, errors
+    assert time.monotonic() - begin <= 2
     assert launcher.processes() == []
     assert errors.count("Traceback (most recent call last)") <= 1, errors
