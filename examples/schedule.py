@@ -77,7 +77,7 @@ def draw(timeline: Path, picture: Path) -> None:
     for label in axes.get_yticklabels()[1::2]:
         label.set(fontsize=8, color="0.45")
     axes.set(xlabel="ms", title=f"One training step of {microbatches} microbatches: step {number}")
-    axes.set_xlim(0, _duration(rows) / 1000)
+    axes.set_xlim(0, max(row["ts"] + row["dur"] - begin for row in rows) / 1000)
     axes.set_ylim(len(ranks) - 0.25, -0.15)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(handles=[Patch(color=FORWARD, label="forward"), Patch(color=BACKWARD, label="backward")],

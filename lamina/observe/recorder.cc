@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "lamina/base/fd.h"
@@ -14,6 +15,8 @@
 
 namespace lamina::observe {
 namespace {
+
+constexpr std::int64_t kSavePeriodNs = 1'000'000'000;
 
 // The second number of /proc/self/statm: pages in memory.
 std::int64_t resident_bytes() {
@@ -108,20 +111,29 @@ Totals Recorder::take_totals() {
 
 void Recorder::start_part(std::string path, Timeline mine) {
   start(std::move(mine));
+  std::filesystem::remove(path);  // of an earlier session, or start, of this rank
   part_ = std::move(path);
 }
 
 void Recorder::save() {
   if (!part_) return;
-  Timeline now;
+  Timeline fresh;
   {
     std::lock_guard guard(mutex_);
-    const auto size = recorded_.ranks.front().events.size();
-    if (size == saved_) return;
-    saved_ = size;
-    now = recorded_;
+    const RankRecord& mine = recorded_.ranks.front();
+    if (mine.events.size() == saved_) return;
+    const auto begin = mine.events.begin() + static_cast<std::ptrdiff_t>(saved_);
+    fresh = {recorded_.schedule,
+             recorded_.active_microbatches,
+             {{mine.rank, mine.leader, mine.ahead_ns, mine.dropped, {begin, mine.events.end()}}}};
+    saved_ = mine.events.size();
   }
-  write_part(now, *part_);
+  append_to_part(fresh, *part_);
+  saved_ns_ = now_ns();
+}
+
+void Recorder::save_sometimes() {
+  if (part_ && now_ns() - saved_ns_ > kSavePeriodNs) save();
 }
 
 void Recorder::update() { on_ = keeps_events_ || counts_; }

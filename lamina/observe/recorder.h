@@ -43,9 +43,11 @@ class Recorder {
   void start_counting();
   Totals take_totals();  // since the last time
 
-  // Keeps events as start() does, for a file that read_part() reads. save() writes it, if there is anything new.
+  // Keeps events as start() does, also in a file that read_part() reads: whoever starts ranks may end them before they
+  // can say a last word. save() writes what is new there; save_sometimes() the same, but not twice in a second.
   void start_part(std::string path, Timeline mine);
   void save();
+  void save_sometimes();
 
  private:
   void update();  // under the lock
@@ -57,7 +59,8 @@ class Recorder {
   Timeline recorded_{.ranks = {RankRecord()}};
   Totals totals_;
   std::optional<std::string> part_;
-  std::size_t saved_ = 0;  // events that the file has
+  std::size_t saved_ = 0;      // events that the file has
+  std::int64_t saved_ns_ = 0;  // when
 };
 
 // Records an event that lasts as long as this object; nothing without a recorder, or where it is off. `event()` says

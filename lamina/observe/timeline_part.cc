@@ -71,6 +71,22 @@ std::ifstream open(const std::string& path) {
   return file;
 }
 
+std::uint64_t left(std::ifstream& file) {
+  const auto here = file.tellg();
+  const auto end = file.seekg(0, std::ios::end).tellg();
+  file.seekg(here);
+  return static_cast<std::uint64_t>(end - here);
+}
+
+// Adds the next events of the same rank.
+void join(Timeline& whole, Timeline piece) {
+  if (whole.ranks.empty() || piece.ranks.empty()) return void(whole = std::move(piece));
+  auto& record = whole.ranks.front();
+  auto& next = piece.ranks.front();
+  record.dropped = next.dropped;
+  std::ranges::move(next.events, std::back_inserter(record.events));
+}
+
 }  // namespace
 
 std::string encode(const Timeline& timeline) {
@@ -92,15 +108,24 @@ Timeline decode(std::string_view bytes) {
   }
 }
 
-void write_part(const Timeline& timeline, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  file << encode(timeline);
+void append_to_part(const Timeline& piece, const std::string& path) {
+  const std::string bytes = encode(piece);
+  const std::uint64_t size = bytes.size();
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file.write(reinterpret_cast<const char*>(&size), sizeof size) << bytes;
   if (!file.flush()) base::log_warning(base::str("the timeline of this rank cannot be written to ", path));
 }
 
 Timeline read_part(const std::string& path) {
   auto file = open(path);
-  return decode(std::string(std::istreambuf_iterator<char>(file), {}));
+  Timeline whole;
+  std::uint64_t size = 0;
+  while (file.read(reinterpret_cast<char*>(&size), sizeof size) && size <= left(file)) {
+    std::string bytes(size, '\0');
+    file.read(bytes.data(), static_cast<std::streamsize>(size));
+    join(whole, decode(bytes));
+  }
+  return whole;
 }
 
 void add(Timeline& timeline, Timeline part) {
@@ -115,12 +140,13 @@ Timeline read_parts(const std::string& folder) {
   std::vector<Timeline> parts;
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     try {
-      parts.push_back(read_part(file.path()));
+      auto part = read_part(file.path());
+      if (!part.ranks.empty()) parts.push_back(std::move(part));
     } catch (const base::Error& error) {
       base::log_warning(base::str("left out of the timeline: ", error.what()));
     }
   }
-  std::ranges::sort(parts, {}, [](const Timeline& part) { return part.ranks.empty() ? -1 : part.ranks.front().rank; });
+  std::ranges::sort(parts, {}, [](const Timeline& part) { return part.ranks.front().rank; });
   Timeline timeline;
   for (auto& part : parts) add(timeline, std::move(part));
   complete(timeline);

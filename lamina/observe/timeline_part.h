@@ -13,9 +13,10 @@ std::string encode(const Timeline& timeline);
 // Throws base::FormatError.
 Timeline decode(std::string_view bytes);
 
-// Writes the encoding; a file that cannot be written is a warning in the log.
-void write_part(const Timeline& timeline, const std::string& path);
-// Throws base::Error when it cannot be read, base::FormatError.
+// Adds events of a rank to those that a file has, or makes it; a file that cannot be written is a warning in the log.
+void append_to_part(const Timeline& piece, const std::string& path);
+// All of them, but for what the rank was writing when it was killed. Throws base::Error when the file cannot be read,
+// base::FormatError.
 Timeline read_part(const std::string& path);
 
 // Adds the ranks of another part of the same job.

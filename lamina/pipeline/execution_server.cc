@@ -455,13 +455,16 @@ void ExecutionServer::forget(const transport::Release& release) {
 void ExecutionServer::end_step(base::Step step) {
   decltype(served_) ended;  // destroyed outside the lock
   decltype(garbage_) garbage;
-  std::lock_guard guard(mutex_);
-  garbage.swap(garbage_);
-  std::erase_if(orders_, [&](const auto& entry) { return entry.first.step <= step; });
-  for (auto next = served_.begin(); next != served_.end();) {
-    const auto here = next++;
-    if (here->first.step <= step) ended.insert(served_.extract(here));
+  {
+    std::lock_guard guard(mutex_);
+    garbage.swap(garbage_);
+    std::erase_if(orders_, [&](const auto& entry) { return entry.first.step <= step; });
+    for (auto next = served_.begin(); next != served_.end();) {
+      const auto here = next++;
+      if (here->first.step <= step) ended.insert(served_.extract(here));
+    }
   }
+  for (auto& [call, served] : ended) served->readers.clear();  // a backward that waits for its forward keeps it
 }
 
 }  // namespace lamina::pipeline

@@ -90,6 +90,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
   std::optional<ProcessState> mine;  // which threads of a step that fails may change
+  const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
     gradients_.begin_step(parameters_);
@@ -99,8 +100,6 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     mine = ProcessState::current();
   });
   progress_.begin(step.value);
-  std::optional<observe::Span> span;
-  span.emplace(&recorder_, [&] { return observe::Event{.what = observe::What::kStep, .step = step.value}; });
   std::vector<value::Value> outputs;
   try {
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
@@ -118,11 +117,12 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   const auto error = leave_step(step, check_interrupt);
   mine->swap();
   progress_.end(step.value);
-  span.reset();
-  if (error) {
-    recorder_.save();  // whoever starts ranks may end them soon
-    std::rethrow_exception(error);
+  if (began_ns != 0) {
+    recorder_.record(
+        {.what = observe::What::kStep, .begin_ns = began_ns, .end_ns = observe::now_ns(), .step = step.value});
   }
+  error ? recorder_.save() : recorder_.save_sometimes();
+  if (error) std::rethrow_exception(error);
   return outputs;
 }
 
@@ -142,6 +142,7 @@ void Job::run_step_here(int microbatches, const std::function<void(base::Microba
     }
     if (recorder_.on()) recorder_.record_memory();
   }
+  recorder_.save_sometimes();
 }
 
 std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Body& body,
@@ -268,8 +269,9 @@ bool Job::close(bool orderly) {
   return leave();
 }
 
-bool Job::leave() {
+bool Job::leave(bool interrupted) {
   if (!pool_) return true;
+  if (interrupted) transport_->tell_interrupted();
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
     state_.wait_idle({kLastWords, nullptr});

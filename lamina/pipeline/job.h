@@ -85,8 +85,8 @@ class Job {
   // of a step that failed: then the job must never be destroyed.
   bool close(bool orderly);
   // The same, but the connections stay until the process ends, so that the peers learn of its end and of nothing before
-  // it. Afterwards the job must never be destroyed.
-  bool leave();
+  // it but, where it was `interrupted` (Ctrl-C), that. Afterwards the job must never be destroyed.
+  bool leave(bool interrupted = false);
 
  private:
   void receive(transport::Message&& message);

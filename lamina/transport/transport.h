@@ -36,6 +36,10 @@ class Transport {
   // base::TimeoutError when a live peer does not take the message in time.
   virtual void send(base::Rank to, const Message& message) = 0;
 
+  // Says to the peers that this process is about to end, since it was interrupted (Ctrl-C): so they know why they lost
+  // it. Before close().
+  virtual void tell_interrupted() {}
+
   // Ends delivery: no event is running or will be called after it returns. With `orderly`, tells the peers that this
   // rank leaves on purpose, after what was sent has arrived (waiting a bounded time); else it just stops. Idempotent.
   virtual void close(bool orderly) = 0;

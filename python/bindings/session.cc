@@ -251,10 +251,10 @@ bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
   return ended;
 }
 
-bool leave_session(const std::shared_ptr<Session>& session) {
+bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   const Release release;
   [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
-  return session->job().leave();
+  return session->job().leave(interrupted);
 }
 
 }  // namespace
@@ -292,7 +292,7 @@ void bind_session(py::module_& module) {
       .def("call", &call)
       .def("backward", &backward)
       .def("close", &close_session)
-      .def("leave", &leave_session);
+      .def("leave", &leave_session, py::arg("interrupted"));
 }
 
 }  // namespace lamina::python

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import gc
 import json
 import os
 import sys
@@ -178,10 +179,13 @@ def _at_exit() -> None:
     if os.getpid() != _process:
         return
     groups = _job.groups if _job is not None else None
-    if (_job is None or _end().leave()) and not _stuck and (groups is None or groups.close(at_exit=True)):
+    interrupted = interrupts.is_interrupt(getattr(sys, "last_value", None))
+    if interrupted:  # somebody waits: four fifths of what a process with torch takes to end is looking for cycles
+        gc.freeze()
+    if (_job is None or _end().leave(interrupted)) and not _stuck and (groups is None or groups.close(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
     print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(interrupts.INTERRUPTED if interrupts.is_interrupt(getattr(sys, "last_value", None)) else 1)
+    os._exit(interrupts.INTERRUPTED if interrupted else 1)

@@ -155,9 +155,9 @@ class Session:
     def backward(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
     ) -> None: ...
-    def leave(self) -> bool:
+    def leave(self, interrupted: bool) -> bool:
         """At the end of the process: as close(), but the connections stay until the process has ended, so that the
-        peers learn of its end and of nothing before it."""
+        peers learn of its end and of nothing before it, but that it was `interrupted` (Ctrl-C)."""
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C on another rank: this one ends as if it had been its own, without a traceback that tells nobody anything."""
 
+import re
 import sys
 from types import TracebackType
 
-from lamina.errors import RemoteError
+from lamina.errors import PeerError, RemoteError
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
@@ -25,17 +26,26 @@ def remove() -> None:
 
 def is_interrupt(error: BaseException | None) -> bool:
     """Whether Ctrl-C raised this error, here or on another rank."""
+    return isinstance(error, KeyboardInterrupt) or interrupted_rank(error) is not None
+
+
+def interrupted_rank(error: BaseException | None) -> int | None:
+    """The other rank whose Ctrl-C caused this error: it came from there, or that rank was lost by it."""
+    if isinstance(error, PeerError):
+        lost = re.search(r"\brank (\d+) is lost: it was interrupted\b", str(error))
+        return int(lost[1]) if lost else None
     failure = getattr(error, "_failure", None)
-    foreign = isinstance(error, RemoteError) and failure is not None and failure.type == "KeyboardInterrupt"
-    return foreign or isinstance(error, KeyboardInterrupt)
+    is_foreign = isinstance(error, RemoteError) and failure is not None and failure.type == "KeyboardInterrupt"
+    return error.rank if is_foreign else None
 
 
 _previous = sys.excepthook
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, RemoteError) or not is_interrupt(error):
+    rank = interrupted_rank(error)
+    if rank is None:
         _previous(kind, error, trace)
         return
-    print(f"lamina: rank {error.rank} was interrupted", file=sys.stderr, flush=True)
+    print(f"lamina: rank {rank} was interrupted", file=sys.stderr, flush=True)
     sys.exit(INTERRUPTED)

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lamina/observe/timeline_part.h"
@@ -90,18 +91,49 @@ TEST(Recorder, TotalsAreOfWhatCameSinceTheLastTime) {
   EXPECT_TRUE(recorder.stop().ranks.at(0).events.empty());
 }
 
-TEST(Recorder, APartIsWrittenAgainWhenThereIsMore) {
+TEST(Recorder, APartHasAllThatWasRecordedBeforeItWasSaved) {
   const TempFolder folder;
   const auto path = folder / "part";
   Recorder recorder;
   recorder.start_part(path, mine());
   recorder.save();
   EXPECT_FALSE(std::filesystem::exists(path));
-  for (std::int64_t step = 0; step < 2; ++step) {
+  for (std::int64_t step = 0; step < 3; ++step) {
     recorder.record({.what = What::kStep, .begin_ns = step, .end_ns = step + 1, .step = step});
     recorder.save();
     EXPECT_EQ(read_part(path).ranks.at(0).events.size(), step + 1);
   }
+  EXPECT_EQ(read_part(path), recorder.stop());
+}
+
+TEST(Recorder, SavesAtOnceAndThenOnlySometimes) {
+  const TempFolder folder;
+  const auto path = folder / "part";
+  Recorder recorder;
+  recorder.start_part(path, mine());
+  const auto begin = now_ns();
+  int saves = 0;
+  std::uintmax_t size = 0;
+  for (std::int64_t step = 0; step < 1000; ++step) {
+    recorder.record({.what = What::kStep, .step = step});
+    recorder.save_sometimes();
+    saves += std::filesystem::file_size(path) != std::exchange(size, std::filesystem::file_size(path));
+  }
+  EXPECT_LE(saves, 1 + (now_ns() - begin) / 1'000'000'000);
+  EXPECT_GE(saves, 1);
+}
+
+TEST(Recorder, APartOfAnEarlierSessionIsForgotten) {
+  const TempFolder folder;
+  for (std::int64_t session = 0; session < 2; ++session) {
+    Recorder recorder;
+    recorder.start_part(folder / "part", mine());
+    recorder.record({.step = session});
+    recorder.save();
+  }
+  const auto events = read_part(folder / "part").ranks.at(0).events;
+  ASSERT_EQ(events.size(), 1);
+  EXPECT_EQ(events[0].step, 1);
 }
 
 TEST(Span, LastsAsLongAsItsObjectAndCostsNothingWhereTheRecorderIsOff) {

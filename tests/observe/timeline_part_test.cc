@@ -23,7 +23,7 @@ void write_parts(const Timeline& timeline, const TempFolder& folder) {
       if (event.what == What::kReceive) event.peer = -1;
     }
     const auto rank = record.rank;
-    write_part({timeline.schedule, timeline.active_microbatches, {std::move(record)}}, part_in(folder / "", rank));
+    append_to_part({timeline.schedule, timeline.active_microbatches, {std::move(record)}}, part_in(folder / "", rank));
   }
 }
 
@@ -35,13 +35,26 @@ TEST(TimelineParts, TogetherAreTheTimeline) {
 
 TEST(TimelineParts, WhatARankLeftHalfWrittenIsLeftOut) {
   const TempFolder folder;
-  write_parts(two_ranks(), folder);
+  auto whole = two_ranks();
+  whole.schedule = "simple";
+  write_parts(whole, folder);
   const auto second = part_in(folder / "", 1);
   std::filesystem::resize_file(second, std::filesystem::file_size(second) / 2);
   const auto timeline = read_parts(folder / "");
   ASSERT_EQ(timeline.ranks.size(), 1);
   EXPECT_EQ(timeline.ranks[0].rank, 0);
-  EXPECT_EQ(timeline.schedule, "interleaved");
+  EXPECT_EQ(timeline.schedule, "simple");
+}
+
+TEST(TimelineParts, WhatARankWroteBeforeItWasKilledIsThere) {
+  const TempFolder folder;
+  const auto path = folder / "part";
+  append_to_part({"simple", 2, {{.rank = 3, .events = {{.step = 0}}}}}, path);
+  append_to_part({"simple", 2, {{.rank = 3, .dropped = 1, .events = {{.step = 1}}}}}, path);
+  const Timeline both = read_part(path);
+  EXPECT_EQ(both, (Timeline{"simple", 2, {{.rank = 3, .dropped = 1, .events = {{.step = 0}, {.step = 1}}}}}));
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_EQ(read_part(path), (Timeline{"simple", 2, {{.rank = 3, .events = {{.step = 0}}}}}));
 }
 
 TEST(TimelineParts, NoneAreAnEmptyTimeline) {

@@ -89,5 +89,43 @@ TEST(ReferenceMemory, ALiveByteOfOneStepIsNotAliveAHundredStepsLater) {
   EXPECT_EQ(live_bytes, 0);
 }
 
+TEST(ReferenceMemory, AStepThatFailsLeavesNothingOfABackwardThatWaitedForItsForward) {
+  Counting counting;
+  {
+    Model model(3, "simple");
+    Gate gate;
+    const auto weight = leaf(2, 1000);
+    const auto slow = model.add_function("slow", 2, [&](const at::Tensor& x) {
+      gate.pass();
+      return x * 1;
+    });
+    const auto module = model.add_scaling("module", 1, weight);
+    const auto echo = model.add_function("echo", 1, [](const at::Tensor& x) { return x * 1; });
+    const auto body = [&](bool fails) {
+      const auto x = at::ones({1000}, at::kDouble);
+      const auto y = model.call(module, model.call(slow, x));
+      model.job(0).backward({y}, {x}, 1);
+      for (int i = 0; i < 3; ++i) model.call(echo, at::ones({1})).item<float>();  // the backward is there by then
+      if (fails) throw std::runtime_error("of the body");
+    };
+    for (int step = 0; step < 2; ++step) model.run(1, [&](base::Microbatch) { body(/*fails=*/false); });
+    const auto early = live_bytes.load();
+    for (int step = 0; step < 10; ++step) {
+      gate.shut();
+      model.traffic().clear();
+      std::thread opener([&] {
+        while (model.traffic().count(transport::Kind::kEndOfStep) < 2) std::this_thread::yield();
+        gate.open();
+      });
+      const auto outcomes = model.attempt(1, [&](base::Microbatch) { body(/*fails=*/true); });
+      opener.join();
+      for (const auto& outcome : outcomes) EXPECT_NE(message_of(outcome.error), "");
+      model.run(1, [&](base::Microbatch) { body(/*fails=*/false); });
+      EXPECT_EQ(live_bytes, early) << "after " << step + 1 << " failed steps";
+    }
+  }
+  EXPECT_EQ(live_bytes, 0);
+}
+
 }  // namespace
 }  // namespace lamina::pipeline

@@ -27,6 +27,14 @@ bool UcxTransport::all_peers(Lock& lock, Clock::duration patience, const Conditi
   });
 }
 
+void UcxTransport::tell_interrupted() {
+  std::lock_guard closing(close_mutex_);
+  if (closed_ || ::getpid() != process_) return;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank_.value) liveness_->note(base::Rank(peer), Liveness::Kind::kInterrupted);
+  }
+}
+
 void UcxTransport::close(bool orderly) {
   std::lock_guard closing(close_mutex_);
   if (closed_) return;

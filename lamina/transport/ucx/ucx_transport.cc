@@ -164,7 +164,10 @@ void UcxTransport::hear() {
     switch (note.kind) {
       case Liveness::Kind::kGone:
         peer.gone = true;
-        peer.gone_why = note.why;
+        peer.gone_why = peer.interrupted ? "it was interrupted" : note.why;
+        break;
+      case Liveness::Kind::kInterrupted:
+        peer.interrupted = true;
         break;
       case Liveness::Kind::kBye:
         peer.bye = note.value;

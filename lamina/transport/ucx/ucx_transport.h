@@ -34,6 +34,7 @@ class UcxTransport : public Transport, public Probe {
   int size() const override { return static_cast<int>(peers_.size()); }
   void start(Events events) override;
   void send(base::Rank to, const Message& message) override;
+  void tell_interrupted() override;
   void close(bool orderly) override;
 
   std::string lanes(base::Rank peer) override;
@@ -52,9 +53,10 @@ class UcxTransport : public Transport, public Probe {
     std::uint64_t sent = 0;
     std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
     bool gone = false;                 // its socket closed
-    bool arrived = false;              // it has all that our bye counted
-    bool flushed = false;              // it will touch none of our memory any more
-    std::string why;                   // it is lost, and the events say so; sends to it throw
+    bool interrupted = false;
+    bool arrived = false;  // it has all that our bye counted
+    bool flushed = false;  // it will touch none of our memory any more
+    std::string why;       // it is lost, and the events say so; sends to it throw
     std::string gone_why;
   };
   struct Lost {
