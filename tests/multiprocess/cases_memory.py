@@ -28,11 +28,12 @@ class Keeping(torch.autograd.Function):
         ctx.save_for_backward(x.clone())
         Keeping.alive += 1
         Keeping.most = max(Keeping.most, Keeping.alive)
-        weakref.finalize(ctx, Keeping.let_go)
+        ctx.let_go = weakref.finalize(ctx, Keeping.let_go)
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
+        ctx.let_go()  # torch frees what was saved now; the graph itself lives until a thread comes to destroy it
         return gradient
 
     @staticmethod
