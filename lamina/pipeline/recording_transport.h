@@ -19,6 +19,7 @@ class RecordingTransport : public transport::Transport {
   void start(Events events) override;
   void send(base::Rank to, const transport::Message& message) override;
   void close(bool orderly) override { inner_->close(orderly); }
+  void tell_interrupted() override { inner_->tell_interrupted(); }
 
  private:
   const std::unique_ptr<transport::Transport> inner_;
