@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <charconv>
+#include <memory>
 #include <string>
 
 #include "lamina/base/cluster_task.h"
+#include "lamina/base/str.h"
 
 namespace lamina::base {
 namespace {
@@ -29,8 +31,9 @@ Hosts numbers(std::string_view range, std::size_t limit) {
   if (dash == std::string_view::npos) return {std::string(range)};
   long first = 0;
   long last = -1;
-  std::from_chars(range.data(), range.data() + dash, first);
-  std::from_chars(range.data() + dash + 1, range.data() + range.size(), last);
+  const char* const begin = std::to_address(range.begin());
+  std::from_chars(begin, begin + dash, first);
+  std::from_chars(begin + dash + 1, begin + range.size(), last);
   Hosts result;
   for (long number = first; number <= last && result.size() < limit; ++number) {
     std::string text = std::to_string(number);
@@ -50,7 +53,7 @@ Hosts expand_item(std::string_view item, std::size_t limit) {
   Hosts result;
   while (!ranges.empty() && result.size() < limit) {
     for (const auto& number : numbers(next_item(ranges), limit)) {
-      for (const auto& tail : tails) result.push_back(std::string(item.substr(0, open)) + number + tail);
+      for (const auto& tail : tails) result.push_back(base::str(item.substr(0, open), number, tail));
     }
   }
   return result;

@@ -19,8 +19,8 @@ Json scalar(const YAML::Node& node) {
   if (node.Tag() == "!") return text;  // in quotes
   if (text == "true" || text == "True" || text == "TRUE") return true;
   if (text == "false" || text == "False" || text == "FALSE") return false;
-  static const std::regex kNumber(R"([-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?)");
-  if (!std::regex_match(text, kNumber)) return text;
+  static const std::regex number(R"([-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?)");
+  if (!std::regex_match(text, number)) return text;
   const bool whole = text.find_first_of(".eE") == std::string::npos;
   try {
     return whole ? Json(std::stoll(text)) : Json(std::stod(text));
