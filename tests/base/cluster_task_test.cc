@@ -54,6 +54,7 @@ TEST(ClusterTask, OfSrunIsReadFromItsStep) {
   EXPECT_EQ(task->local_rank, 1);
   EXPECT_EQ(task->local_size, 3);
   EXPECT_EQ(task->nodes, 2);
+  EXPECT_EQ(task->node, 1);
   EXPECT_EQ(task->first_host, "n08");
   EXPECT_EQ(task->job, "77.3");
 }
