@@ -26,7 +26,7 @@ def task_of_mpirun(rank):
 PMIX = uuid.uuid4().hex
 
 
-@pytest.mark.parametrize("how", ["dist", "groups"])
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
 @pytest.mark.parametrize("task", [task_of_srun, task_of_mpirun])
 def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
     started = [launcher.start(PROGRAM, how, binary=sys.executable, env=task(rank)) for rank in range(2)]
@@ -35,13 +35,13 @@ def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
         assert job.returncode == 0, errors
 
 
-@pytest.mark.parametrize("how", ["dist", "groups"])
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
 def test_so_do_those_of_lamina_run(launcher, how):
     run = launcher.run("run", "-n", 2, PROGRAM, how)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("how", ["dist", "groups"])
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
 def test_so_do_those_of_torchrun(launcher, how):
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, how]
     run = launcher.run(*words, binary=sys.executable)

@@ -2,7 +2,6 @@
 """torch's default process group, from the environment of any launcher."""
 
 import atexit
-import functools
 import os
 from datetime import timedelta
 from typing import Any
@@ -20,6 +19,8 @@ from lamina.groups import make_default
 _SERVES = {"cpu": "cpu:gloo", "gpu": "cuda:nccl", "mps": "cpu:gloo", "tpu": "xla:xla"}
 _BACKENDS = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "mps": "gloo", "tpu": "xla"}
 
+_maker = 0  # the process that made the group: a fork of it must not end it
+
 
 def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
     """Makes torch's default process group; every rank calls it. Ranks, address and port are what torchrun, `lamina run`,
@@ -36,6 +37,7 @@ def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
         UsageError: there is a group already, for other devices.
         TimeoutError, PeerError: the ranks did not find each other.
     """
+    global _maker
     kind = _kind(device)
     if not timeout > 0:
         raise ConfigError(f"initialize_dist: timeout: {timeout} is not allowed; expected seconds above 0")
@@ -51,7 +53,7 @@ def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
     world = _Alone if single else _lamina.read_world()
     with typed(f"initialize_dist at {world.master_addr}:{world.master_port}"):
         make_default(world, timedelta(seconds=timeout), _BACKENDS[kind])
-    _end_at_exit()
+    _maker = os.getpid()
 
 
 class _Alone:
@@ -78,7 +80,10 @@ def _require(kind: str) -> None:
         )
 
 
-@functools.cache
-def _end_at_exit() -> None:
+def _at_exit() -> None:
     """A Gloo group that is alive when Python ends aborts the process."""
-    atexit.register(lambda: ranks.is_initialized() and dist.destroy_process_group())
+    if _maker == os.getpid() and ranks.is_initialized():
+        dist.destroy_process_group()
+
+
+atexit.register(_at_exit)  # before lamina's own, which knows of groups that cannot be ended: so it runs after that
