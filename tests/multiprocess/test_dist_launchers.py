@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S
+from launch.launcher_harness import DEADLINE_S, free_port
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
 SLURM = {"JOB_ID": uuid.uuid4().int % 10**9, "STEP_ID": 0, "STEP_NUM_TASKS": 2, "STEP_NUM_NODES": 1, "NODEID": 0,
@@ -53,3 +53,12 @@ def test_a_rank_that_waits_for_a_lost_one_gets_a_peer_error(launcher, lost):
     for rank in launcher.start_ranks(2, PROGRAM.with_name("dist_lost.py"), lost):
         _, errors = rank.communicate(timeout=DEADLINE_S)
         assert rank.returncode == 0, errors
+
+
+def test_each_machine_has_a_local_rank_0_and_all_hear_of_one_that_fails(launcher):
+    job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    program = PROGRAM.with_name("dist_machines.py")
+    started = [launcher.start("run", *job, "--node-rank", node, program) for node in range(2)]
+    for machine in started:
+        _, errors = machine.communicate(timeout=DEADLINE_S)
+        assert machine.returncode == 0, errors

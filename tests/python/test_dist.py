@@ -2,12 +2,15 @@
 """lamina.dist in a world of one, and what it makes of the environment."""
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed
+from torch.utils.data import DataLoader, TensorDataset
 
 import composer.utils
 import lamina
@@ -222,3 +225,12 @@ def test_the_arguments_are_those_that_scripts_pass():
     assert {name: each.default for name, each in sampler.items() if name != "dataset"} == {
         "drop_last": False, "shuffle": False, "num_replicas": None, "rank": None, "seed": 0, "exact": False,
     }  # fmt: skip
+
+
+def test_the_example_of_the_documentation_trains():
+    page = (Path(__file__).resolve().parents[2] / "docs/launching.md").read_text()
+    example = re.search(r"```python\n(from lamina import dist\n.*?)```", page, re.DOTALL)[1]
+    data, model = TensorDataset(torch.randn(20, 3)), torch.nn.Linear(3, 1)
+    names = {"download": lambda: data, "loss": lambda batch: model(batch[0]).square().mean(), "epochs": 2}
+    exec(example, names | {"DataLoader": DataLoader})
+    assert model.weight.grad.abs().sum() > 0 and dist.is_initialized()
