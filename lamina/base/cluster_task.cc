@@ -83,7 +83,11 @@ std::optional<ClusterTask> mpi_task(const Reader& read) {
                      .local_size = read.number(names.local_size),
                      .launcher = "mpirun",
                      .once_per_node = "mpirun -npernode 1"};
-    if (task.local_size > 0) task.nodes = (task.size + task.local_size - 1) / task.local_size;
+    if (task.local_size >
+        0) {  // machines have equally many tasks, one after the other, unless mpirun is told otherwise
+      task.nodes = (task.size + task.local_size - 1) / task.local_size;
+      task.node = (task.rank - task.local_rank) / task.local_size;
+    }
     if (task.nodes == 1) {
       task.first_host = "127.0.0.1";
     } else {
@@ -121,6 +125,7 @@ std::optional<ClusterTask> slurm_task(const Reader& read) {
                    .local_rank = read.number("SLURM_LOCALID"),
                    .local_size = tasks_on(read.text("SLURM_STEP_TASKS_PER_NODE"), read.number("SLURM_NODEID")),
                    .nodes = read.number("SLURM_STEP_NUM_NODES"),
+                   .node = read.number("SLURM_NODEID"),
                    .first_host = first_slurm_host(read),
                    .job = str(read.text("SLURM_JOB_ID"), ".", read.text("SLURM_STEP_ID")),
                    .launcher = "srun",

@@ -18,6 +18,7 @@ struct ClusterTask {
   int local_rank = 0;
   int local_size = 1;
   int nodes = 1;
+  int node = 0;               // which of them this task is on
   std::string first_host;     // of rank 0; empty where the environment does not tell
   std::string job;            // a name of this start of this job, the same for all its tasks
   std::string launcher;       // "srun", "mpirun"

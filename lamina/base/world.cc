@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <initializer_list>
 #include <limits>
 
 #include "lamina/base/cluster_task.h"
@@ -39,6 +40,13 @@ class WorldReader {
     return low;
   }
 
+  int number_or(std::initializer_list<const char*> names, int otherwise) {
+    for (const char* name : names) {
+      if (environment_(name)) return number(name, 0);
+    }
+    return otherwise;
+  }
+
   void check_at_most(const std::string& name, int value, int most, const std::string& size_name, int size) {
     if (value <= most || problems_.concern(name) || problems_.concern(size_name)) return;
     problems_.add(name,
@@ -66,6 +74,7 @@ World cluster_world(const Environment& environment) {
               .size = task->size,
               .local_rank = task->local_rank,
               .local_size = task->local_size,
+              .node_rank = task->node,
               .master_addr = address.value_or(task->first_host),
               .master_port = port ? reader.number("MASTER_PORT", 1, 65535) : port_of(task->job),
               .launched = true};
@@ -93,6 +102,7 @@ World read_world(const Environment& environment) {
   world.size = reader.number("WORLD_SIZE", 1);
   world.local_rank = reader.number("LOCAL_RANK", 0);
   world.local_size = reader.number("LOCAL_WORLD_SIZE", 1);
+  world.node_rank = reader.number_or({"NODE_RANK", "GROUP_RANK"}, (rank - world.local_rank) / world.local_size);
   world.master_addr = reader.text("MASTER_ADDR");
   world.master_port = reader.number("MASTER_PORT", 1, 65535);
   reader.check_at_most("RANK", rank, world.size - 1, "WORLD_SIZE", world.size);

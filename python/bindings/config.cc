@@ -31,6 +31,16 @@ void bind_config(py::module_& module) {
         return py::object(keys[key.c_str()]);
       });
   module.def("parse_config", &parse, py::arg("config_json"));
+  py::class_<base::World>(module, "World")
+      .def_property_readonly("rank", [](const base::World& world) { return world.rank.value; })
+      .def_readonly("size", &base::World::size)
+      .def_readonly("local_rank", &base::World::local_rank)
+      .def_readonly("local_size", &base::World::local_size)
+      .def_readonly("node_rank", &base::World::node_rank)
+      .def_readonly("master_addr", &base::World::master_addr)
+      .def_readonly("master_port", &base::World::master_port)
+      .def_readonly("launched", &base::World::launched);
+  module.def("read_world", [] { return base::read_world(base::process_environment()); });
 }
 
 }  // namespace lamina::python

@@ -22,6 +22,7 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 import importlib.metadata
 
 from lamina import _hooks as _hooks
+from lamina import dist as dist
 from lamina import state
 from lamina._current import init, is_initialized, shutdown
 from lamina.checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
@@ -135,6 +136,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "delay_param_initialization",
+    "dist",
     "distribute",
     "dp_barrier",
     "dp_rank",

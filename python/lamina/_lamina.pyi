@@ -79,6 +79,22 @@ class Config:
 def parse_config(config_json: str) -> tuple[Config, list[str]]:
     """Config and warnings from the caller's JSON and the environment (SM_HP_MP_PARAMETERS, launcher)."""
 
+class World:
+    """This process among those of its job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    launched: bool
+
+def read_world() -> World:
+    """What the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any. Raises
+    ConfigError naming what is missing or wrong."""
+
 class Session:
     """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import itertools
+import os
 from datetime import timedelta
 
 import torch
@@ -32,7 +33,7 @@ class ProcessGroups:
         _check_default([made for made, _ in everyone])
         timeout = timedelta(seconds=session.config.timeout_s)
         if self._made_default:
-            _make_default(session, timeout)
+            make_default(session, timeout, _backend())
         elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
@@ -139,16 +140,27 @@ def _check_default(missing: list[bool]) -> None:
         )
 
 
-def _make_default(session: _lamina.Session, timeout: timedelta) -> None:
+def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, backend: str) -> None:
     """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
-    if session.launched:
+    if world.launched:
+        _publish()
         # libuv's server asks for the name of whoever connects, and serves nobody meanwhile.
         store, _, _ = next(rendezvous("env://?use_libuv=0", timeout=timeout))
     else:
         store = dist.HashStore()
     store.set_timeout(timeout)
     store = dist.PrefixStore(f"lamina/groups/{next(_jobs)}", store)
-    dist.init_process_group(_backend(), store=store, rank=session.rank, world_size=session.size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+
+
+def _publish() -> None:
+    """Under srun and mpirun torch, and scripts, find in the environment what torchrun would have set."""
+    world = _lamina.read_world()
+    told = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank,
+            "LOCAL_WORLD_SIZE": world.local_size, "NODE_RANK": world.node_rank, "MASTER_ADDR": world.master_addr,
+            "MASTER_PORT": world.master_port}  # fmt: skip
+    for name, value in told.items():
+        os.environ.setdefault(name, str(value))
 
 
 def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:

@@ -54,6 +54,7 @@ TEST(ClusterTask, OfSrunIsReadFromItsStep) {
   EXPECT_EQ(task->local_rank, 1);
   EXPECT_EQ(task->local_size, 3);
   EXPECT_EQ(task->nodes, 2);
+  EXPECT_EQ(task->node, 1);
   EXPECT_EQ(task->first_host, "n08");
   EXPECT_EQ(task->job, "77.3");
 }
@@ -78,6 +79,7 @@ TEST(ClusterTask, OfMpirunIsReadEvenIfSrunStartedIt) {
   EXPECT_EQ(task->launcher, "mpirun");
   EXPECT_EQ(task->rank, 2);
   EXPECT_EQ(task->nodes, 2);
+  EXPECT_EQ(task->node, 1);
   EXPECT_EQ(task->first_host, "n08");
 }
 
@@ -107,6 +109,7 @@ TEST(World, OfSrunNeedsNoOtherLauncher) {
   EXPECT_EQ(world.size, 7);
   EXPECT_EQ(world.local_rank, 1);
   EXPECT_EQ(world.local_size, 3);
+  EXPECT_EQ(world.node_rank, 1);
   EXPECT_EQ(world.master_addr, "n08");
   EXPECT_EQ(world.master_port, port_of("77.3"));
   EXPECT_TRUE(world.launched);

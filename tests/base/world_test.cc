@@ -49,6 +49,15 @@ TEST(World, IsWhatTheLauncherSays) {
   EXPECT_TRUE(world.launched);
 }
 
+TEST(World, KnowsItsMachine) {
+  Variables variables = launched();
+  EXPECT_EQ(read(variables).node_rank, 1);
+  variables["GROUP_RANK"] = "2";
+  EXPECT_EQ(read(variables).node_rank, 2);
+  variables["NODE_RANK"] = "0";
+  EXPECT_EQ(read(variables).node_rank, 0);
+}
+
 TEST(World, EveryMissingVariableIsNamed) {
   const std::string error = world_error({{"RANK", "0"}});
   for (const char* name : {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {

@@ -13,6 +13,7 @@ LAUNCHES = {
     "multiprocess.cases_autocast": 2,
     "multiprocess.cases_checkpointing": 2,
     "multiprocess.cases_replicas": 2,
+    "multiprocess.cases_dist": 2,
     "multiprocess.cases_memory": 2,
     "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_timeline": 2,

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data loaders in a world of several ranks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from lamina.dist.sampler import ExactSampler, readers
+from lamina.errors import ConfigError
+
+
+def require_distributed_sampler(dataloader: Any) -> None:
+    """For trainers: raises where every rank would read the same data. Only torch's DataLoader is looked at, and not one
+    of an IterableDataset, which splits itself.
+
+    Errors:
+        ConfigError: several ranks read, and neither the loader's sampler nor its batch sampler is a DistributedSampler.
+    """
+    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+        return
+    if (size := readers()) > 1 and not any(isinstance(each, DistributedSampler) for each in _samplers(dataloader)):
+        raise ConfigError(
+            f"The world_size({size}) > 1 but dataloader does not use DistributedSampler. This will cause all ranks to "
+            "train on the same data: pass sampler=lamina.dist.get_sampler(dataset, ...) to the DataLoader"
+        )
+
+
+def exact_batches(dataloader: DataLoader) -> Iterator[tuple[Any, float]]:
+    """The batches of a loader with an ExactSampler, each with the weight of its loss; equally many on all ranks.
+
+        for batch, weight in exact_batches(loader):
+            (weight * loss(batch)).backward()   # a mean over the batch; gradients are averaged over the ranks
+
+    All weights are 1.0 except in the last batch, when ranks have different numbers of samples. A rank without any gets
+    the batch before once more with the weight 0.0, so that it takes part in what is collective. No communication.
+
+    Errors:
+        ConfigError: another sampler, or no batch size.
+    """
+    sampler = next((each for each in _samplers(dataloader) if isinstance(each, ExactSampler)), None)
+    if sampler is None:
+        raise ConfigError("exact_batches: the loader's sampler is no ExactSampler: use get_sampler(..., exact=True)")
+    if (size := getattr(dataloader.batch_sampler, "batch_size", None)) is None:
+        raise ConfigError("exact_batches: the loader has no batch_size: give it one")
+    return _weighted(dataloader, sampler, size)
+
+
+def _weighted(dataloader: DataLoader, sampler: ExactSampler, size: int) -> Iterator[tuple[Any, float]]:
+    batches, batch = iter(dataloader), None
+    together = size * sampler.num_replicas
+    for begin in range(0, sampler.total_size, together):
+        everybody = min(sampler.total_size - begin, together)
+        if dataloader.batch_sampler.drop_last and everybody < together:
+            return
+        mine = len(range(begin + sampler.rank, begin + everybody, sampler.num_replicas))
+        if mine:
+            batch = next(batches)
+        yield batch, mine * sampler.num_replicas / everybody
+
+
+def _samplers(dataloader: DataLoader) -> list[Any]:
+    batch_sampler = dataloader.batch_sampler
+    return [dataloader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors and objects between ranks, over torch's process groups. In a world of one each rank is everybody."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lamina.dist import ranks
+from lamina.errors import Error, PeerError, TimeoutError, UsageError
+
+_OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+def barrier(group: dist.ProcessGroup | None = None) -> None:
+    """Returns when every rank has called it."""
+    if not alone("barrier()"):
+        with typed("barrier()"):
+            dist.barrier(group)
+
+
+def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.ProcessGroup | None = None) -> None:
+    """Puts the sum over all ranks, or what `reduce_operation` says, into `tensor`: SUM, PRODUCT, MIN, MAX, BAND, BOR or
+    BXOR."""
+    name = reduce_operation.upper()
+    if name not in _OPERATIONS:
+        raise UsageError(f"all_reduce: {reduce_operation!r} is not allowed; expected one of {', '.join(_OPERATIONS)}")
+    if not alone("all_reduce()"):
+        with typed("all_reduce()"):
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, name), group)
+
+
+def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) -> None:
+    """Puts what the tensor is on world rank `src` into it."""
+    if not alone("broadcast()"):
+        with typed("broadcast()"):
+            dist.broadcast(tensor, src, group)
+
+
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Puts the objects of world rank `src` into the list, which is equally long everywhere. They are pickled."""
+    if not alone("broadcast_object_list()"):
+        with typed("broadcast_object_list()"):
+            dist.broadcast_object_list(object_list, src, group)
+
+
+def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
+    """The tensors of all ranks, which have the same shape and dtype, in the order of the ranks."""
+    if alone("all_gather()"):
+        return [tensor]
+    gathered = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(_size(group))]
+    with typed("all_gather()"):
+        dist.all_gather(gathered, tensor.contiguous(), group)
+    return gathered
+
+
+def all_gather_object(obj: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The objects of all ranks, in the order of the ranks. They are pickled."""
+    if alone("all_gather_object()"):
+        return [obj]
+    gathered = [None] * _size(group)
+    with typed("all_gather_object()"):
+        dist.all_gather_object(gathered, obj, group)
+    return gathered
+
+
+def alone(what: str) -> bool:
+    """Whether there is nobody to speak to. Raises UsageError where there is somebody, but no process group."""
+    if ranks.is_initialized():
+        return False
+    if (size := ranks.get_world_size()) > 1:
+        raise UsageError(
+            f"{what}: the world_size({size}) > 1, but the distributed package is not available or has not been "
+            "initialized: call lamina.dist.initialize_dist() first"
+        )
+    return True
+
+
+@contextlib.contextmanager
+def typed(what: str) -> Iterator[None]:
+    """torch's errors of a connection as lamina's; torch's own is the cause."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:  # all of torch.distributed's are
+        kind = _kind(str(error).lower())
+        if kind is None:
+            raise
+        first = str(error).partition("\n")[0]
+        raise kind(f"[rank {ranks.get_global_rank()}/{ranks.get_world_size()}] {what}: {first}") from error
+
+
+def _kind(text: str) -> type[Error] | None:
+    if any(sign in text for sign in ("timed out", "timeout")):
+        return TimeoutError
+    lost = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "connection was", "remote process")
+    return PeerError if any(sign in text for sign in lost) else None
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    return dist.get_world_size(group)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this process is: what torch's default process group says, else the launcher, else a world of one."""
+
+import os
+
+import torch.distributed as dist
+
+from lamina import _lamina
+from lamina.errors import ConfigError, UsageError
+
+_CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class MissingEnvironmentError(ConfigError):
+    """torch.distributed runs, but no launcher's environment tells what was asked."""
+
+
+def is_available() -> bool:
+    """Whether this torch has torch.distributed."""
+    return dist.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether torch's default process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def get_world_size(group: dist.ProcessGroup | None = None) -> int:
+    """The number of ranks in the job, or in the group.
+
+    Errors:
+        UsageError: WORLD_SIZE says otherwise than torch.distributed.
+    """
+    if not is_initialized():
+        return _told("WORLD_SIZE", "size", 1)
+    size = dist.get_world_size(group)
+    return size if group is not None else _agreed("WORLD_SIZE", size)
+
+
+def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
+    """This rank in the world, from 0, or in the group.
+
+    Errors:
+        UsageError: RANK says otherwise than torch.distributed.
+    """
+    if not is_initialized():
+        return _told("RANK", "rank", 0)
+    rank = dist.get_rank(group)
+    return rank if group is not None else _agreed("RANK", rank)
+
+
+def get_local_world_size() -> int:
+    """The number of ranks on this machine. MissingEnvironmentError where torch.distributed runs and nobody tells."""
+    return _told("LOCAL_WORLD_SIZE", "local_size", 1)
+
+
+def get_local_rank() -> int:
+    """This rank among those of its machine, from 0; errors as `get_local_world_size`."""
+    return _told("LOCAL_RANK", "local_rank", 0)
+
+
+def get_node_rank() -> int:
+    """This machine among those of the job, from 0; errors as `get_local_world_size`."""
+    return _told("NODE_RANK", "node_rank", 0)
+
+
+def _told(name: str, attribute: str, alone: int) -> int:
+    """What the variable says, else the launcher; `alone` where there is neither."""
+    if name in os.environ:
+        return _number(name)
+    by_torchrun = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    if not by_torchrun or all(each in os.environ for each in _CONTRACT):
+        world = _lamina.read_world()
+        if world.launched:
+            return getattr(world, attribute)
+    if is_initialized() and dist.get_world_size() > 1:
+        raise MissingEnvironmentError(
+            f"{name} is not set, and no launcher tells it, although torch.distributed runs: start the script with "
+            "`lamina run` or torchrun, or set it"
+        )
+    return alone
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ConfigError(f"{name}: {os.environ[name]!r} is not allowed; expected a launcher's integer") from None
+
+
+def _agreed(name: str, value: int) -> int:
+    if name in os.environ and _number(name) != value:
+        raise UsageError(
+            f"{name} is {os.environ[name]} in the environment, but {value} for torch.distributed: initialise it with "
+            "the ranks that the launcher gave"
+        )
+    return value

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples a rank reads.
+
+[Note: equivalence of space and time] A batch may be split over ranks (space) or over microbatches (time), and the
+training is the same. torch's DistributedSampler breaks this where the data does not divide by the ranks: it repeats
+samples so that all ranks have equally many. ExactSampler repeats none: batch number t of all ranks together is what one
+rank with batches as large as all theirs would read as its batch t. In the last one ranks have different numbers of
+samples, some none, so `exact_batches` gives each batch the weight that makes the average over ranks that over samples.
+"""
+
+from collections.abc import Iterator, Sized
+
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from lamina import _current
+from lamina.dist import ranks
+from lamina.errors import ConfigError
+
+
+class ExactSampler(DistributedSampler):
+    """Gives each sample to one rank, once an epoch; ranks have equally many or one more.
+
+    The order depends on seed and epoch (`set_epoch`) alone, not on the number of ranks. With `drop_last` the last
+    samples, less than one per rank, are left out. See [Note: equivalence of space and time].
+
+    Errors:
+        ConfigError: there are fewer samples than ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ):
+        num_replicas, rank = _place(num_replicas, rank)
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
+        count = len(dataset)
+        if count < num_replicas:
+            raise ConfigError(f"{count} samples cannot be split over {num_replicas} ranks: use at most {count} ranks")
+        self.total_size = count - count % num_replicas if drop_last else count
+        self.num_samples = len(self._mine())
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.shuffle:
+            return iter(self._mine())
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+        return iter([order[position] for position in self._mine()])
+
+    def _mine(self) -> range:
+        return range(self.rank, self.total_size, self.num_replicas)
+
+
+def get_sampler(
+    dataset: Dataset,
+    *,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+    seed: int = 0,
+    exact: bool = False,
+) -> DistributedSampler:
+    """The sampler with which each rank reads its part of the data; call its `set_epoch` before each epoch.
+
+    Args:
+        drop_last: leave samples out, rather than repeat some, so that all ranks have equally many.
+        num_replicas, rank: how many read different data, and which of them this is; by default all ranks of the world,
+            or after `lamina.init` the ranks that differ in dp_rank.
+        exact: no sample is repeated; see ExactSampler and `exact_batches`. Otherwise it is torch's DistributedSampler.
+
+    Errors:
+        ConfigError: a dataset without a length, or, if exact, with fewer samples than ranks.
+    """
+    if not isinstance(dataset, Sized):
+        raise ConfigError(
+            f"get_sampler: a {type(dataset).__name__} has no length to split: an IterableDataset splits itself"
+        )
+    num_replicas, rank = _place(num_replicas, rank)
+    kind = ExactSampler if exact else DistributedSampler
+    return kind(dataset, num_replicas, rank, shuffle, seed, drop_last)
+
+
+def readers() -> int:
+    """How many ranks read different data."""
+    return _place(None, None)[0]
+
+
+def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    if _current.is_initialized():
+        session = _current.session()
+        size, own = session.group_size("dp"), session.group_rank("dp")
+    else:
+        size, own = ranks.get_world_size(), ranks.get_global_rank()
+    return size if num_replicas is None else num_replicas, own if rank is None else rank

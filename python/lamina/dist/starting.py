@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's default process group, from the environment of any launcher."""
+
+import atexit
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lamina import _lamina
+from lamina.dist import ranks
+from lamina.dist.collectives import typed
+from lamina.errors import ConfigError, UsageError
+from lamina.groups import make_default
+
+# What serves the tensors of each kind of device, and a process group's backends with it.
+_SERVES = {"cpu": "cpu:gloo", "gpu": "cuda:nccl", "mps": "cpu:gloo", "tpu": "xla:xla"}
+_BACKENDS = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "mps": "gloo", "tpu": "xla"}
+
+_maker = 0  # the process that made the group: a fork of it must not end it
+
+
+def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
+    """Makes torch's default process group; every rank calls it. Ranks, address and port are what torchrun, `lamina run`,
+    srun or mpirun say; a script that nobody launched is a world of one, which opens no port. Does nothing when there is
+    a group for that device already.
+
+    Args:
+        device: "cpu", "gpu" ("cuda"), "mps" or "tpu", a torch.device, or an object with such a `name`; None: a GPU where
+            there is one.
+        timeout: how many seconds the ranks, and each collective, wait for each other.
+
+    Errors:
+        ConfigError: an unknown device, a timeout that is none, or an environment that does not say who this rank is.
+        UsageError: there is a group already, for other devices.
+        TimeoutError, PeerError: the ranks did not find each other.
+    """
+    global _maker
+    kind = _kind(device)
+    if not timeout > 0:
+        raise ConfigError(f"initialize_dist: timeout: {timeout} is not allowed; expected seconds above 0")
+    if ranks.is_initialized():
+        _require(kind)
+        return
+    if kind == "gpu" and not torch.cuda.is_available():
+        raise ConfigError('initialize_dist: torch sees no GPU here: use the device "cpu"')
+    if kind == "tpu" and not dist.is_backend_available("xla"):
+        raise ConfigError("initialize_dist: the device tpu needs torch_xla's backend, which is not here: import it")
+    # The variables of a single rank need not be complete.
+    single = os.environ.get("WORLD_SIZE") == "1" and os.environ.get("RANK", "0") == "0"
+    world = _Alone if single else _lamina.read_world()
+    with typed(f"initialize_dist at {world.master_addr}:{world.master_port}"):
+        make_default(world, timedelta(seconds=timeout), _BACKENDS[kind])
+    _maker = os.getpid()
+
+
+class _Alone:
+    rank, size, launched = 0, 1, False
+    master_addr, master_port = "127.0.0.1", 0
+
+
+def _kind(device: Any) -> str:
+    if device is None:
+        return "gpu" if torch.cuda.is_available() else "cpu"
+    name = device if isinstance(device, str) else getattr(device, "type", getattr(device, "name", device))
+    kind = "gpu" if name == "cuda" else name
+    if kind not in _BACKENDS:
+        raise ConfigError(f"initialize_dist: device: {name!r} is not allowed; it must be one of {', '.join(_BACKENDS)}")
+    return kind
+
+
+def _require(kind: str) -> None:
+    there = dist.get_backend_config()
+    if _SERVES[kind] not in there.split(","):
+        raise UsageError(
+            f"initialize_dist: the device {kind} needs {_SERVES[kind]}, but torch.distributed was initialised with "
+            f"{there}: use that, or end it with torch.distributed.destroy_process_group() first"
+        )
+
+
+def _at_exit() -> None:
+    """A Gloo group that is alive when Python ends aborts the process."""
+    if _maker == os.getpid() and ranks.is_initialized():
+        dist.destroy_process_group()
+
+
+atexit.register(_at_exit)  # before lamina's own, which knows of groups that cannot be ended: so it runs after that

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lamina.dist under each launcher."""
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import DEADLINE_S, free_port
+
+PROGRAM = Path(__file__).with_name("dist_program.py")
+SLURM = {"JOB_ID": uuid.uuid4().int % 10**9, "STEP_ID": 0, "STEP_NUM_TASKS": 2, "STEP_NUM_NODES": 1, "NODEID": 0,
+         "STEP_TASKS_PER_NODE": "2", "STEP_NODELIST": "127.0.0.1"}  # fmt: skip
+
+
+def task_of_srun(rank):
+    told = SLURM | {"PROCID": rank, "LOCALID": rank}
+    return {f"SLURM_{name}": str(value) for name, value in told.items()}
+
+
+def task_of_mpirun(rank):
+    told = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in told.items()} | {"PMIX_NAMESPACE": PMIX}
+
+
+PMIX = uuid.uuid4().hex
+
+
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+@pytest.mark.parametrize("task", [task_of_srun, task_of_mpirun])
+def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
+    started = [launcher.start(PROGRAM, how, binary=sys.executable, env=task(rank)) for rank in range(2)]
+    for job in started:
+        _, errors = job.communicate(timeout=DEADLINE_S)
+        assert job.returncode == 0, errors
+
+
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+def test_so_do_those_of_lamina_run(launcher, how):
+    run = launcher.run("run", "-n", 2, PROGRAM, how)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+def test_so_do_those_of_torchrun(launcher, how):
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, how]
+    run = launcher.run(*words, binary=sys.executable)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_waits_for_a_lost_one_gets_a_peer_error(launcher, lost):
+    for rank in launcher.start_ranks(2, PROGRAM.with_name("dist_lost.py"), lost):
+        _, errors = rank.communicate(timeout=DEADLINE_S)
+        assert rank.returncode == 0, errors
+
+
+def test_each_machine_has_a_local_rank_0_and_all_hear_of_one_that_fails(launcher):
+    job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    program = PROGRAM.with_name("dist_machines.py")
+    started = [launcher.start("run", *job, "--node-rank", node, program) for node in range(2)]
+    for machine in started:
+        _, errors = machine.communicate(timeout=DEADLINE_S)
+        assert machine.returncode == 0, errors
