@@ -1,7 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/step_state.h"
 
+#include <chrono>
+
+#include "lamina/base/error.h"
+
 namespace lamina::pipeline {
+namespace {
+
+// A rank to whom something could not be sent may have left because the step has failed: whoever leads, or has noticed
+// the loss, says so.
+constexpr std::chrono::milliseconds kExplanation(1000);
+
+bool tells_of_loss(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const base::PeerError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
   auto ambient = Ambient::capture(pool_.hooks());
@@ -75,7 +96,9 @@ void StepState::fail(base::Step step, std::exception_ptr error) {
 
 void StepState::fail_thread(base::Step step, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
-  if (open_ && step == current_ && !settled()) fail_locked(std::move(error), lock);
+  const auto over = [&] { return !open_ || step != current_ || settled() || error_; };
+  if (tells_of_loss(error)) changed_.wait_for(lock, kExplanation, over);
+  if (!over()) fail_locked(std::move(error), lock);
 }
 
 void StepState::fail_for_good(std::exception_ptr error) {

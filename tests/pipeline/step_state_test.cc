@@ -187,6 +187,27 @@ TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
   EXPECT_NE(end().find("is lost"), std::string::npos);
 }
 
+TEST_F(Step, AThreadThatMeetsALostRankIsNotTheFirstCauseWhereTheEndIsOnItsWay) {
+  state_.begin(kNothing);
+  Gate met;
+  state_.run([&] {
+    met.open();
+    throw base::PeerError("rank 2 is lost: it called shutdown");
+  });
+  met.wait();
+  state_.receive_end(end_of_step(0));
+  EXPECT_TRUE(state_.wait_end(kPatience, [] { return false; }).has_value());
+  EXPECT_EQ(end(), "");
+  EXPECT_EQ(errors_, 0);
+}
+
+TEST_F(Step, AThreadThatMeetsALostRankEndsItWhereNobodySaysMore) {
+  state_.begin(kNothing);
+  state_.run([] { throw base::PeerError("rank 2 is lost: it called shutdown"); });
+  EXPECT_EQ(state_.wait_end(kPatience, [] { return false; }), std::nullopt);
+  EXPECT_EQ(end(), "rank 2 is lost: it called shutdown");
+}
+
 TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   state_.begin(kNothing);
   state_.receive_end(end_of_step(0));
