@@ -50,7 +50,8 @@ def test_an_interrupt_ends_the_wait_and_the_process(launcher):
     eventually(lambda: (launcher.folder / "waits.1").exists())
     other.send_signal(signal.SIGINT)
     output = other.communicate(timeout=BOUND_S)[1]
-    assert other.returncode == 130, output
+    # 130 to a shell in both cases; the second, where the signal came before the wait.
+    assert other.returncode in (130, -signal.SIGINT), output
     assert "KeyboardInterrupt" in output
     silent.kill()
     silent.communicate()
