@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from measure import Report, arguments
+from training import lamina_step
 
 import lamina
 from lamina import _current, _lamina
@@ -32,18 +33,8 @@ def training_step():
     model = lamina.distribute(GPT(vocabulary=VOCABULARY, width=160, layers=4, heads=4, context=CONTEXT))
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
 
-    @lamina.step
-    def forward_and_backward(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
-
-    def step(x, y):
-        forward_and_backward(x, y).reduce_mean().item()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    step = lamina_step(model, optimizer)
+    return lambda x, y: step(x, y).reduce_mean().item()
 
 
 def measured(step, batch, recorded: bool) -> tuple[float, float]:

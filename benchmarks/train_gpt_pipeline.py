@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from measure import Report, arguments
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from training import lamina_step
 
 import lamina
 
@@ -56,20 +57,7 @@ def with_lamina() -> Step:
     for module in second_half(plain):
         lamina.set_partition(module, 1)
     model = lamina.distribute(plain)
-    optimizer = lamina.DistributedOptimizer(adamw(model))
-
-    @lamina.step
-    def forward_and_backward(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
-
-    def step(x, y):
-        forward_and_backward(x, y)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return lamina_step(model, lamina.DistributedOptimizer(adamw(model)))
 
 
 def with_torch() -> Step:

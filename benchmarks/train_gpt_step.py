@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from measure import Report, arguments
+from training import lamina_step
 
 import lamina
 
@@ -58,21 +59,8 @@ def plain(microbatches: int, threads: int) -> Callable[[torch.Tensor, torch.Tens
 def with_lamina() -> Callable[[torch.Tensor, torch.Tensor], float]:
     """A step of lamina; both ranks call it."""
     model, adamw = model_and_optimizer(lamina.distribute)
-    optimizer = lamina.DistributedOptimizer(adamw)
-
-    @lamina.step
-    def forward_and_backward(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
-
-    def step(x, y):
-        loss = forward_and_backward(x, y).reduce_mean().item()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
+    step = lamina_step(model, lamina.DistributedOptimizer(adamw))
+    return lambda x, y: step(x, y).reduce_mean().item()
 
 
 def main() -> None:

@@ -99,8 +99,8 @@ Timeline Recorder::stop() {
 
 void Recorder::start_counting() {
   std::lock_guard guard(mutex_);
+  if (counts_) return;
   counts_ = true;
-  totals_ = {};
   update();
 }
 

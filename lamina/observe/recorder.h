@@ -39,7 +39,7 @@ class Recorder {
   bool keeps_events() const;
   Timeline stop();  // what was given to start(), with the events
 
-  // Also, or only, adds them up.
+  // Also, or only, adds them up, from the first time on.
   void start_counting();
   Totals take_totals();  // since the last time
 

@@ -56,17 +56,23 @@ at::Tensor dense(const at::Tensor& tensor) {
   return tensor.contiguous();
 }
 
-// The same for every tensor of an answer that the caller waits for: the next time it has a reference in its place.
-void make_dense(value::Value& tree) {
-  std::map<const void*, at::Tensor> made;
+// Puts what `made` makes of a tensor in its place, the same wherever the tensor stands in the tree.
+void replace_tensors(value::Value& tree, const std::function<at::Tensor(const at::Tensor&)>& made) {
+  std::map<const void*, at::Tensor> replaced;
   value::for_each_tensor(tree, [&](at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    auto& copy = made[tensor.unsafeGetTensorImpl()];
-    if (!copy.defined()) {
-      copy = dense(tensor);
-      if (!copy.is_same(tensor)) copy.set_requires_grad(tensor.requires_grad());
-    }
-    tensor = copy;
+    auto& replacement = replaced[tensor.unsafeGetTensorImpl()];
+    if (!replacement.defined()) replacement = made(tensor);
+    tensor = replacement;
+  });
+}
+
+// The same for every tensor of an answer that the caller waits for: the next time it has a reference in its place.
+void make_dense(value::Value& tree) {
+  replace_tensors(tree, [](const at::Tensor& tensor) {
+    at::Tensor copy = dense(tensor);
+    if (!copy.is_same(tensor)) copy.set_requires_grad(tensor.requires_grad());
+    return copy;
   });
 }
 
@@ -83,18 +89,15 @@ void copy_what_others_hold(value::Value& outputs) {
     if (!is_plain(tensor) || ++leaves[tensor.unsafeGetTensorImpl()] > 1) return;
     ++tensors[tensor.storage().unsafeGetStorageImpl()];
   });
-  std::map<at::TensorImpl*, at::Tensor> copies;
-  for (const auto& [impl, count] : leaves) {
+  std::erase_if(leaves, [&](const auto& leaf) {
+    const auto& [impl, count] = leaf;
     const auto& storage = impl->storage();
-    const auto others = c10::raw::intrusive_ptr::use_count(impl) > count ||
-                        storage.use_count() > tensors.at(storage.unsafeGetStorageImpl());
-    if (others) copies[impl];
-  }
-  value::for_each_tensor(outputs, [&](at::Tensor& tensor) {
-    const auto found = copies.find(tensor.unsafeGetTensorImpl());
-    if (!tensor.defined() || found == copies.end()) return;
-    if (!found->second.defined()) found->second = tensor.clone();
-    tensor = found->second;
+    return c10::raw::intrusive_ptr::use_count(impl) <= count &&
+           storage.use_count() <= tensors.at(storage.unsafeGetStorageImpl());
+  });
+  if (leaves.empty()) return;
+  replace_tensors(outputs, [&](const at::Tensor& tensor) {
+    return leaves.contains(tensor.unsafeGetTensorImpl()) ? tensor.clone() : tensor;
   });
 }
 
@@ -103,6 +106,11 @@ value::Failure written_failure(const std::string& module, base::Rank rank) {
                               " was written to after it was returned and before it was read elsewhere; return a clone "
                               "of it, or have each call waited for: set_dynamic(module) before the first step");
   return {"UsageError", what, "", rank, {}};
+}
+
+base::CallId with_counter(base::CallId call, std::int64_t counter) {
+  call.counter = counter;
+  return call;
 }
 
 // The sum that an item of a list of gradients stands for.
@@ -194,8 +202,7 @@ void ExecutionServer::await_inputs(Message&& request) {
 
 // A caller that does not read what a call returns may ask for its backward before it has run.
 void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
-  base::CallId forward = parked->request.call;
-  forward.counter = to_backward_request(parked->request.body).forward;
+  const auto forward = with_counter(parked->request.call, to_backward_request(parked->request.body).forward);
   std::lock_guard guard(mutex_);
   const auto found = served_.find(forward);
   if (found == served_.end()) return;  // the backward says so
@@ -206,19 +213,16 @@ void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const
 
 // See [Note: order of calls].
 void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
-  base::CallId earlier = parked.request.call;
-  earlier.counter = parked.request.after;
   std::lock_guard guard(mutex_);
-  const auto found = served_.find(earlier);
+  const auto found = served_.find(with_counter(parked.request.call, parked.request.after));
   if (found != served_.end()) await_finish(*found->second, parked, finished);
 }
 
 void ExecutionServer::inherit_order(const Message& request, Activity& activity) {
   if (request.after < 0) return;
-  base::CallId earlier = request.call;
-  earlier.counter = request.after;
   std::lock_guard guard(mutex_);
-  if (auto found = orders_.extract(earlier)) activity.issued().latest = std::move(found.mapped());
+  if (auto found = orders_.extract(with_counter(request.call, request.after)))
+    activity.issued().latest = std::move(found.mapped());
 }
 
 void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {

@@ -255,7 +255,7 @@ void Job::start_timeline() {
 }
 
 observe::Totals Job::take_totals() {
-  if (!std::exchange(counts_, true)) recorder_.start_counting();
+  recorder_.start_counting();
   return recorder_.take_totals();
 }
 

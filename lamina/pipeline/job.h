@@ -104,7 +104,6 @@ class Job {
   const base::ProgressReporter progress_;
   observe::Recorder recorder_;
   std::int64_t steps_here_ = 0;
-  bool counts_ = false;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;

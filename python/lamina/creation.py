@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.default_dtype import default_dtype
 from lamina.errors import UsageError
 
 
@@ -29,12 +30,8 @@ def model_creation(
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"model_creation(dtype=...) takes a floating-point torch.dtype or None, not {dtype!r}")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or before)
-    try:
+    with default_dtype(dtype or torch.get_default_dtype()):
         yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from lamina.default_dtype import default_dtype
 from lamina.errors import UsageError
 
 SMALL_BYTES = 1 << 16  # nothing is gained by leaving these out
@@ -220,7 +221,7 @@ def _do_again(operation: _Operation, made: dict[int, torch.UntypedStorage]) -> l
             return argument.tensor
         return argument
 
-    with _state(operation.generator, operation.state), _default_dtype(operation.default_dtype):
+    with _state(operation.generator, operation.state), default_dtype(operation.default_dtype):
         output = operation.function(*tree_map(value, operation.args), **tree_map(value, operation.kwargs))
     return [value for value in tree_iter(output) if isinstance(value, torch.Tensor)]
 
@@ -285,13 +286,3 @@ def _state(generator: torch.Generator | None, state: torch.Tensor | None):
         yield
     finally:
         generator.set_state(before)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lamina import codec, nest
+from lamina.default_dtype import default_dtype
 from lamina.errors import UsageError
 
 _LISTS = (list, deque)
@@ -38,18 +39,13 @@ class Ambience:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """As there, in this thread; with gradients, and nothing left in autocast's cache."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self.default_dtype)
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(torch.inference_mode(False))
-                stack.enter_context(torch.enable_grad())
-                for device, enabled, dtype in self.autocast:
-                    if enabled != torch.is_autocast_enabled(device) or enabled:
-                        stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-                yield
-        finally:
-            torch.set_default_dtype(before)
+        with default_dtype(self.default_dtype), ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for device, enabled, dtype in self.autocast:
+                if enabled != torch.is_autocast_enabled(device) or enabled:
+                    stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
+            yield
 
 
 @contextmanager
