@@ -40,13 +40,17 @@ bool ComputeSlot::cancelled() {
 
 void ComputeSlot::acquire(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
-  wait_for_turn(phase, microbatch, lock);
+  Waiter self;
+  enqueue(self, phase, microbatch);
+  wait_for_turn(self, lock);
 }
 
 void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
+  Waiter self;
   held_ = false;
-  wait_for_turn(phase, microbatch, lock);
+  enqueue(self, phase, microbatch, /*leaving=*/true);
+  wait_for_turn(self, lock);
 }
 
 std::shared_ptr<ComputeSlot::Place> ComputeSlot::reserve(plan::Phase phase, base::Microbatch microbatch) {
@@ -70,20 +74,15 @@ void ComputeSlot::abandon(Waiter& waiter) {
   pass_on();
 }
 
-void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch) {
+void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch, bool leaving) {
   waiter.ticket = {phase, microbatch, arrivals_++};
   waiters_.push_back(&waiter);
-  pass_on();
-}
-
-void ComputeSlot::wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock) {
-  Waiter self;
-  enqueue(self, phase, microbatch);
-  wait_for_turn(self, lock);
+  pass_on(leaving);
 }
 
 void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock) {
   check_lock_order();
+  self.thread.emplace();
   const auto ready = [&] { return self.granted || cancelled_; };
   const auto what = [&] {
     return base::str("turn of microbatch ", self.ticket.microbatch, " to compute on this rank");
@@ -94,7 +93,7 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
     std::erase(waiters_, &self);
     throw;
   }
-  if (self.granted) return;
+  if (self.granted) return self.thread->arrived();
   std::erase(waiters_, &self);
   throw base::CancelledError("the step was ended by an error elsewhere");
 }
@@ -102,7 +101,7 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
 void ComputeSlot::release() {
   std::lock_guard guard(mutex_);
   held_ = false;
-  pass_on();
+  pass_on(/*leaving=*/true);
 }
 
 void ComputeSlot::forward_done() {
@@ -117,7 +116,7 @@ void ComputeSlot::finished() {
   pass_on();
 }
 
-void ComputeSlot::pass_on() {
+void ComputeSlot::pass_on(bool leaving) {
   if (held_ || cancelled_ || waiters_.empty()) return;
   std::vector<plan::Ticket> tickets(waiters_.size());
   std::ranges::transform(waiters_, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
@@ -128,6 +127,7 @@ void ComputeSlot::pass_on() {
   if (waiter->ticket.phase == plan::Phase::kStart) ++progress_.started;
   held_ = true;
   waiter->granted = true;
+  if (leaving && waiter->thread) waiter->thread->come_here();
   waiter->wake.notify_one();
 }
 

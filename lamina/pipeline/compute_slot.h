@@ -5,10 +5,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/observe/recorder.h"
+#include "lamina/pipeline/handoff.h"
 #include "lamina/plan/schedule.h"
 
 namespace lamina::pipeline {
@@ -65,15 +67,16 @@ class ComputeSlot {
  private:
   struct Waiter {
     plan::Ticket ticket;
+    std::optional<Handoff> thread;  // once it waits
     bool granted = false;
     std::condition_variable wake;
   };
 
-  void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch);
-  void wait_for_turn(plan::Phase phase, base::Microbatch microbatch, std::unique_lock<std::mutex>& lock);
+  void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch, bool leaving = false);
   void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);
   void abandon(Waiter& waiter);
-  void pass_on();  // gives a free slot to the waiter that the schedule picks
+  // Gives a free slot to the waiter that the schedule picks. `leaving`: the calling thread had it. See [Note: handoff].
+  void pass_on(bool leaving = false);
 
   std::unique_ptr<plan::Schedule> schedule_;
   const base::Patience patience_;

@@ -11,6 +11,7 @@
 #include "lamina/pipeline/requests.h"
 #include "lamina/pipeline/signature.h"
 #include "lamina/pipeline/streams.h"
+#include "lamina/value/encoding.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -106,6 +107,14 @@ value::Failure written_failure(const std::string& module, base::Rank rank) {
                               " was written to after it was returned and before it was read elsewhere; return a clone "
                               "of it, or have each call waited for: set_dynamic(module) before the first step");
   return {"UsageError", what, "", rank, {}};
+}
+
+template <class Predicate>
+std::vector<Delivery> taken_if(std::vector<Delivery>& from, const Predicate& predicate) {
+  const auto rest = std::ranges::stable_partition(from, std::not_fn(predicate));
+  std::vector<Delivery> taken(rest.begin(), rest.end());
+  from.erase(rest.begin(), rest.end());
+  return taken;
 }
 
 base::CallId with_counter(base::CallId call, std::int64_t counter) {
@@ -337,7 +346,6 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
   auto results =
       Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == Kind::kBackward);
-  activity.retire();
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
   decltype(garbage_) garbage;
@@ -356,14 +364,18 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     if (!needed) served_.erase(served);
   }
   for (const auto& reader : readers) reader();
+  // Before another gets the slot: what goes on here with these results is among those that it may pass to.
+  const auto here = [&](const Delivery& delivery) {
+    return delivery.to == transport_.rank() && (failure || !value::is_pending(results.tensors.at(delivery.output)));
+  };
+  fulfil(taken_if(owed, here), results, failure);
+  activity.retire();
   // What the caller wants itself goes with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
     if (delivery.to != request.caller) return true;
     return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
   };
-  const auto rest = std::ranges::partition(owed, std::not_fn(elsewhere));
-  fulfil({rest.begin(), rest.end()}, results, failure);
-  owed.erase(rest.begin(), rest.end());
+  fulfil(taken_if(owed, elsewhere), results, failure);
   if (failure) {
     answer.kind = Kind::kError;
     answer.body = value::to_value(*failure);
@@ -440,7 +452,12 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
     parcel.caller = transport_.rank();
     parcel.call = parcel.deliveries.front().name;
     parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[place]));
-    transport_.send(place.first, parcel);
+    if (place.first != transport_.rank()) {
+      transport_.send(place.first, parcel);
+      continue;
+    }
+    parcel.body = value::copied(parcel.body);
+    inbox_.arrive(parcel);
   }
 }
 

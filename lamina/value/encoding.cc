@@ -172,4 +172,10 @@ Value decode(std::string_view meta, std::vector<at::Tensor> buffers) {
   return tree;
 }
 
+Value copied(const Value& tree) {
+  Encoded encoded = encode(tree);
+  for (at::Tensor& buffer : encoded.buffers) buffer = buffer.clone();
+  return decode(encoded.meta, std::move(encoded.buffers));
+}
+
 }  // namespace lamina::value

@@ -26,4 +26,7 @@ Encoded encode(const Value& tree);
 // a tensor that had a graph has none here. Throws base::FormatError for anything that encode() did not write.
 Value decode(std::string_view meta, std::vector<at::Tensor> buffers);
 
+// The tree as another rank would receive it, in memory of its own.
+Value copied(const Value& tree);
+
 }  // namespace lamina::value

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 #include <thread>
 
 #include "lamina/base/error.h"
@@ -37,6 +38,50 @@ TEST(ComputeSlot, OneThreadAtATimeComputes) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(turns, 800);
+}
+
+TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
+  const auto mine = [] {
+    cpu_set_t processors;
+    EXPECT_EQ(::sched_getaffinity(0, sizeof processors, &processors), 0);
+    return processors;
+  };
+  const auto all = mine();
+  auto slot = slot_with("simple");
+  slot.begin_step(4);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      for (int turn = 0; turn < 100; ++turn) {
+        activity.without_slot(Phase::kForward, [] { std::this_thread::yield(); });
+        const auto now = mine();
+        EXPECT_TRUE(CPU_EQUAL(&now, &all)) << CPU_COUNT(&now) << " of " << CPU_COUNT(&all);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(Handoff, WakesAThreadOnTheProcessorOfTheOneThatCallsIt) {
+  std::latch waits(1), called(1);
+  std::optional<Handoff> handoff;
+  cpu_set_t before, between, after;
+  std::thread thread([&] {
+    ::sched_getaffinity(0, sizeof before, &before);
+    handoff.emplace();
+    waits.count_down();
+    called.wait();
+    ::sched_getaffinity(0, sizeof between, &between);
+    handoff->arrived();
+    ::sched_getaffinity(0, sizeof after, &after);
+  });
+  waits.wait();
+  handoff->come_here();
+  called.count_down();
+  thread.join();
+  EXPECT_EQ(CPU_COUNT(&between), 1);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
 }
 
 TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {

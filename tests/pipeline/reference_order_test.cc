@@ -57,6 +57,35 @@ TEST(ReferenceOrder, TheSameWhereTheFirstArgumentIsTheLastToArrive) {
   }
 }
 
+// So a pipeline of several modules on a rank hands its first microbatch on as early as one of a single module does.
+TEST(ReferenceOrder, WhatGoesOnWithAResultOnItsRankComesBeforeTheNextMicrobatch) {
+  Model model(2, "interleaved");
+  Gate gate;
+  std::vector<std::string> order;
+  const auto noted = [&](const std::string& name) {
+    return model.add_function(name, 1, [&, name](const at::Tensor& x) {
+      gate.pass();
+      order.push_back(base::str(name, " of ", Activity::current()->microbatch()));
+      return x * 1;
+    });
+  };
+  const auto first = noted("first"), then = noted("then");
+  for (int step = 0; step < 3; ++step) {
+    if (step == 2) gate.shut();
+    order.clear();
+    model.run(2, [&](base::Microbatch microbatch) {
+      const auto result = model.call(then, model.call(first, at::full({1}, microbatch.value)));
+      model.job(0).mailbox().send(base::Rank(1), "asked", microbatch.value);
+      if (step == 2 && microbatch.value == 1) {
+        for (int i = 0; i < 2; ++i) model.job(1).mailbox().receive(base::Rank(0), "asked", {});
+        gate.open();
+      }
+      EXPECT_EQ(result.item<std::int64_t>(), microbatch.value);
+    });
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"first of 0", "then of 0", "first of 1", "then of 1"}));
+}
+
 TEST(ReferenceOrder, TheSameOfAChildWhoseParentIsCalledTwiceOnAnotherRank) {
   Model model(4, "simple");
   Gate gate;
