@@ -60,9 +60,14 @@ void Activity::retire() {
   retired_ = true;
 }
 
+void Activity::take_place() {
+  if (!retired_) place_ = slot_.reserve(phase(), microbatch_);
+}
+
 void Activity::acquire(plan::Phase phase) {
   if (retired_) return;
-  slot_.acquire(phase, microbatch_);
+  const auto place = std::exchange(place_, nullptr);
+  place ? slot_.acquire(*place) : slot_.acquire(phase, microbatch_);
   take_state();
 }
 

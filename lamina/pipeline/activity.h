@@ -39,7 +39,8 @@ class Activity {
   base::Microbatch microbatch() const { return microbatch_; }
   bool leads() const { return leads_; }  // it is a step body, whose progress the schedule follows
 
-  // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`.
+  // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`, or in the place that
+  // was taken for it.
   template <class Wait>
   auto without_slot(plan::Phase phase, const Wait& wait) {
     slot_.check_lock_order();
@@ -54,12 +55,17 @@ class Activity {
         return result;
       }
     } catch (const base::CancelledError&) {
+      place_ = nullptr;
       throw;
     } catch (...) {
       if (!holds_) acquire(phase);  // the user's code may handle the error and go on
       throw;
     }
   }
+
+  // From whichever thread brings what `wait` waits for, before that can return: a place among those that want the slot.
+  // So its turn does not depend on how soon this thread wakes.
+  void take_place();
 
   // The process has its main thread's state while `wait` runs, which another thread may do work in. The slot stays
   // here.
@@ -109,6 +115,7 @@ class Activity {
   Activity* const outer_;
   const bool leads_;
   const std::uint64_t seed_;
+  std::shared_ptr<ComputeSlot::Place> place_;
   std::optional<ProcessState> state_;  // its own while it lacks the slot, else the main thread's
   bool holds_ = false;
   bool forward_ended_ = false;

@@ -19,11 +19,12 @@ void Inbox::expect(const base::CallId& name, Reader reader) {
   reader(std::move(*arrival));
 }
 
-Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience,
-                    const std::function<std::string()>& what) {
+Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
+                    std::function<void()> arrives) {
   std::unique_lock lock(mutex_);
   const auto self = std::make_shared<Waiter>();
   self->arrival = extract(name);
+  self->arrives = std::move(arrives);
   waiters_[name] = self;
   try {
     base::wait_until(lock, self->arrived, patience, [&] { return self->arrival || cancelled_; }, what);
@@ -55,6 +56,7 @@ void Inbox::arrive(const base::CallId& name, Arrival arrival) {
   if (const auto found = waiters_.find(name); found != waiters_.end()) {
     const auto waiter = found->second;
     waiter->arrival = std::move(arrival);
+    if (waiter->arrives) waiter->arrives();
     lock.unlock();  // which the woken thread takes
     return waiter->arrived.notify_one();
   }

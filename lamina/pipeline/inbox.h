@@ -29,8 +29,10 @@ class Inbox {
   // `reader` gets what arrives as `name`: now, or later on the transport's thread. It must not throw, block or compute.
   void expect(const base::CallId& name, Reader reader);
 
-  // Waits for `name`. Throws base::CancelledError when the step ended, base::TimeoutError.
-  Arrival wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what);
+  // Waits for `name`; `arrives` is called as a reader is, before the thread that waits has woken. Throws
+  // base::CancelledError when the step ended, base::TimeoutError.
+  Arrival wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
+               std::function<void()> arrives = nullptr);
   // The same when it is there already.
   std::optional<Arrival> poll(const base::CallId& name);
 
@@ -46,6 +48,7 @@ class Inbox {
  private:
   struct Waiter {
     std::condition_variable arrived;
+    std::function<void()> arrives;
     std::optional<Arrival> arrival;
   };
 

@@ -304,10 +304,17 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
-  give_way(*pending.call, [&] {
+  give_way(*pending.call, [&](const std::function<void()>& ready) {
     std::unique_lock lock(mutex_);
-    const auto ready = [&] { return pending.answer || pending.failure || cancelled_; };
-    base::wait_until(lock, pending.changed, patience_, ready, [&] { return pending.call->what(); });
+    const auto ended = [&] { return pending.answer || pending.failure || cancelled_; };
+    if (!ended()) pending.ready = ready;
+    try {
+      base::wait_until(lock, pending.changed, patience_, ended, [&] { return pending.call->what(); });
+    } catch (const base::TimeoutError&) {
+      pending.ready = nullptr;
+      throw;
+    }
+    pending.ready = nullptr;
     if (pending.failure) tell(pending.call->id, *pending.failure);
     if (!pending.answer) throw base::CancelledError("the step was ended by an error elsewhere");
   });
@@ -376,15 +383,20 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
     }
   }
   std::optional<Arrival> arrival;
-  give_way(call, [&] { arrival = inbox_.wait(name, patience_, [&] { return call.what(); }); });
+  give_way(call, [&](const std::function<void()>& ready) {
+    arrival = inbox_.wait(name, patience_, [&] { return call.what(); }, ready);
+  });
   return told(*arrival, call.id);
 }
 
-void RemoteCalls::give_way(const IssuedCall& awaited, const std::function<void()>& wait) {
+void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
   Activity* const activity = Activity::current();
+  const auto ready = [activity] {
+    if (activity != nullptr) activity->take_place();
+  };
   const auto recorded = [&] {
     const observe::Span span(activity ? activity->recorder() : nullptr, [&] { return wait_for(awaited); });
-    wait();
+    wait(ready);
   };
   const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), recorded) : recorded(); };
   hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
@@ -429,6 +441,7 @@ void RemoteCalls::deliver(Message&& answer) {
   } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
     pending->answer = std::move(answer.body);
   }
+  if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
   if (answer.kind == Kind::kError || answer.done) {
     pending->done = true;
     pending_.erase(found);

@@ -25,6 +25,7 @@ struct PendingCall {
   std::shared_ptr<IssuedCall> call;
   std::vector<std::int64_t> given;  // the numbers of the calls of the same activity whose results it was given
   std::condition_variable changed;
+  std::function<void()> ready;  // of the thread that waits for the answer
   std::optional<value::Value> answer;
   std::optional<value::Failure> failure;
   bool done = false;
@@ -86,8 +87,10 @@ class RemoteCalls {
   base::CallId new_name(base::Step step, base::Microbatch microbatch);
   void ask(const IssuedCall& call, const transport::Delivery& delivery);
   at::Tensor receive(const base::CallId& name, const IssuedCall& call);
-  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up.
-  void give_way(const IssuedCall& awaited, const std::function<void()>& wait);
+  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
+  // brings what it waits for; see Activity::take_place().
+  using Wait = std::function<void(const std::function<void()>& ready)>;
+  void give_way(const IssuedCall& awaited, const Wait& wait);
   const base::Patience& patience() const { return patience_; }
 
  private:

@@ -47,7 +47,7 @@ at::Tensor RemoteValue::take() {
     require_alive();
     if (!taking_) break;
     lock.unlock();
-    calls_.give_way(*call_, [&] {
+    calls_.give_way(*call_, [&](const std::function<void()>&) {
       std::unique_lock waiting(mutex_);
       base::wait_until(waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
     });

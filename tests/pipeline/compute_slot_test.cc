@@ -84,6 +84,39 @@ TEST(Handoff, WakesAThreadOnTheProcessorOfTheOneThatCallsIt) {
   EXPECT_TRUE(CPU_EQUAL(&before, &after));
 }
 
+TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
+  auto slot = slot_with("simple");
+  slot.begin_step(3);
+  std::latch gave_way(1), may_wake(1);
+  std::vector<int> order;  // guarded by the slot
+  Activity* waiting = nullptr;
+  std::thread first([&] {
+    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kForward);
+    waiting = &activity;
+    activity.without_slot(Phase::kForward, [&] {
+      gave_way.count_down();
+      may_wake.wait();
+    });
+    order.push_back(0);
+  });
+  gave_way.wait();
+  std::optional<Activity> holder(std::in_place, slot, base::Step(0), Microbatch(2), Phase::kForward);
+  waiting->take_place();
+  std::atomic<bool> asks = false;
+  std::thread second([&] {
+    asks = true;
+    Activity activity(slot, base::Step(0), Microbatch(1), Phase::kForward);
+    order.push_back(1);
+  });
+  while (!asks) std::this_thread::yield();
+  holder.reset();
+  for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+  may_wake.count_down();
+  first.join();
+  second.join();
+  EXPECT_EQ(order, (std::vector<int>{0, 1}));
+}
+
 TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
   auto slot = slot_with("interleaved");
   slot.begin_step(2);
