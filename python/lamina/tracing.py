@@ -58,10 +58,12 @@ class Trace:
     Attributes:
         measures: per node of the tree; None where nothing could be found out.
         notes: one line for each thing that was asked for and could not be done.
+        error: the last that the model raised in a trace.
     """
 
     measures: list[Measures] | None = None
     notes: list[str] = field(default_factory=list)
+    error: Exception | None = None
 
 
 _running = False
@@ -83,9 +85,9 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     found = Trace()
     with _tracing():
         if not options.memory:
-            found.measures = _attempt(tree, call, None, keep=True, notes=found.notes)
+            found.measures = _attempt(tree, call, None, True, found)
         if found.measures is None and not _is_fake(tree):
-            found.measures = _run(tree, call, options, found.notes)
+            found.measures = _run(tree, call, options, found)
         if found.measures is None:
             found.notes.append("it is cut by the bytes of its parameters")
         elif options.times:
@@ -190,18 +192,18 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _run(tree: ModuleTree, call: Call, options: TraceOptions, notes: list[str]) -> list[Measures] | None:
+def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
     """The measures of one microbatch that is computed; of its activations only what the model itself needs is kept."""
     try:
-        return _attempt(tree, call, options, keep=False, notes=notes)
+        return _attempt(tree, call, options, False, found)
     except RunsBackwardError:
-        return _attempt(tree, call, options, keep=True, notes=notes)
+        return _attempt(tree, call, options, True, found)
 
 
 def _attempt(
-    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, notes: list[str]
+    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, found: Trace
 ) -> list[Measures] | None:
-    """The measures of one forward: with fake tensors, or a `real` one. A note says why when there are none."""
+    """The measures of one forward: with fake tensors, or a `real` one. Else what was `found` is why there are none."""
     recorder = None
     try:
         with ExitStack() as stack:
@@ -220,7 +222,8 @@ def _attempt(
     except RunsBackwardError:
         raise
     except Exception as error:
-        notes.append(_why(tree, recorder, error, real))
+        found.notes.append(_why(tree, recorder, error, real))
+        found.error = error
         return None
 
 
