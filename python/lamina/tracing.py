@@ -8,9 +8,10 @@ the model is cut by the bytes of its parameters. A trace leaves nothing behind: 
 attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,6 +213,7 @@ def _attempt(
             if make is None:
                 make = _faked(fake := _fake_mode(tree))
                 stack.enter_context(fake)
+                stack.enter_context(_quiet())
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
@@ -243,6 +245,17 @@ def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
         return real.device
     first = next((tensor for _, tensor, _ in tree.tensors()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What fake tensors cannot do is no error of the job: torch does not write its traceback."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _is_fake(tree: ModuleTree) -> bool:
