@@ -30,7 +30,9 @@ def attentions() -> list[str]:
 
 def router_logits() -> list[str]:
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, num_local_experts=4))
-    text = "router_logits of a MixtralTopKRouter inside a MixtralDecoderLayer that another rank owns cannot be collected"
+    text = (
+        "router_logits of a MixtralTopKRouter inside a MixtralDecoderLayer that another rank owns cannot be collected"
+    )
     return refused(model, text, output_router_logits=True)
 
 

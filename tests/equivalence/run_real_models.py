@@ -17,7 +17,6 @@ from equivalence.collected import COLLECTED
 from equivalence.real_models import MODELS, check
 from launch.case_report import Report
 
-
 CHECKS = {model.name: functools.partial(check, model) for model in MODELS} | COLLECTED
 
 
