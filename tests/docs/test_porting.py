@@ -38,7 +38,8 @@ def objects(monkeypatch):
     model = lamina.distribute(torch.nn.Linear(1, 1))
     optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     output = lamina.step(lambda: torch.ones(1))()
-    yield {"DistributedModel": model, "optimizer": optimizer, "StepOutput": output}
+    parameter = next(model.parameters())
+    yield {"DistributedModel": model, "optimizer": optimizer, "StepOutput": output, "parameter": parameter}
     lamina.shutdown()
 
 
