@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KINDS = "Error|ConfigError|UsageError|PeerError|TimeoutError|FormatError|CancelledError|RemoteError|StartError"
+KINDS = (
+    "Error|ConfigError|UsageError|PeerError|TimeoutError|FormatError|CancelledError|RemoteError|StartError"
+    "|MissingEnvironmentError"
+)
 GAP = "…"
 
 
