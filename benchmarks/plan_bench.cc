@@ -98,5 +98,5 @@ int main(int count, char** words) {
   const int trees = count > 1 ? std::atoi(words[1]) : 1000;
   std::mt19937 random(1);
   for (int number = 0; number < trees; ++number) compare(random, number);
-  for (const int partitions : {2, 8, 32, 128}) measure(random, partitions);
+  for (const int partitions : {2, 8, 32, 128, 300}) measure(random, partitions);
 }

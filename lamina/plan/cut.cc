@@ -43,15 +43,30 @@ struct Suffix {
   std::size_t end = 0;
 };
 
-// `after` are the suffixes cut into one segment less, by their start.
+// The suffixes cut into one number of segments, by their start: only those that can be cut so, which are few.
+class Suffixes {
+ public:
+  Suffixes(std::size_t first, std::size_t last) : first_(first), suffixes_(last < first ? 0 : last - first + 1) {}
+
+  Suffix& operator[](std::size_t start) { return suffixes_[start - first_]; }
+  double spread(std::size_t start) const {
+    return start < first_ || start - first_ >= suffixes_.size() ? kImpossible : suffixes_[start - first_].spread;
+  }
+
+ private:
+  std::size_t first_ = 0;
+  std::vector<Suffix> suffixes_;
+};
+
+// `after` are the suffixes cut into one segment less.
 Suffix best_first_segment(std::span<const std::int64_t> weights, std::size_t start, std::int64_t limit,
-                          const std::vector<Suffix>& after) {
+                          const Suffixes& after) {
   Suffix best;
   std::int64_t sum = 0;
   for (std::size_t end = start + 1; end <= weights.size(); ++end) {
     sum += weights[end - 1];
     if (sum > limit) break;
-    const double spread = static_cast<double>(sum) * static_cast<double>(sum) + after[end].spread;
+    const double spread = static_cast<double>(sum) * static_cast<double>(sum) + after.spread(end);
     if (spread < best.spread) best = {spread, end};
   }
   return best;
@@ -93,15 +108,18 @@ Cut cut_evenly(std::span<const std::int64_t> weights, int segments) {
   Cut cut;
   if (count == 0) return cut;
   cut.largest = smallest_limit(weights, count);
-  std::vector<std::vector<Suffix>> best(count + 1, std::vector<Suffix>(size + 1));
+  std::vector<Suffixes> best{{size, size}};  // by the number of segments
   best[0][size].spread = 0;
   const Starts starts(weights, count, cut.largest);
   for (std::size_t left = 1; left <= count; ++left) {
-    for (std::size_t start = starts.first(count - left); start <= starts.last(count - left); ++start) {
+    const std::size_t first = starts.first(count - left);
+    const std::size_t last = starts.last(count - left);
+    best.emplace_back(first, last);
+    for (std::size_t start = first; start <= last; ++start) {
       best[left][start] = best_first_segment(weights, start, cut.largest, best[left - 1]);
     }
   }
-  cut.spread = best[count][0].spread;
+  cut.spread = best[count].spread(0);
   for (std::size_t left = count, start = 0; left > 0; --left) {
     start = best[left][start].end;
     cut.ends.push_back(start);

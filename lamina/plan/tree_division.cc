@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/tree_division.h"
 
+#include <queue>
 #include <span>
+#include <utility>
 
 #include "lamina/plan/cut.h"
 #include "lamina/plan/mixed_cost.h"
@@ -73,15 +75,17 @@ class TreeDivision {
 
 std::vector<std::vector<int>> share_out(const std::vector<int>& partitions, const std::vector<std::int64_t>& costs) {
   std::vector<std::vector<int>> shares(costs.size());
-  const auto quotient = [&](std::size_t i) {
-    return static_cast<double>(costs[i]) / static_cast<double>(shares[i].size() + 1);
+  // Of equal quotients the first segment's is on top.
+  std::priority_queue<std::pair<double, int>> quotients;
+  const auto push = [&](int i) {
+    quotients.emplace(static_cast<double>(costs[i]) / static_cast<double>(shares[i].size() + 1), -i);
   };
+  for (int i = 0; i < static_cast<int>(costs.size()); ++i) push(i);
   for (int partition : partitions) {
-    std::size_t best = 0;
-    for (std::size_t i = 1; i < costs.size(); ++i) {
-      if (quotient(i) > quotient(best)) best = i;
-    }
+    const int best = -quotients.top().second;
+    quotients.pop();
     shares[best].push_back(partition);
+    push(best);
   }
   return shares;
 }

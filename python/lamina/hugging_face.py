@@ -6,7 +6,7 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -40,14 +40,18 @@ def collect(module: nn.Module, args: tuple, output: Any) -> None:
     asked = capturing and capturing._active_collector.get()
     if not asked:
         return
+    for hook in collectors(module):
+        hook(module, args, output)
     for part in module.modules():
-        for hook in tuple(part._forward_hooks.values()):
-            if getattr(hook, "__module__", None) != capturing.__name__:
-                continue
-            if part is module:
-                hook(module, args, output)
-            elif (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
+        for hook in collectors(part) if part is not module else ():
+            if (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
                 raise UsageError(
                     f"{key} of a {type(part).__name__} inside a {type(module).__name__} that another rank owns cannot "
                     f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it"
                 )
+
+
+def collectors(module: nn.Module) -> list[Callable[..., Any]]:
+    """Hugging Face's own hooks of a module: they keep what it returns for those who ask for it."""
+    hooks = module._forward_hooks.values()
+    return [hook for hook in hooks if getattr(hook, "__module__", None) == "transformers.utils.output_capturing"]

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lamina import _current, clipping, compiled, groups, hugging_face, intercept, streams
 from lamina.adapter import call_remote
+from lamina.checks import require_booleans, require_count, require_positive
 from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
 from lamina.errors import ConfigError, UsageError
@@ -69,7 +70,7 @@ class DistributedModel(nn.Module):
 
     Errors:
         UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
-            of a host that has another device to run the model.
+            of a host that has another device to run the model, an argument that is not of its type.
     """
 
     def __init__(
@@ -91,11 +92,18 @@ class DistributedModel(nn.Module):
         _check_module(module)
         if job.model is not None:
             raise UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job")
+        require_booleans(
+            trace_execution_times=trace_execution_times,
+            overlapping_allreduce=overlapping_allreduce,
+            average_grads_across_microbatches=average_grads_across_microbatches,
+            trace_memory_usage=trace_memory_usage,
+            broadcast_buffers=broadcast_buffers,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            find_unused_parameters=find_unused_parameters,
+        )
         trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
-        if type(backward_passes_per_step) is not int or backward_passes_per_step < 1:
-            raise UsageError(f"backward_passes_per_step is an integer, at least 1, not {backward_passes_per_step!r}")
-        if not bucket_cap_mb > 0:
-            raise UsageError(f"bucket_cap_mb is a number above 0, not {bucket_cap_mb!r}")
+        require_count(backward_passes_per_step=backward_passes_per_step)
+        require_positive(bucket_cap_mb=bucket_cap_mb)
         self.module = module
         self._average = average_grads_across_microbatches
         self._pipelined = job.pipelined

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lamina import _current
+from lamina.checks import require_booleans, require_positive
 from lamina.errors import UsageError
 from lamina.optimizer_state import OptimizerState
 
@@ -35,6 +36,8 @@ def DistributedOptimizer(  # noqa: N802
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    require_positive(static_loss_scale=static_loss_scale)
+    require_booleans(dynamic_loss_scale=dynamic_loss_scale)
     if static_loss_scale != 1.0 or dynamic_loss_scale or dynamic_loss_args:
         raise UsageError("loss scaling is not available yet: DistributedOptimizer takes the optimizer alone")
     job = _current.job()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina import _lamina, delayed, printing
+from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
 from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree
@@ -228,7 +228,7 @@ def _agree(
 def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     try:
         found = tracer(tree) if tracer is not None else Trace()
-        for note in found.notes:
+        for note in found.notes + placement.ignored(tree.modules):
             tell(note)
         rows, nodes = planned_rows(tree, found.measures)
         owners, table, report = session.plan(rows)

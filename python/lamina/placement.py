@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules placed on partitions by hand. With `auto_partition` on, which is the default, lamina places the others.
+"""Modules placed on partitions by hand.
+
+With `auto_partition`, which is the default, `partition` contexts do not count and `set_partition` does: lamina places
+the others. Without it both count, and all else is on `default_partition`.
 
 A placement is kept in the module itself, so that a copy of the module has it too.
 """
@@ -8,7 +11,7 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -26,8 +29,9 @@ _original_init = nn.Module.__init__
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Places the modules created inside on a partition. Of nested contexts the innermost counts; what is in none goes
-    to `default_partition`. May be used before `init`.
+    """Places the modules created inside on a partition, where `auto_partition` is off; else it is ignored, as scripts
+    expect that are run either way. Of nested contexts the innermost counts; what is in none goes to
+    `default_partition`. May be used before `init`.
 
     Args:
         index: the partition, below `partitions`. Without a launcher there is only partition 0, and any index is taken.
@@ -35,7 +39,7 @@ def partition(index: int) -> Iterator[None]:
     Errors:
         UsageError: not an index of a partition.
     """
-    token = _index.set(_checked(index))
+    token = _index.set(_checked(index) if _contexts_count() else _an_index(index))
     _patch(+1)
     try:
         yield
@@ -68,15 +72,31 @@ def set_partition(module: nn.Module, index: int) -> None:
 
 def of(module: nn.Module) -> int | None:
     """The partition that `module` was placed on, None for none."""
-    placed = module.__dict__.get(_SET, module.__dict__.get(_CREATED))
+    placed = module.__dict__.get(_SET)
+    if placed is None and _contexts_count():
+        placed = module.__dict__.get(_CREATED)
     if placed is None or not _current.is_initialized():
         return placed
     return _checked(placed)
 
 
+def ignored(modules: Iterable[nn.Module]) -> list[str]:
+    """A line for whoever wonders why a `partition` context has no effect, where one has none."""
+    count = sum(_CREATED in module.__dict__ for module in modules)
+    if not count or _contexts_count():
+        return []
+    return [
+        f"{count} modules were created in partition() contexts, which auto_partition ignores: set auto_partition to "
+        "false, or place them by set_partition()"
+    ]
+
+
+def _contexts_count() -> bool:
+    return not _current.is_initialized() or not _current.session().config.auto_partition
+
+
 def _checked(index: int) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise UsageError(f"a partition is an integer from 0, not {index!r}")
+    index = _an_index(index)
     if not _current.is_initialized():
         return index
     session = _current.session()
@@ -84,6 +104,12 @@ def _checked(index: int) -> int:
         return 0
     if index >= session.config.partitions:
         raise UsageError(f"there is no partition {index}: `partitions` is {session.config.partitions}")
+    return index
+
+
+def _an_index(index: int) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise UsageError(f"a partition is an integer from 0, not {index!r}")
     return index
 
 

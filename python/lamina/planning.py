@@ -9,8 +9,10 @@ cannot be built or traced so, it is built as it is. No ranks are started.
 
 import argparse
 import importlib
+import itertools
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -22,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lamina.errors import Error, UsageError
 from lamina.tracing import Call, TraceOptions, planned_rows, tell, trace
+from lamina.tracing_record import WritesParameterError
 from lamina.tree import ModuleTree
 
 
@@ -29,7 +32,8 @@ def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) ->
     """The rows of a plan for the model that `build` returns, called with `inputs`: see `arguments`.
 
     Errors:
-        UsageError: it returns no module, or an input is no Python.
+        UsageError: it returns no module, an input is no Python, or the model cannot be called with the inputs. What
+            `build` raises.
     """
     notes: list[str] = []
     for mode in ([] if times else [FakeTensorMode(allow_non_fake_inputs=True)]) + [nullcontext()]:
@@ -50,6 +54,8 @@ def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) ->
         if found.measures is not None or real:
             notes += found.notes
             break
+    if inputs and found.measures is None and not isinstance(found.error, WritesParameterError):
+        raise UsageError("the model cannot be called with what --input gives") from found.error
     for note in notes:
         tell(note)
     return [_row(row) for row in planned_rows(tree, found.measures)[0]]
@@ -92,7 +98,9 @@ def find(name: str) -> Callable[[], Any]:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"--model {name!r}: {error}") from error
+        raise UsageError(f"--model {name!r}: {error}") from None
+    if isinstance(found, nn.Module):
+        raise UsageError(f"--model {name!r}: it is a model already; give a function or a class that returns one")
     if not callable(found):
         raise UsageError(f"--model {name!r}: it is no callable, but {type(found).__name__}")
     return found
@@ -108,10 +116,27 @@ def main() -> int:
         with redirect_stdout(sys.stderr):
             rows = rows_of(find(given.model), given.input, given.times)
         print(json.dumps(rows))
-    except Error as error:
-        print(f"lamina plan: {error}", file=sys.stderr)
+    except Exception as error:
+        _show(error)
         return 2
     return 0
+
+
+def _show(error: Exception) -> None:
+    """One line; before it, what the user's own code raised, from where the user's code begins."""
+    theirs = error.__cause__ if isinstance(error, Error) else error
+    if theirs is not None:
+        found = traceback.TracebackException.from_exception(theirs)
+        found.stack = traceback.StackSummary.from_list(_of_the_user(found.stack))
+        print("".join(found.format()), end="", file=sys.stderr)
+    said = str(error) if isinstance(error, Error) else f"--model: {type(error).__name__}: {error}".splitlines()[0]
+    print(f"lamina plan: {said}", file=sys.stderr)
+
+
+def _of_the_user(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """Without the frames of this package and of torch that come first."""
+    ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+    return list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), stack))
 
 
 def _module(built: Any) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lamina import _current, nest
+from lamina.checks import require_booleans
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
 from lamina.output import merge
@@ -38,9 +39,9 @@ def step(
         detach_outputs: whether the tensors returned are detached from their graph.
 
     Errors:
-        UsageError: at decoration, names that are no arguments of the function; at a call, a batch that cannot be split
-            evenly, a step inside a step, or no `init`. What the function, or a module on any rank, raises is raised on
-            every rank of the pipeline.
+        UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
+            a batch that cannot be split evenly, a step inside a step, or no `init`. What the function, or a module on
+            any rank, raises is raised on every rank of the pipeline.
     """
 
     def decorate(function: Callable) -> StepFunction:
@@ -59,6 +60,9 @@ class StepFunction:
             raise UsageError(f"step() decorates a function, not {type(function).__name__}; its options are keywords")
         if isinstance(non_split_inputs, str):
             raise UsageError(f"non_split_inputs is a list of names: [{non_split_inputs!r}]")
+        if not isinstance(axes, Mapping) or not all(type(axis) is int for axis in axes.values()):
+            raise UsageError(f"input_split_axes is a dictionary of names and axes, such as {{'x': 1}}, not {axes!r}")
+        require_booleans(detach_outputs=detach_outputs)
         functools.update_wrapper(self, function)
         self._function = function
         self._signature = inspect.signature(function)

@@ -8,9 +8,10 @@ the model is cut by the bytes of its parameters. A trace leaves nothing behind: 
 attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,10 +59,12 @@ class Trace:
     Attributes:
         measures: per node of the tree; None where nothing could be found out.
         notes: one line for each thing that was asked for and could not be done.
+        error: the last that the model raised in a trace.
     """
 
     measures: list[Measures] | None = None
     notes: list[str] = field(default_factory=list)
+    error: Exception | None = None
 
 
 _running = False
@@ -83,9 +86,9 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     found = Trace()
     with _tracing():
         if not options.memory:
-            found.measures = _attempt(tree, call, None, keep=True, notes=found.notes)
+            found.measures = _attempt(tree, call, None, True, found)
         if found.measures is None and not _is_fake(tree):
-            found.measures = _run(tree, call, options, found.notes)
+            found.measures = _run(tree, call, options, found)
         if found.measures is None:
             found.notes.append("it is cut by the bytes of its parameters")
         elif options.times:
@@ -190,18 +193,18 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _run(tree: ModuleTree, call: Call, options: TraceOptions, notes: list[str]) -> list[Measures] | None:
+def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
     """The measures of one microbatch that is computed; of its activations only what the model itself needs is kept."""
     try:
-        return _attempt(tree, call, options, keep=False, notes=notes)
+        return _attempt(tree, call, options, False, found)
     except RunsBackwardError:
-        return _attempt(tree, call, options, keep=True, notes=notes)
+        return _attempt(tree, call, options, True, found)
 
 
 def _attempt(
-    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, notes: list[str]
+    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, found: Trace
 ) -> list[Measures] | None:
-    """The measures of one forward: with fake tensors, or a `real` one. A note says why when there are none."""
+    """The measures of one forward: with fake tensors, or a `real` one. Else what was `found` is why there are none."""
     recorder = None
     try:
         with ExitStack() as stack:
@@ -210,6 +213,7 @@ def _attempt(
             if make is None:
                 make = _faked(fake := _fake_mode(tree))
                 stack.enter_context(fake)
+                stack.enter_context(_quiet())
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
@@ -220,7 +224,8 @@ def _attempt(
     except RunsBackwardError:
         raise
     except Exception as error:
-        notes.append(_why(tree, recorder, error, real))
+        found.notes.append(_why(tree, recorder, error, real))
+        found.error = error
         return None
 
 
@@ -240,6 +245,17 @@ def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
         return real.device
     first = next((tensor for _, tensor, _ in tree.tensors()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What fake tensors cannot do is no error of the job: torch does not write its traceback."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _is_fake(tree: ModuleTree) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lamina import nest
+from lamina import hugging_face, nest
 from lamina.tracing_costs import Device, tensors_of, times_us
 from lamina.tree import ModuleTree
 
@@ -183,11 +183,15 @@ class Holders:
 
 
 def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The module without the script's hooks, which may count; torch's own, which compute weights, are called."""
+    """The module without the script's hooks, which may count; torch's own, which compute weights, are called, and
+    Hugging Face's, which collect what the model returns."""
     for hook in list(module._forward_pre_hooks.values()):
         if type(hook).__module__.startswith("torch.nn.utils."):
             hook(module, args)
-    return module.forward(*args, **kwargs)
+    output = module.forward(*args, **kwargs)
+    for hook in hugging_face.collectors(module):
+        hook(module, args, output)
+    return output
 
 
 def _draws(func: Any, args: tuple) -> bool:

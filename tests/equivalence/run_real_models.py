@@ -4,6 +4,7 @@
 lamina run -n 2 tests/equivalence/run_real_models.py gpt2     prints what is wrong with one
 """
 
+import functools
 import os
 import sys
 import traceback
@@ -12,26 +13,28 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from equivalence.collected import COLLECTED
 from equivalence.real_models import MODELS, check
 from launch.case_report import Report
 
+CHECKS = {model.name: functools.partial(check, model) for model in MODELS} | COLLECTED
 
-def verdict(model) -> list[str]:
+
+def verdict(name: str) -> list[str]:
     try:
-        return check(model)
+        return CHECKS[name]()
     except Exception:
         return [traceback.format_exc()]
 
 
 def main() -> None:
     if chosen := sys.argv[1:]:
-        for model in MODELS:
-            if model.name in chosen:
-                print(model.name, *verdict(model), sep="\n  ", flush=True)
+        for name in chosen:
+            print(name, *verdict(name), sep="\n  ", flush=True)
         return
     with Report() as report:
-        for model in MODELS:
-            report.add(model.name, verdict(model))
+        for name in CHECKS:
+            report.add(name, verdict(name))
 
 
 if __name__ == "__main__":

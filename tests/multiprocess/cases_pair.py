@@ -587,6 +587,21 @@ def case_placement_by_hand():
         lamina.set_partition(first, 1)
 
 
+def case_contexts_are_ignored_where_lamina_places():
+    def built():
+        with lamina.partition(1):
+            return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    reports = []
+    for build in (built, lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))):
+        start()
+        model = lamina.distribute(build())
+        forward_step(model)(BATCH)
+        reports.append(model.partition_report()["partition"])
+        lamina.shutdown()
+    assert reports[0] == reports[1] and set(reports[0].values()) == {0, 1}
+
+
 def case_shared_parameters_placed_apart_are_an_error_on_every_rank():
     by_hand()
     module = two(nn.Linear(6, 6))

@@ -69,6 +69,15 @@ def test_loss_scaling_is_not_there_yet(start, options):
         lamina.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **options)
 
 
+@pytest.mark.parametrize(
+    "option, text",
+    [({"static_loss_scale": "1"}, "a number above 0, not '1'"), ({"dynamic_loss_scale": "no"}, "True or False, not")],
+)
+def test_options_of_another_type_are_an_error(start, option, text):
+    with pytest.raises(lamina.UsageError, match=f"{next(iter(option))} is {text}"):
+        lamina.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **option)
+
+
 def test_what_is_no_optimizer(start):
     with pytest.raises(lamina.UsageError, match="not list"):
         lamina.DistributedOptimizer([])

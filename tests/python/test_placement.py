@@ -89,3 +89,24 @@ def test_without_a_launcher_every_index_is_0():
     assert placed(Model()) == [None, 0, 0, 0, 0, None]
     lamina.set_partition(model, 2)
     assert placement.of(model) == 0
+
+
+def test_contexts_do_not_count_where_lamina_places_and_set_partition_does():
+    model = Model()
+    lamina.set_partition(model.fourth, 1)
+    lamina.init(microbatches=2)
+    assert placed(model) == [None, None, None, None, None, 0]
+    assert placed(Model()) == [None] * 6
+    with lamina.partition(7):  # the script was written for more partitions
+        assert placement.of(nn.Linear(1, 1)) is None
+    with pytest.raises(lamina.UsageError, match="integer from 0"), lamina.partition(-1):
+        pass
+    (line,) = placement.ignored(model.modules())
+    assert line.startswith("4 modules were created in partition() contexts, which auto_partition ignores")
+    assert placement.ignored(nn.Linear(1, 1).modules()) == []
+
+
+def test_contexts_that_count_are_not_said_to_be_ignored():
+    with pytest.warns(UserWarning):
+        lamina.init(partitions=3, auto_partition=False, default_partition=2)
+    assert placement.ignored(Model().modules()) == []

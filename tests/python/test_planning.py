@@ -67,8 +67,14 @@ def test_a_model_whose_building_reads_data(capfd):
     assert "it is built as it is" in capfd.readouterr().err
 
 
-def test_a_model_that_cannot_be_called_so_is_planned_by_its_bytes(capfd):
-    assert by_name(rows_of(Net, ["torch.zeros(2, 3)"]))["first"] == {
+def test_a_model_that_cannot_be_called_with_its_input_is_an_error_with_what_it_raised():
+    with pytest.raises(UsageError, match="cannot be called with what --input gives") as raised:
+        rows_of(Net, ["torch.zeros(2, 3)"])
+    assert isinstance(raised.value.__cause__, RuntimeError) and "2x3" in str(raised.value.__cause__)
+
+
+def test_without_an_input_a_model_is_planned_by_its_bytes(capfd):
+    assert by_name(rows_of(Net, []))["first"] == {
         "forward_us": 0,
         "backward_us": 0,
         "activation_bytes": 0,
@@ -81,6 +87,19 @@ def test_a_model_that_cannot_be_called_so_is_planned_by_its_bytes(capfd):
         "callable": True,
     }
     assert "by the bytes of its parameters" in capfd.readouterr().err
+
+
+class Counts(Net):
+    def forward(self, x):
+        with torch.no_grad():
+            self.first.weight.add_(1)
+        assert x.sum() >= 0
+        return super().forward(x)
+
+
+def test_a_model_that_cannot_be_run_for_a_trace_is_planned_by_its_bytes_whatever_the_input(capfd):
+    assert by_name(rows_of(Counts, [LINEAR]))["first"]["forward_us"] == 0
+    assert "it writes to a parameter" in capfd.readouterr().err
 
 
 def test_inputs_are_expressions_with_or_without_a_name():
@@ -110,17 +129,28 @@ from torch import nn
 print("what a script says is no plan")
 def build():
     return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+def broken():
+    raise ValueError("no such width")
+class Sized(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+model = build()
 """
 
 
-def test_the_command(tmp_path, monkeypatch):
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SCRIPT)
     monkeypatch.setenv("LAMINA_PYTHON", sys.executable)
 
-    def planned(*words):
-        line = [command(), "plan", "--model", "mine:build", *words]
+    def run(*words, model="mine:build"):
+        line = [command(), "plan", "--model", model, *words]
         return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
 
+    return run
+
+
+def test_the_command(planned):
     run = planned("--input", LINEAR, "-n", "2", "-m", "16", "--link-bytes-per-us", "1e4", "--json")
     assert run.returncode == 0, run.stderr
     plan = json.loads(run.stdout)
@@ -130,3 +160,36 @@ def test_the_command(tmp_path, monkeypatch):
     assert run.stderr.splitlines()[-1] == "lamina plan: --input 'nonsense': NameError: name 'nonsense' is not defined"
     run = planned("--input", LINEAR)
     assert (run.returncode, run.stderr) == (2, "lamina plan: --model requires --partitions; see `lamina plan --help`\n")
+
+
+@pytest.mark.parametrize(
+    "model, says",
+    [
+        ("mine:model", "--model 'mine:model': it is a model already; give a function or a class that returns one"),
+        ("mine:__name__", "--model 'mine:__name__': it is no callable, but str"),
+        ("mine:nothing", "--model 'mine:nothing': module 'mine' has no attribute 'nothing'"),
+        ("other:build", "--model 'other:build': No module named 'other'"),
+        ("mine", "--model 'mine': expected MODULE:CALLABLE, such as package.models:build"),
+    ],
+)
+def test_what_is_no_model_is_one_line_and_exit_code_2(planned, model, says):
+    run = planned("--input", LINEAR, "-n", "2", model=model)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert [line for line in run.stderr.splitlines() if "script says" not in line] == [f"lamina plan: {says}"]
+
+
+@pytest.mark.parametrize(
+    "model, input, raised, says",
+    [
+        ("mine:broken", LINEAR, "ValueError: no such width", "--model: ValueError: no such width"),
+        ("mine:Sized", LINEAR, "TypeError: Sized.__init__() missing", "--model: TypeError: Sized.__init__() missing"),
+        ("mine:build", "torch.zeros(2, 3)", "RuntimeError: mat1", "the model cannot be called with what --input gives"),
+        ("mine:build", "x=3", "TypeError: Sequential.forward()", "the model cannot be called with what --input gives"),
+    ],
+)
+def test_what_the_users_code_raises_is_shown_from_there_on(planned, model, input, raised, says):
+    run = planned("--input", input, "-n", "2", model=model)
+    assert (run.returncode, run.stdout) == (2, "")
+    lines = run.stderr.splitlines()
+    assert lines[-1].startswith(f"lamina plan: {says}")
+    assert any(line.startswith(raised) for line in lines) and "lamina/planning.py" not in run.stderr

@@ -80,7 +80,17 @@ def test_gradients_are_not_clipped_inside_a_step(start):
     [
         ({"backward_passes_per_step": 0}, "backward_passes_per_step is an integer, at least 1, not 0"),
         ({"backward_passes_per_step": 1.5}, "not 1.5"),
+        ({"backward_passes_per_step": True}, "not True"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb is a number above 0, not 0"),
+        ({"bucket_cap_mb": "25"}, "bucket_cap_mb is a number above 0, not '25'"),
+        ({"average_grads_across_microbatches": "x"}, "average_grads_across_microbatches is True or False, not 'x'"),
+        ({"average_grads_across_microbatches": 0}, "average_grads_across_microbatches is True or False, not 0"),
+        ({"overlapping_allreduce": None}, "overlapping_allreduce is True or False, not None"),
+        ({"trace_execution_times": "no"}, "trace_execution_times is True or False, not 'no'"),
+        ({"trace_memory_usage": "no"}, "trace_memory_usage is True or False, not 'no'"),
+        ({"broadcast_buffers": 1}, "broadcast_buffers is True or False, not 1"),
+        ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is True or False, not 1"),
+        ({"find_unused_parameters": 1}, "find_unused_parameters is True or False, not 1"),
     ],
 )
 def test_options_that_make_no_sense(start, option, text):

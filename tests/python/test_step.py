@@ -93,6 +93,11 @@ def test_misuse_of_the_decorator():
         lamina.step(non_split_inputs="x")(lambda x: x)
     with pytest.raises(lamina.UsageError, match="decorates a function, not list"):
         lamina.step(["x"])
+    with pytest.raises(lamina.UsageError, match="detach_outputs is True or False, not 'no'"):
+        lamina.step(detach_outputs="no")(lambda x: x)
+    for axes in ("x", {"x": "1"}, {"x": True}):
+        with pytest.raises(lamina.UsageError, match="input_split_axes is a dictionary of names and axes"):
+            lamina.step(input_split_axes=axes)(lambda x: x)
 
 
 def test_an_uneven_batch_is_an_error_before_anything_runs(start):

@@ -361,3 +361,21 @@ def test_recurrent_and_old_style_modules_are_traced_without_a_run():
         found, whole = traced(model, *args)
         assert found[""].forward_us > 0 and found[""].backward_us > 0 and whole.notes == [], type(model)
         assert model(*args) is not None and all(type(p) is nn.Parameter for p in model.parameters())
+
+
+class Experts(nn.Module):
+    """torch knows its operation for bfloat16 alone where nothing is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 8, 8))
+
+    def forward(self, x):
+        return torch._grouped_mm(x, self.weight, offs=torch.tensor([4, 8], dtype=torch.int32))
+
+
+def test_what_only_runs_with_values_is_run_and_torch_writes_no_traceback(caplog, capfd):
+    tree = ModuleTree(nn.Sequential(Experts(), nn.Linear(8, 8)))
+    found = trace(tree, Call((torch.ones(8, 8),), {}), TraceOptions())
+    assert found.notes == [] and found.measures[1].forward_us > 0
+    assert caplog.text == capfd.readouterr().err == ""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tutorial works: its files are written and its commands run, in order, and print what the page shows."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from docs.raised import ROOT
+from launch.launcher_harness import command
+
+BLOCKS = re.findall(r"^```(.+?)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with an environment in which `python` and `lamina` are those that are tested."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, program in (("python", sys.executable), ("lamina", command())):
+        (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        (tools / name).chmod(0o755)
+    path = f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    return tmp_path, os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "LAMINA_PYTHON": sys.executable}
+
+
+def close(shown: str, printed: str, measured: bool) -> bool:
+    """Whether a line is the one that the page shows: its numbers within a hundredth. Where they are measured, they and
+    what comes of them, units and reasons to be idle, are any."""
+    if measured:
+        shown, printed = (re.split(" (?:waiting|between|start|end) ", line)[0] for line in (shown, printed))
+        shown, printed = (re.sub(r"(?<=\d) ([mu]?s|[KM]iB)\b", " ", line) for line in (shown, printed))
+    if NUMBER.sub("0", shown) != NUMBER.sub("0", printed):
+        return False
+    pairs = zip(map(float, NUMBER.findall(shown)), map(float, NUMBER.findall(printed)), strict=True)
+    return measured or all(abs(a - b) <= 0.01 * abs(a) for a, b in pairs)
+
+
+def missing(shown: str, printed: str, measured: bool) -> list[str]:
+    """The lines that the page shows and the command did not print there; `...` stands for any lines."""
+    ahead, skip = printed.splitlines(), False
+    for line in shown.splitlines():
+        if line == "...":
+            skip = True
+            continue
+        while skip and ahead and not close(line, ahead[0], measured):
+            ahead.pop(0)
+        if not ahead or not close(line, ahead.pop(0), measured):
+            return [line]
+        skip = False
+    return []
+
+
+def columns(text: str) -> str:
+    """As it is, but for how wide the columns of a table are."""
+    return re.sub(" +", " ", text)
+
+
+@pytest.mark.timeout(600)
+def test_every_block_in_order(place):
+    folder, env = place
+    printed = ran = shown = 0
+    for kind, text in BLOCKS:
+        if kind == "python":
+            (folder / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+        elif kind == "sh":
+            run = subprocess.run(
+                ["sh", "-ec", text],
+                cwd=folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=300,
+            )
+            assert run.returncode == 0, run.stdout
+            printed, ran = columns(run.stdout), ran + 1
+        else:
+            assert kind in ("text", "text measured")
+            assert not missing(columns(text), printed, measured=kind != "text"), printed
+            shown += 1
+    assert ran == shown >= 8
