@@ -37,8 +37,9 @@ class C10dGroup : public ProcessGroup {
   void sum(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::SUM); }
   void max(at::Tensor& tensor) override { all_reduce(tensor, c10d::ReduceOp::MAX); }
 
-  void broadcast(at::Tensor& tensor) override {
+  void broadcast(at::Tensor& tensor, int root) override {
     c10d::BroadcastOptions options;
+    options.rootRank = root;
     options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
     run([&] { return group_.broadcast(tensors, options); });

@@ -26,8 +26,8 @@ class ProcessGroup {
   virtual int size() const = 0;
   virtual void sum(at::Tensor& tensor) = 0;
   virtual void max(at::Tensor& tensor) = 0;
-  // Of member 0.
-  virtual void broadcast(at::Tensor& tensor) = 0;
+  // The tensor of member `root`, an index into the group.
+  virtual void broadcast(at::Tensor& tensor, int root = 0) = 0;
 };
 
 // What a wait for torch's collectives needs to know of the job.

@@ -12,11 +12,11 @@ namespace lamina::data_parallel {
 namespace {
 
 // All as bytes, in one tensor: the type does not matter to who only copies.
-void broadcast_together(const std::vector<at::Tensor>& buffers, collective::ProcessGroup& replicas) {
+void broadcast_together(const std::vector<at::Tensor>& buffers, collective::ProcessGroup& replicas, int root) {
   std::vector<at::Tensor> pieces;
   for (const auto& buffer : buffers) pieces.push_back(buffer.contiguous().reshape({-1}).view(at::kByte));
   auto bytes = at::cat(pieces);
-  replicas.broadcast(bytes);
+  replicas.broadcast(bytes, root);
   std::int64_t begin = 0;
   for (const auto& buffer : buffers) {
     const auto size_bytes = static_cast<std::int64_t>(buffer.nbytes());
@@ -29,13 +29,13 @@ void broadcast_together(const std::vector<at::Tensor>& buffers, collective::Proc
 
 }  // namespace
 
-void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas) {
+void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas, int root) {
   if (buffers.empty()) return;
   const c10::AutoGradMode no_grad(false);
   any_replica(buffers, {}, replicas);
   std::map<std::string, std::vector<at::Tensor>> by_device;
   for (const auto& buffer : buffers) by_device[buffer.tensor.device().str()].push_back(buffer.tensor);
-  for (const auto& [device, tensors] : by_device) broadcast_together(tensors, replicas);
+  for (const auto& [device, tensors] : by_device) broadcast_together(tensors, replicas, root);
 }
 
 }  // namespace lamina::data_parallel

@@ -8,8 +8,8 @@
 
 namespace lamina::data_parallel {
 
-// Collective over the replicas: gives every buffer, in place, the value it has on the first replica. Throws
+// Collective over the replicas: gives every buffer, in place, the value it has on replica `root`. Throws
 // base::UsageError when the replicas' buffers differ in more than their values, and what `replicas` throws.
-void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas);
+void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas, int root = 0);
 
 }  // namespace lamina::data_parallel

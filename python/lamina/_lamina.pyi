@@ -181,12 +181,31 @@ class Session:
 # The replicas. `group` is torch's process group of this rank's kind "dp"; collective over it.
 
 def average_gradients(
-    session: Session, group: ProcessGroup, parameters: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int
+    session: Session,
+    group: ProcessGroup,
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    bucket_bytes: int,
+    divisor: int,
 ) -> None:
-    """The gradient of each parameter becomes its mean over the replicas; see lamina/data_parallel/gradients.h."""
+    """Each gradient becomes its sum over the replicas, divided by `divisor`; see lamina/data_parallel/gradients.h."""
 
-def broadcast_buffers(session: Session, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Each buffer gets the value it has on the first replica."""
+def reduce_gradients(
+    session: Session,
+    group: ProcessGroup,
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    bucket_bytes: int,
+    hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor],
+) -> None:
+    """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of its
+    parameters as one 1-D tensor, and those."""
+
+def broadcast_buffers(
+    session: Session, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]], root: int
+) -> None:
+    """Each buffer gets the value it has on the replica `root`."""
+
+def sum_over_replicas(session: Session, group: ProcessGroup, tensor: torch.Tensor, purpose: str) -> None:
+    """The sum over the replicas, in place. `purpose` begins its errors."""
 
 # What the ranks do in steps, and when: lamina/observe.
 

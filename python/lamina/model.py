@@ -5,6 +5,7 @@ import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _current, clipping, compiled, groups, hugging_face, intercept, streams
 from lamina.adapter import call_remote
 from lamina.checks import require_booleans, require_count, require_positive
+from lamina.comm_hooks import CommHook
 from lamina.delayed import is_delayed
 from lamina.dynamic import is_dynamic
 from lamina.errors import ConfigError, UsageError
@@ -24,8 +26,6 @@ from lamina.state_dicts import ModelState, is_partial, saved_elsewhere, without_
 from lamina.tracing import options_of
 
 _NOT_YET = {
-    "join",
-    "register_comm_hook",
     "distributed_modules",
     "is_distributed_parameter",
     "is_distributed_buffer",
@@ -106,6 +106,8 @@ class DistributedModel(nn.Module):
         require_positive(bucket_cap_mb=bucket_cap_mb)
         self.module = module
         self._average = average_grads_across_microbatches
+        self._overlapping = overlapping_allreduce
+        self._replicas: Replicas | None = None  # with `ddp`
         self._pipelined = job.pipelined
         self._partitioned: PartitionedModel | None = None
         self._routed = False
@@ -117,10 +119,11 @@ class DistributedModel(nn.Module):
         job.model = self
         if job.session.config.ddp:
             groups.of_job()
+            reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+            owns = lambda name: self._partitioned.owns(name)  # noqa: E731
+            self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
             if job.session.group_size("dp") > 1:
-                reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
-                owns = lambda name: self._partitioned.owns(name)  # noqa: E731
-                job.replicas = Replicas(job.session, job.groups, module, owns, *reduction)
+                job.replicas = self._replicas
         if not self._pipelined:
             self._partition()
 
@@ -163,11 +166,73 @@ class DistributedModel(nn.Module):
         job = _current.job()
         if job.replicas is not None:
             job.replicas.note_backward()
-        scale = 1 / job.microbatches if self._average and _current.in_step() else 1.0
+        averaged = self._average and _current.in_step() and not (job.replicas is not None and job.replicas.hooked)
+        scale = 1 / job.microbatches if averaged else 1.0
         if self._pipelined:
             _current.session().backward(outputs, gradients, scale)
         else:
             torch.autograd.backward(outputs, [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)])
+
+    def register_comm_hook(self, state: Any, callable: CommHook) -> None:
+        """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
+        of averaging them over the replicas. It is called on every replica for each bucket, in the same order, and returns
+        a torch.futures.Future of the bucket's new buffer. Hooks of torch.distributed.algorithms.ddp_comm_hooks work.
+
+        The hook does all of the averaging: `backward` then divides by no number of microbatches either.
+
+        Args:
+            state: for the hook, which torch's take for a process group: `get_dp_process_group()`.
+            callable: the hook; its bucket has the methods of torch.distributed.GradBucket.
+
+        Errors:
+            UsageError: without `ddp`, with overlapping_allreduce=False, or a second time.
+        """
+        job = self._job("DistributedModel.register_comm_hook()")
+        if self._replicas is None or not self._overlapping:
+            raise UsageError("register_comm_hook() needs ddp=True and overlapping_allreduce=True")
+        if not hasattr(callable, "__call__"):  # noqa: B004 -- the argument's name is the original's
+            raise UsageError(f"register_comm_hook() takes a function, not {type(callable).__name__}")
+        self._replicas.set_hook(state, callable)
+        job.replicas = self._replicas
+        self._watch()
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """A context for a training loop in which replicas may have different numbers of batches.
+
+        A replica that leaves it takes part in the reductions of the others, with zero gradients, until all have left.
+        At the end all have the parameters and buffers of the one that trained longest; the states of optimizers stay as
+        they are. Every replica makes at least one step.
+
+        Args:
+            divide_by_initial_world_size: whether gradients are divided by the number of all replicas, as before, or by
+                that of the replicas that still train.
+            enable: with False nothing is joined, for data that is known to be even.
+            throw_on_early_termination: has all replicas raise UsageError when the first has left.
+
+        Errors:
+            UsageError: without `ddp`, inside a step function, or on leaving without a step.
+        """
+        require_booleans(
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            enable=enable,
+            throw_on_early_termination=throw_on_early_termination,
+        )
+        job = self._job("DistributedModel.join()")
+        if self._replicas is None:
+            raise UsageError("join() needs ddp=True")
+        if not enable or job.replicas is None:
+            yield
+            return
+        with job.replicas.join(divide_by_initial_world_size, throw_on_early_termination):
+            yield
+            if not self.partitioned:
+                raise UsageError("join(): this replica made no step; give each at least one batch")
 
     def clip_grad_norm_(
         self,

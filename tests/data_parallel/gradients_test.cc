@@ -11,6 +11,10 @@ namespace {
 
 constexpr std::int64_t kMuch = 1 << 20;
 
+void average_gradients(std::span<const NamedTensor> parameters, collective::ProcessGroup& group, std::int64_t bytes) {
+  reduce_gradients(parameters, group, bytes, mean_over(group, group.size()));
+}
+
 NamedTensor parameter(const std::string& name, at::IntArrayRef shape, const at::Tensor& gradient,
                       at::ScalarType type = at::kDouble) {
   auto tensor = at::zeros(shape, type).set_requires_grad(true);

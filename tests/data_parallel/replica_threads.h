@@ -49,8 +49,10 @@ class ReplicaThreads {
       combine(tensor, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
     }
     void max(at::Tensor& tensor) override { combine(tensor, at::maximum); }
-    void broadcast(at::Tensor& tensor) override {
-      combine(tensor, [](const at::Tensor& a, const at::Tensor&) { return a; });
+    void broadcast(at::Tensor& tensor, int root) override {
+      at::Tensor mine = index_ == root ? tensor.clone() : tensor.clone().zero_();
+      combine(mine, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
+      tensor.copy_(mine);
     }
 
    private:

@@ -8,8 +8,10 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.replicas import agrees, batch, close, share, train, whole
+from multiprocess.replicas import agrees, batch, close, share, train, train_unevenly, whole
+from multiprocess.steps import train_step
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.checkpoint import checkpoint
 
 import lamina
@@ -320,3 +322,124 @@ def case_a_backward_through_checkpoints_is_one_backward():
         assert agrees(next(model.parameters()).grad) == (passes == 2)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         close(ours.grad, theirs.grad)
+
+
+def case_copies_with_fewer_batches_join_the_others():
+    for batches in ([2, 4], [4, 2], [3, 3]):
+        for by_everyone in (True, False):
+            start()
+            train_unevenly(linear(), batches, by_everyone)
+            lamina.shutdown()
+
+
+def case_copies_join_in_a_plain_loop_too_and_keep_their_gradients():
+    start()
+    model = lamina.distribute(linear())
+    with model.join():
+        for _ in range(1 + RANK):
+            model.zero_grad()
+            model(share()).square().mean().backward()
+            mine = [parameter.grad.clone() for parameter in model.parameters()]
+    assert all(torch.equal(parameter.grad, kept) for parameter, kept in zip(model.parameters(), mine, strict=True))
+    assert not agrees(next(model.parameters()).grad)
+    model.zero_grad()
+    model(share()).square().mean().backward()  # after it they need each other again
+    assert agrees(next(model.parameters()).grad)
+
+
+def case_buffers_in_join_are_those_of_a_copy_that_trains():
+    start(microbatches=1)
+    model = lamina.distribute(norm_layers())
+    step = train_step(model)
+    with model.join():
+        for _ in range(1 + 2 * RANK):
+            step(share() + RANK)
+    mean = next(buffer for name, buffer in model.local_named_buffers() if name.endswith("running_mean"))
+    assert agrees(mean)
+    count = next(buffer for name, buffer in model.local_named_buffers() if name.endswith("num_batches_tracked"))
+    assert count == 3
+
+
+def case_the_first_copy_that_leaves_may_be_an_error_of_all():
+    start()
+    model = lamina.distribute(linear())
+    with pytest.raises(lamina.UsageError, match=r"replicas \[0\] have run out of data"):
+        with model.join(throw_on_early_termination=True):
+            for _ in range(1 + RANK):
+                model(share()).square().mean().backward()
+    with model.join(throw_on_early_termination=True):
+        model(share()).square().mean().backward()
+    with model.join(enable=False):
+        model(share()).square().mean().backward()
+    assert agrees(next(model.parameters()).grad)
+
+
+def case_an_error_of_the_script_leaves_join_as_it_is():
+    start()
+    model = lamina.distribute(linear())
+    with pytest.raises(KeyError), model.join():
+        raise KeyError
+    model(share()).square().mean().backward()
+    assert agrees(next(model.parameters()).grad)
+
+
+def case_a_communication_hook_makes_the_gradients():
+    plain, count = linear(), 4
+    start(microbatches=count)
+    model = lamina.DistributedModel(copy.deepcopy(plain), bucket_cap_mb=1e-4)
+    seen = []
+
+    def hook(state, bucket):
+        seen.append((bucket.index(), bucket.is_last(), len(bucket.parameters())))
+        assert sum(gradient.numel() for gradient in bucket.gradients()) == bucket.buffer().numel()
+        return allreduce_hook(state, bucket).then(lambda future: future.value() / count)
+
+    model.register_comm_hook(lamina.get_dp_process_group(), hook)
+    train_step(model)(share())
+    plain(whole()).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
+    assert [index for index, _, _ in seen] == list(range(len(seen))) and len(seen) > 1
+    assert [last for _, last, _ in seen] == [False] * (len(seen) - 1) + [True]
+    assert sum(parameters for _, _, parameters in seen) == 4
+    with pytest.raises(lamina.UsageError, match="once"):
+        model.register_comm_hook(None, hook)
+
+
+def case_a_communication_hook_in_join_is_called_by_all():
+    start()
+    model = lamina.distribute(linear())
+    model.register_comm_hook(None, allreduce_hook)
+    with model.join():
+        for _ in range(1 + RANK):
+            model(share()).square().mean().backward()
+    assert all(agrees(parameter) for parameter in model.parameters())
+
+
+def case_a_communication_hook_that_returns_something_else_is_an_error():
+    for wrong, says in (
+        (lambda state, bucket: bucket.buffer(), r"returns a torch.futures.Future, not Tensor"),
+        (lambda state, bucket: done("x"), "holds a tensor, not str"),
+        (lambda state, bucket: done(bucket.buffer()[1:]), "the bucket's size and type"),
+    ):
+        start()
+        model = lamina.distribute(linear())
+        model.register_comm_hook(None, wrong)
+        with pytest.raises(lamina.UsageError, match=says):
+            model(share()).sum().backward()
+        lamina.shutdown()
+
+
+def done(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def case_joining_and_hooks_need_ddp():
+    start(ddp=False)
+    model = lamina.distribute(linear())
+    with pytest.raises(lamina.UsageError, match="needs ddp"):
+        model.join().__enter__()
+    with pytest.raises(lamina.UsageError, match="needs ddp"):
+        model.register_comm_hook(None, allreduce_hook)

@@ -7,9 +7,10 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.replicas import agrees, close, share, train, whole
+from multiprocess.replicas import agrees, close, share, train, train_unevenly, whole
 from multiprocess.steps import train_step
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import lamina
@@ -226,3 +227,37 @@ def case_after_shutdown_norms_are_torchs_again():
     lamina.shutdown()
     if RANK == 0:
         clip_grad_norm_([parameter for parameter in model.parameters() if parameter.grad is not None], 1.0)
+
+
+def case_copies_with_fewer_batches_join_the_others():
+    for batches in ([2, 4], [3, 1]):
+        start()
+        train_unevenly(layers(), batches)
+        lamina.shutdown()
+
+
+def case_a_communication_hook_makes_the_gradients_of_every_partition():
+    plain = layers()
+    start()
+    model = lamina.distribute(copy.deepcopy(plain))
+
+    def hook(state, bucket):
+        return allreduce_hook(state, bucket).then(lambda future: future.value() / 2)
+
+    model.register_comm_hook(lamina.get_dp_process_group(), hook)
+    train_step(model)(share())
+    plain(whole()).square().mean().backward()
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)
+    lamina.shutdown()
+
+
+def case_a_copy_without_any_batch_says_so():
+    start(timeout_s=5)
+    model = lamina.distribute(layers())
+    if lamina.dp_rank() == 0:
+        with pytest.raises(lamina.UsageError, match="made no step"), model.join():
+            pass
+    else:
+        with pytest.raises(lamina.Error):
+            train_step(model)(share())

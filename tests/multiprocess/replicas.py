@@ -60,3 +60,28 @@ def train(module: torch.nn.Module) -> None:
             optimizer.zero_grad()
     for name, parameter in model.local_named_parameters():
         close(parameter, plain.get_parameter(name))
+
+
+def train_unevenly(module: torch.nn.Module, batches: list[int], by_everyone: bool = True) -> None:
+    """Each copy trains on as many batches as it has in `batches`, in `join`; compared with the plain loop, whose gradient
+    is the sum over the copies that still have one, divided by the number of all or of those."""
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = train_step(model)
+    mine = batches[lamina.dp_rank()]
+    with model.join(divide_by_initial_world_size=by_everyone):
+        for number in range(mine):
+            optimizer.zero_grad()
+            step(batch(10 * lamina.dp_rank() + number))
+            optimizer.step()
+    expected = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number in range(max(batches)):
+        expected.zero_grad()
+        there = [each for each, count in enumerate(batches) if number < count]
+        for each in there:
+            loss = plain(batch(10 * each + number)).square().mean()
+            (loss / (len(batches) if by_everyone else len(there))).backward()
+        expected.step()
+    for name, parameter in model.local_named_parameters():
+        close(parameter, plain.get_parameter(name))

@@ -137,8 +137,8 @@ def test_options_that_change_nothing_yet_are_taken(start):
 
 def test_methods_that_do_not_exist_yet_say_so(start):
     model = lamina.DistributedModel(nn.Linear(1, 1))
-    with pytest.raises(AttributeError, match="register_comm_hook is not available yet"):
-        model.register_comm_hook(None, None)
+    with pytest.raises(AttributeError, match="distributed_modules is not available yet"):
+        model.distributed_modules()
 
 
 def test_without_init(plain):

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication hooks: what a user puts in the place of averaging gradients over the replicas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lamina.errors import UsageError
+
+CommHook = Callable[[Any, "GradBucket"], torch.futures.Future]
+
+
+class GradBucket:
+    """Gradients that travel together, as hooks written for torch.distributed.GradBucket use them."""
+
+    def __init__(self, index: int, last: bool, buffer: torch.Tensor, parameters: list[torch.Tensor]):
+        self._index = index
+        self._last = last
+        self._buffer = buffer
+        self._parameters = parameters
+
+    def index(self) -> int:
+        """Its number in this reduction."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether no other follows in this reduction."""
+        return self._last
+
+    def buffer(self) -> torch.Tensor:
+        """All of its gradients, in one dimension."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Puts another tensor in the place of `buffer()`."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradient of each of `parameters()`: views of the buffer."""
+        pieces = self._buffer.split([parameter.numel() for parameter in self._parameters])
+        return [piece.view(like.shape) for piece, like in zip(pieces, self._parameters, strict=True)]
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters whose gradients these are."""
+        return self._parameters
+
+
+def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]:
+    """What the engine calls for each bucket.
+
+    Errors:
+        UsageError: in it, when the hook returns no future, or its future no tensor.
+    """
+
+    def reduce(index: int, last: bool, gradients: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
+        future = hook(state, GradBucket(index, last, gradients, parameters))
+        if not isinstance(future, torch._C.Future):  # what then() returns, too
+            raise UsageError(f"a communication hook returns a torch.futures.Future, not {type(future).__name__}")
+        reduced = future.wait()
+        if isinstance(reduced, list | tuple) and len(reduced) == 1:
+            (reduced,) = reduced
+        if not isinstance(reduced, torch.Tensor):
+            raise UsageError(f"the future of a communication hook holds a tensor, not {type(reduced).__name__}")
+        return reduced
+
+    return reduce
