@@ -175,8 +175,8 @@ class DistributedModel(nn.Module):
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
-        of averaging them over the replicas. It is called on every replica for each bucket, in the same order, and returns
-        a torch.futures.Future of the bucket's new buffer. Hooks of torch.distributed.algorithms.ddp_comm_hooks work.
+        of averaging them over the replicas. It is called on every replica for each bucket, in the same order, and
+        returns a torch.futures.Future of the bucket's new buffer. Hooks of ddp_comm_hooks, torch's own, work.
 
         The hook does all of the averaging: `backward` then divides by no number of microbatches either.
 
