@@ -97,6 +97,14 @@ void Activity::leave_state() {
   if (auto* recorder = turn_began_ns_ == 0 ? nullptr : this->recorder()) record_turn(*recorder);
 }
 
+std::string Activity::go_on_as(std::string name) {
+  if (auto* recorder = turn_began_ns_ == 0 || !holds_ ? nullptr : this->recorder()) {
+    record_turn(*recorder);
+    turn_began_ns_ = observe::now_ns();
+  }
+  return std::exchange(name_, std::move(name));
+}
+
 void Activity::record_turn(observe::Recorder& recorder) const {
   const bool backward = turn_ == plan::Phase::kBackward;
   recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,

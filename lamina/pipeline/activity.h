@@ -96,9 +96,11 @@ class Activity {
 
   Issued& issued() const { return *issued_; }
 
-  // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs from now on; "": a step body.
+  // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return slot_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }
+  // The same from here on: what it did before in this turn is recorded under the name before, which it gives.
+  std::string go_on_as(std::string name);
 
  private:
   Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,

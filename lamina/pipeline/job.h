@@ -78,6 +78,7 @@ class Job {
   // kept already.
   void start_timeline();
   observe::Timeline stop_timeline() { return recorder_.stop(); }
+  bool records_events() const { return recorder_.keeps_events(); }
   // The same in numbers, since the last call; the first one begins to count.
   observe::Totals take_totals();
 

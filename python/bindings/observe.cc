@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/pipeline/activity.h"
 #include "lamina/pipeline/session.h"
 #include "lamina/pipeline/timeline.h"
 #include "python/bindings/bindings.h"
@@ -22,6 +23,12 @@ py::dict take_totals(Session& session) {
   return values;
 }
 
+// "" outside of steps: nothing is recorded there.
+std::string name_turn(std::string name) {
+  auto* activity = pipeline::Activity::current();
+  return activity == nullptr ? "" : activity->go_on_as(std::move(name));
+}
+
 }  // namespace
 
 void bind_observe(py::module_& module) {
@@ -29,6 +36,8 @@ void bind_observe(py::module_& module) {
   module.def("stop_timeline", [](Session& session) { session.job().stop_timeline(); });
   module.def("write_timeline", &pipeline::write_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("take_totals", &take_totals);
+  module.def("records_events", [](Session& session) { return session.job().records_events(); });
+  module.def("name_turn", &name_turn);
 }
 
 }  // namespace lamina::python

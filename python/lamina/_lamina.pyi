@@ -215,6 +215,12 @@ def start_timeline(session: Session) -> None:
 def stop_timeline(session: Session) -> None:
     """Ends it and drops what was recorded."""
 
+def records_events(session: Session) -> bool:
+    """Whether a timeline is recorded."""
+
+def name_turn(name: str) -> str:
+    """In a step: what this thread does from now on is recorded under that name. -> the name before."""
+
 def write_timeline(session: Session, path: str) -> str:
     """Ends it; collective over the world. World rank 0 writes what all have recorded to the file and gets a summary;
     the others get ""."""

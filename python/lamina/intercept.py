@@ -7,14 +7,19 @@ One wrapper of nn.Module.__call__, there from the first step on. It costs the ot
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from lamina import _lamina, compiled
+from lamina import _lamina, compiled, nest
 
 _IN_STREAM = -1
+_NAMED = -2
 
-# By id(module): the number of each module owned elsewhere, _IN_STREAM for the others that start a stream.
+# By id(module): the number of each module owned elsewhere, _IN_STREAM for the others that start a stream, _NAMED for
+# those among `_names`.
 _listed: dict[int, int] = {}
+_in_stream: set[int] = set()
+_names: dict[int, str] = {}
 _route: Callable[[int, tuple, dict[str, Any]], Any] | None = None
 _original = nn.Module.__call__
 
@@ -32,12 +37,28 @@ def install(
     """
     global _route, _original
     _listed.clear()
-    _listed.update((id(module), _IN_STREAM) for module in streams)
+    _names.clear()
+    _in_stream.clear()
+    _in_stream.update(map(id, streams))
+    _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
     _listed.update(remote)
     _route = compiled.outside(route)
     if nn.Module.__call__ is not _call:
         _original = nn.Module.__call__
         nn.Module.__call__ = _call
+
+
+def name_turns(modules: Mapping[str, nn.Module]) -> None:
+    """From now on what these modules of this rank do, forward and backward, is recorded under their names, which takes
+    a little time; under those of no others. Nothing without an `install` before."""
+    for key in _names:
+        if key in _in_stream:
+            _listed[key] = _IN_STREAM
+        else:
+            _listed.pop(key, None)
+    _names.clear()
+    _names.update((id(module), name) for name, module in modules.items())
+    _listed.update(dict.fromkeys(_names, _NAMED))
 
 
 def remove() -> None:
@@ -64,4 +85,32 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original(self, *args, **kwargs)
     if number == _IN_STREAM:
         return _lamina.call_in_stream(_original, self, *args, **kwargs)
+    if number == _NAMED:
+        return _call_named(self, args, kwargs)
     return _route(number, args, kwargs)
+
+
+def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    key = id(module)
+    name = _names[key]
+    outer = _lamina.name_turn(name)
+    try:
+        if key in _in_stream:
+            output = _lamina.call_in_stream(_original, module, *args, **kwargs)
+        else:
+            output = _original(module, *args, **kwargs)
+    finally:
+        _lamina.name_turn(outer)
+    nest.map_tensors(lambda tensor: _name_backward(tensor, name), output)
+    return output
+
+
+def _name_backward(output: torch.Tensor, name: str) -> torch.Tensor:
+    """What follows the gradient of `output` in a backward is the module's, until it reaches another one's output."""
+
+    def reached(gradient: torch.Tensor) -> None:
+        _lamina.name_turn(name)
+
+    if output.requires_grad and torch.is_grad_enabled() and not _lamina.is_pending(output):
+        output.register_hook(reached)
+    return output

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, clipping, compiled, groups, hugging_face, intercept, streams
+from lamina import _current, _lamina, clipping, compiled, groups, hugging_face, intercept, streams
 from lamina.adapter import call_remote
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
@@ -481,7 +481,14 @@ class DistributedModel(nn.Module):
         if remote or streamed:
             intercept.install(*self._interception)
         self._routed = True
+        if _lamina.records_events(session):
+            self._name_turns()
         self._run_hooks(self._post_partition_hooks)
+
+    def _name_turns(self, recorded: bool = True) -> None:
+        """Whether a timeline shows the modules that this rank calls itself."""
+        if self._routed and self._pipelined:
+            intercept.name_turns(self._partitioned.whole_parts() if recorded else {})
 
     def _partition(self, tracer: Tracer | None = None) -> None:
         """Cuts the model, the first time; collective over the world."""
@@ -521,6 +528,7 @@ class DistributedModel(nn.Module):
         self._whole = False
         let_go(self._partitioned, _current.session())
         intercept.install(*self._interception)
+        self._name_turns(_lamina.records_events(_current.session()))
 
     def _register(self, hooks: dict, hook: Hook, at_once: bool = False) -> RemovableHandle:
         if not callable(hook):

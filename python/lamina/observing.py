@@ -27,12 +27,18 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
         UsageError: inside a step function, another timeline, or a job that is recorded whole.
         Error: the file cannot be written.
     """
-    session = _current.outside_step("timeline()").session
+    job = _current.outside_step("timeline()")
+    session = job.session
     _lamina.start_timeline(session)
     try:
+        if job.model is not None:
+            job.model._name_turns()
         yield
     except BaseException:
         _lamina.stop_timeline(session)
         raise
+    finally:
+        if job.model is not None:
+            job.model._name_turns(False)
     if summary := _lamina.write_timeline(session, os.fspath(path)):
         print(summary, end="", flush=True)

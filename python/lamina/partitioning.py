@@ -14,7 +14,7 @@ from torch import nn
 from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
 from lamina.tracing import Trace, planned_rows, summary, tell
-from lamina.tree import ModuleTree
+from lamina.tree import ModuleTree, is_called
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
@@ -60,6 +60,18 @@ class PartitionedModel:
     def owns(self, name: str) -> bool:
         """Whether this rank owns what has that name; see `owner_of`."""
         return self.owner_of(name) == self.partition
+
+    def whole_parts(self) -> dict[str, nn.Module]:
+        """The largest modules below the root that are this rank's with all that is under them, by name."""
+
+        def under(module: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
+            if name and is_called(module) and all(self.elsewhere(part) is None for part in module.modules()):
+                yield name, module
+                return
+            for child_name, child in module.named_children():
+                yield from under(child, f"{name}.{child_name}" if name else child_name)
+
+        return dict(under(self.tree.modules[0], ""))
 
     def elsewhere(self, module: nn.Module) -> int | None:
         """The partition of a module that another rank owns, None for any other module."""

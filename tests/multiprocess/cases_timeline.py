@@ -54,9 +54,8 @@ def case_a_timeline_holds_the_steps_within_it_of_all_ranks():
         rows = rows_of(where / "timeline.json")
     assert steps_of(rows) == {(0, 1), (0, 2), (1, 1), (1, 2)}
     turns = {(row["pid"], row["name"], row["cat"]) for row in rows if row.get("cat") in ("forward", "backward")}
-    assert turns == {
-        (rank, name, what) for rank, name in [(0, "step body"), (1, "1")] for what in ("forward", "backward")
-    }
+    named = [(0, "step body"), (0, "0"), (1, "1")]
+    assert turns == {(rank, name, what) for rank, name in named for what in ("forward", "backward")}
     assert {row["pid"] for row in rows if row["ph"] in "sf"} == {0, 1}
     assert ("bubble" in printed.getvalue()) == (lamina.rank() == 0)
 
