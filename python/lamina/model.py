@@ -17,7 +17,7 @@ from lamina.adapter import call_remote
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
 from lamina.delayed import is_delayed
-from lamina.dynamic import is_dynamic
+from lamina.dynamic import waited_for
 from lamina.errors import ConfigError, UsageError
 from lamina.first_call import FirstCall, Tracer
 from lamina.partitioning import PartitionedModel, bring_together, let_go, only_own, partition
@@ -474,8 +474,7 @@ class DistributedModel(nn.Module):
             return
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
-            varying = list(map(is_dynamic, model.tree.modules))
-            session.set_model(model.tree.names, model.owners, own_stream, varying)
+            session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
         remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
         self._interception = (remote, self._call_remote, streamed)
         if remote or streamed:

@@ -100,3 +100,36 @@ def case_gradients_are_those_of_the_plain_loop():
     for name, value in plain.named_parameters():
         if name in state:
             assert torch.allclose(state[f"gradient of {name}"], value.grad, atol=1e-6), name
+
+
+class SharedNorm(nn.Module):
+    """Two branches, neither of which needs the other, with one norm."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.BatchNorm1d(8)
+        self.far = nn.Sequential(nn.Linear(8, 8), norm)
+        self.near = nn.Sequential(nn.Linear(8, 8), norm)
+
+    def forward(self, x):
+        return self.far(x) + self.near(x)
+
+
+def case_statistics_that_two_parents_share_see_the_calls_in_the_order_of_the_program():
+    lamina.init(partitions=2, microbatches=1, auto_partition=False, default_partition=0, timeout_s=30)
+    torch.manual_seed(0)
+    model, plain = SharedNorm(), SharedNorm()
+    plain.load_state_dict(model.state_dict())
+    lamina.set_partition(model.far, 1)
+    lamina.set_partition(model.far[1], 0)
+    model = lamina.distribute(model)
+
+    @lamina.step
+    def step(x):
+        return model(x)
+
+    for _ in range(6):
+        step(BATCH)
+        plain(BATCH)
+    for name, value in model.local_named_buffers():
+        assert torch.allclose(value, plain.get_buffer(name)), name
