@@ -48,8 +48,11 @@ void ComputeSlot::acquire(plan::Phase phase, base::Microbatch microbatch) {
 void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
   Waiter self;
-  held_ = false;
-  enqueue(self, phase, microbatch, /*leaving=*/true);
+  enqueue(self, phase, microbatch);
+  auto next = hand_over();
+  lock.unlock();
+  if (next) next->let_go();
+  lock.lock();
   wait_for_turn(self, lock);
 }
 
@@ -74,10 +77,10 @@ void ComputeSlot::abandon(Waiter& waiter) {
   pass_on();
 }
 
-void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch, bool leaving) {
+void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch) {
   waiter.ticket = {phase, microbatch, arrivals_++};
   waiters_.push_back(&waiter);
-  pass_on(leaving);
+  pass_on();
 }
 
 void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock) {
@@ -93,15 +96,16 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
     std::erase(waiters_, &self);
     throw;
   }
-  if (self.granted) return self.thread->arrived();
+  if (self.granted) return self.thread->let_go();
   std::erase(waiters_, &self);
   throw base::CancelledError("the step was ended by an error elsewhere");
 }
 
 void ComputeSlot::release() {
-  std::lock_guard guard(mutex_);
-  held_ = false;
-  pass_on(/*leaving=*/true);
+  std::unique_lock lock(mutex_);
+  auto next = hand_over();
+  lock.unlock();
+  if (next) next->let_go();
 }
 
 void ComputeSlot::forward_done() {
@@ -116,19 +120,31 @@ void ComputeSlot::finished() {
   pass_on();
 }
 
-void ComputeSlot::pass_on(bool leaving) {
-  if (held_ || cancelled_ || waiters_.empty()) return;
+void ComputeSlot::pass_on() {
+  if (Waiter* waiter = grant()) waiter->wake.notify_one();
+}
+
+std::optional<Handoff> ComputeSlot::hand_over() {
+  held_ = false;
+  Waiter* waiter = grant();
+  if (waiter == nullptr) return std::nullopt;
+  if (waiter->thread) waiter->thread->come_here();
+  waiter->wake.notify_one();
+  return waiter->thread;
+}
+
+ComputeSlot::Waiter* ComputeSlot::grant() {
+  if (held_ || cancelled_ || waiters_.empty()) return nullptr;
   std::vector<plan::Ticket> tickets(waiters_.size());
   std::ranges::transform(waiters_, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
   const auto next = schedule_->pick(tickets, progress_);
-  if (!next) return;
+  if (!next) return nullptr;
   Waiter* waiter = waiters_[*next];
   waiters_.erase(waiters_.begin() + static_cast<std::ptrdiff_t>(*next));
   if (waiter->ticket.phase == plan::Phase::kStart) ++progress_.started;
   held_ = true;
   waiter->granted = true;
-  if (leaving && waiter->thread) waiter->thread->come_here();
-  waiter->wake.notify_one();
+  return waiter;
 }
 
 }  // namespace lamina::pipeline

@@ -72,11 +72,14 @@ class ComputeSlot {
     std::condition_variable wake;
   };
 
-  void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch, bool leaving = false);
+  void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch);
   void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);
   void abandon(Waiter& waiter);
-  // Gives a free slot to the waiter that the schedule picks. `leaving`: the calling thread had it. See [Note: handoff].
-  void pass_on(bool leaving = false);
+  // Gives a free slot to the waiter that the schedule picks.
+  void pass_on();
+  // The same by the thread that has it: see [Note: handoff]. What it returns is let go once the lock is free.
+  std::optional<Handoff> hand_over();
+  Waiter* grant();
 
   std::unique_ptr<plan::Schedule> schedule_;
   const base::Patience patience_;

@@ -20,7 +20,7 @@ void Handoff::come_here() {
   moved_ = ::sched_setaffinity(thread_, sizeof here, &here) == 0;
 }
 
-void Handoff::arrived() {
+void Handoff::let_go() {
   if (std::exchange(moved_, false)) ::sched_setaffinity(thread_, sizeof processors_, &processors_);
 }
 

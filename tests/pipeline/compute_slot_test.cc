@@ -73,7 +73,7 @@ TEST(Handoff, WakesAThreadOnTheProcessorOfTheOneThatCallsIt) {
     waits.count_down();
     called.wait();
     ::sched_getaffinity(0, sizeof between, &between);
-    handoff->arrived();
+    handoff->let_go();
     ::sched_getaffinity(0, sizeof after, &after);
   });
   waits.wait();
