@@ -45,7 +45,10 @@ def compare(case: RandomCase, ours: Trained, theirs: Trained) -> list[str]:
             wrong += compare_exactly(rest, there, f"call {at}:")
     wrong += difference(ours.first_gradients, theirs.first_gradients, tolerance, "first gradient of")
     if kind != "autocast":
-        wrong += difference(ours.parameters, theirs.parameters, tolerance, "parameter")
+        # AdamW divides a gradient by its size: the rounding of an entry far below the largest, which counts for little
+        # in the gradient, moves its parameter by as much as any (case 1596: 2e-5, and 2e-16 in float64).
+        loose = 10 if kind == "float32" else 1
+        wrong += difference(ours.parameters, theirs.parameters, loose * tolerance, "parameter")
     if kind == "float64":
         wrong += difference(ours.gradients, theirs.gradients, tolerance, "gradient of")
         wrong += difference(ours.buffers, theirs.buffers, tolerance, "buffer")
