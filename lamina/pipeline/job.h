@@ -71,6 +71,9 @@ class Job {
   // outside a step.
   value::Value call(base::ModuleId id, value::Value arguments);
 
+  // How many backwards of other ranks' modules this one has asked for.
+  std::int64_t backwards() const { return calls_.backwards(); }
+
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const Tensors& tensors, const Tensors& gradients, double scale);
 

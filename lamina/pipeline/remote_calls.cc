@@ -206,6 +206,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   if (activity == nullptr || activity->step() != forward.id.step) {
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
   }
+  ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   Message request;

@@ -79,6 +79,8 @@ class RemoteCalls {
   void cancel();                              // from any thread: every wait ends with base::CancelledError
   void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
 
+  std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
+
   // What this rank waits for from `rank`; "" for nothing.
   std::string awaited_from(base::Rank rank);
 
@@ -125,6 +127,7 @@ class RemoteCalls {
   bool cancelled_ = false;
   // Expires with this: a graph or a reference that the user keeps may outlive the job.
   const std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);
+  std::atomic<std::int64_t> backwards_ = 0;
   std::atomic<bool> told_ = false;  // that a wait of this step is long: once, since all its microbatches wait alike
 };
 

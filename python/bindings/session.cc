@@ -288,6 +288,7 @@ void bind_session(py::module_& module) {
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
       .def("run_step_here", &run_step_here)
+      .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)

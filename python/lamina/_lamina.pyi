@@ -164,6 +164,8 @@ class Session:
     def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
         """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
         alone. Each has a random stream and a default dtype of its own."""
+    def backwards(self) -> int:
+        """How many backwards of other ranks' modules this one has asked for so far."""
     def in_step(self) -> bool:
         """Whether this thread runs a step body, or a module for another rank."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:

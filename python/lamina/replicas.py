@@ -67,8 +67,9 @@ class Replicas:
     def step(self) -> Iterator[Callable[[], bool]]:
         """Around a step: what it yields tells whether a backward was called in it so far."""
         self._in_step, self._passed = True, False
+        before = self._session.backwards()
         try:
-            yield lambda: self._passed
+            yield lambda: self._passed or self._session.backwards() != before
         finally:
             self._in_step = False
 
@@ -78,7 +79,10 @@ class Replicas:
 
     def note_forward(self, output: Any) -> None:
         """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
-        their own included: it reaches the output first."""
+        their own included: it reaches the output first. With several partitions backwards are in steps, whose end counts
+        them."""
+        if self._partitions > 1:
+            return
         if not self._in_step and torch._C._current_graph_task_id() < 0:
             self._passed = self._awaiting = False  # a backward that failed has left them
         if torch.is_grad_enabled():
@@ -188,8 +192,6 @@ class Replicas:
 
     def _notice_backward(self, output: torch.Tensor) -> torch.Tensor:
         def reached(gradient: torch.Tensor) -> None:
-            # The parameters that it goes on to may all be those of other partitions.
-            self._passed = self._passed or self._partitions > 1
             self._await_end()
 
         if output.requires_grad:

@@ -253,7 +253,7 @@ def case_a_communication_hook_makes_the_gradients_of_every_partition():
 
 
 def case_a_copy_without_any_batch_says_so():
-    start(timeout_s=5)
+    start()
     model = lamina.distribute(layers())
     if lamina.dp_rank() == 0:
         with pytest.raises(lamina.UsageError, match="made no step"), model.join():
@@ -261,3 +261,35 @@ def case_a_copy_without_any_batch_says_so():
     else:
         with pytest.raises(lamina.Error):
             train_step(model)(share())
+
+
+class TwoResults(nn.Module):
+    """The second result depends on the first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 4).double()
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return hidden, hidden.square().mean()
+
+
+def case_a_model_that_lives_on_another_rank_may_return_results_that_depend_on_each_other():
+    start(auto_partition=False, default_partition=1)
+    plain = TwoResults()
+    model = lamina.distribute(copy.deepcopy(plain))
+
+    @lamina.step
+    def step(x):
+        _, loss = model(x)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        model.zero_grad()
+        step(share())
+    (2 * plain(whole())[1]).backward()  # loss.backward() does not average over the two microbatches
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)

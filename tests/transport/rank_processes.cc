@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/transport/rank_processes.h"
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -11,6 +10,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <random>
@@ -29,11 +30,18 @@ namespace {
 
 constexpr auto kMinute = std::chrono::seconds(60);
 
+// Files of shared memory that no process has mapped: those of other jobs on this machine have one.
 std::set<std::string> shared_memory_files() {
   std::set<std::string> names;
-  DIR* folder = ::opendir("/dev/shm");
-  while (const dirent* entry = ::readdir(folder)) names.insert(entry->d_name);
-  ::closedir(folder);
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream maps(process.path() / "maps");
+    std::string line;
+    while (!names.empty() && std::getline(maps, line)) {
+      const auto found = line.find("/dev/shm/");
+      if (found != std::string::npos) names.erase(line.substr(found + std::strlen("/dev/shm/")));
+    }
+  }
   return names;
 }
 
