@@ -79,8 +79,7 @@ class Replicas:
 
     def note_forward(self, output: Any) -> None:
         """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
-        their own included: it reaches the output first. With several partitions backwards are in steps, whose end counts
-        them."""
+        their own included: it reaches the output first. With several partitions a step counts its backwards."""
         if self._partitions > 1:
             return
         if not self._in_step and torch._C._current_graph_task_id() < 0:
