@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "lamina/collective/process_group.h"
+#include "lamina/data_parallel/buffers.h"
+#include "lamina/data_parallel/gradients.h"
+#include "lamina/face/current.h"
+#include "lamina/face/model.h"
+#include "lamina/face/routing.h"
+#include "lamina/face/travel.h"
+#include "lamina/module/state_exchange.h"
+
+// What a model does in steps and after them.
+namespace lamina::face {
+namespace {
+
+using topology::Group;
+
+std::vector<Value> run_here(pipeline::Session& session, const pipeline::Job::Body& body) {
+  std::vector<Value> outputs;
+  session.job().run_step_here(session.config().microbatches,
+                              [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
+  return outputs;
+}
+
+}  // namespace
+
+void set_model(std::shared_ptr<Model> model) { current().model = std::move(model); }
+
+Model& model_outside_step(const std::string& what) {
+  const auto& job = outside_step(what);
+  if (job.model == nullptr) throw base::UsageError(base::str(what, " without a DistributedModel"));
+  return *job.model;
+}
+
+std::vector<Value> run_step(const pipeline::Job::Body& body) {
+  auto& job = outside_step("a step function");
+  if (job.model != nullptr) return job.model->run_step(body);
+  if (!job.pipelined()) return run_here(*job.session, body);
+  return job.session->job().run_step(job.session->config().microbatches, body, [] {});
+}
+
+bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
+void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
+
+std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
+  passed_ = false;
+  // The ranks that follow hear from the leading one whether there was a backward.
+  const auto noted = [this, &body](base::Microbatch microbatch) -> Value {
+    auto output = body(microbatch);
+    return value::Tuple{{std::move(output), passed_.load()}};
+  };
+  auto outputs = job_.pipelined() ? run_pipelined(noted) : run_here(*job_.session, noted);
+  bool passed = false;
+  for (auto& output : outputs) {
+    auto& parts = output.as<value::Tuple>().items;
+    passed = passed || parts.at(1).as<bool>();
+    output = Value(std::move(parts.at(0)));
+  }
+  if (passed) finish_pass();
+  return outputs;
+}
+
+std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
+  auto& job = job_.session->job();
+  const auto& config = job_.session->config();
+  if (partitioned()) return job.run_step(config.microbatches, body, [] {});
+  const bool traced = config.auto_partition && !config.skip_tracing;
+  if (traced && job.leads()) return run_first(body);
+  try {
+    cut(std::nullopt);
+  } catch (const base::Error&) {
+    if (traced) job.run_step(config.microbatches, body, [] {});  // the leading rank is in it, and ends it with this
+    throw;
+  }
+  return job.run_step(config.microbatches, body, [] {});
+}
+
+std::vector<Value> Model::run_first(const pipeline::Job::Body& body) {
+  first_call_ = std::make_shared<FirstCall>([this](const auto& example) { cut(example); });
+  set_router(first_call_.get());
+  try {
+    return job_.session->job().run_step(job_.session->config().microbatches, first_call_->around(body),
+                                        [this] { first_call_->serve(); });
+  } catch (...) {
+    if (!partitioned()) set_router(nullptr);
+    throw;
+  }
+}
+
+void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients) {
+  if (tensors.size() < gradients.size()) {
+    throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
+  }
+  const bool inside = in_step();
+  passed_ = true;
+  const int count = job_.session->config().microbatches;
+  const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
+  if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
+  pipeline::run_backward(tensors, gradients, scale);
+  if (!inside) finish_pass();
+}
+
+void Model::finish_pass() {
+  auto& session = *job_.session;
+  if (!session.config().ddp || session.topology().size(Group::kDp) == 1) return;
+  if (++passes_ % options_.backward_passes_per_step != 0) return;
+  const auto& group = job_.group(Group::kDp);
+  const auto replicas = [&](const char* purpose) {
+    return collective::wrap(*group, session.job().mailbox(), {purpose, session.members(Group::kDp), session.patience()});
+  };
+  const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20));
+  data_parallel::average_gradients(own(tree_.parameters()), *replicas("averaging gradients"), bucket_bytes);
+  if (options_.broadcast_buffers) {
+    data_parallel::broadcast_buffers(own(tree_.buffers()), *replicas("broadcasting buffers"));
+  }
+}
+
+NamedTensors Model::own(const std::vector<Held>& all) const {
+  NamedTensors mine;
+  for (const auto& held : all) {
+    if (owns(held)) mine.push_back({held.name, held.tensor});
+  }
+  return mine;
+}
+
+at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
+  const at::NoGradGuard no_grad;
+  auto& session = *job_.session;
+  std::map<std::string, at::Tensor> norms;
+  const auto mine = own(tree_.parameters());
+  for (const auto& [name, parameter] : mine) {
+    if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
+  }
+  const auto everyone =
+      session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), session.patience());
+  for (const auto& one : everyone) norms.merge(from_value<std::map<std::string, at::Tensor>>(one));
+  std::vector<at::Tensor> ordered;  // as the model has them on every rank, so that all get the same bits
+  for (const auto& held : tree_.parameters()) {
+    if (const auto found = norms.find(held.name); found != norms.end()) ordered.push_back(found->second);
+  }
+  if (ordered.empty()) return at::zeros({});
+  const at::Tensor total = at::linalg_vector_norm(at::stack(ordered), norm_type);
+  const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
+  for (const auto& [name, parameter] : mine) {
+    if (parameter.grad().defined()) parameter.grad().mul_(factor);
+  }
+  return total;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Model::state() {
+  auto& session = *job_.session;
+  std::vector<module::Entry> entries;
+  for (const auto& held : tree_.tensors()) {
+    const bool mine = !partitioned() || owns(held);
+    entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
+  }
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  if (!job_.pipelined() || !partitioned()) {
+    for (const auto& entry : entries) state.emplace_back(entry.name, entry.tensor.detach());
+    return state;
+  }
+  const auto tensors =
+      module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
+  for (std::size_t i = 0; i < entries.size(); ++i) state.emplace_back(entries[i].name, tensors[i]);
+  return state;
+}
+
+}  // namespace lamina::face

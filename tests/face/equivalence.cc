@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains models over all ranks, in several layouts, and as plain torch::nn models, and compares: losses, the first
+// step's gradients, and parameters after three steps of AdamW. In float64 two tensors are equal when max|a-b| is at
+// most 1e-9 of max|b|, or of 1e-3 of the largest value.
+//
+//     lamina run -n P -c equivalence
+#include <cmath>
+#include <cstdio>
+
+#include "lamina/base/world.h"
+#include "tests/face/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::face::test;
+using Named = std::map<std::string, at::Tensor>;
+
+constexpr int kSteps = 3, kBatch = 8;
+
+struct Layout {
+  std::string schedule;
+  int microbatches = 1;
+  int hand = -1;  // every module is placed by hand, beginning here; -1: none is
+};
+
+struct Trained {
+  std::vector<double> losses;
+  Named gradients, parameters;
+};
+
+std::vector<at::Tensor> batches() {
+  torch::manual_seed(7);
+  std::vector<at::Tensor> made;
+  for (int i = 0; i < kSteps; ++i) made.push_back(torch::randn({kBatch, kWidth}, torch::kDouble));
+  return made;
+}
+
+template <class Model>
+Model build() {
+  torch::manual_seed(11);
+  Model model;
+  model->to(torch::kDouble);
+  return model;
+}
+
+torch::optim::AdamW adamw(std::vector<at::Tensor> parameters) {
+  return torch::optim::AdamW(std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4));
+}
+
+Named gradients(const Named& parameters) {
+  Named found;
+  for (const auto& [name, parameter] : parameters) {
+    found[name] = parameter.grad().defined() ? parameter.grad().clone() : at::Tensor();
+  }
+  return found;
+}
+
+template <class Model>
+Trained plain() {
+  Model model = build<Model>();
+  auto optimizer = adamw(model->parameters());
+  Trained trained;
+  for (const auto& named : model->named_parameters()) trained.parameters[named.key()] = named.value();
+  for (const auto& x : batches()) {
+    optimizer.zero_grad();
+    const auto loss = model(x);
+    loss.backward();
+    trained.losses.push_back(loss.template item<double>());
+    if (trained.gradients.empty()) trained.gradients = gradients(trained.parameters);
+    optimizer.step();
+  }
+  return trained;
+}
+
+// Modules that share a parameter stay together: what is under the module that is called twice, and a GPT's embedding
+// with its reader.
+template <class Impl>
+void place(Impl& root, int begin) {
+  int next = begin;
+  for (const auto& named : root.named_modules("", /*include_self=*/false)) {
+    const auto& name = named.key();
+    const bool fixed = name == "gpt" || name.ends_with("embedding");
+    if (face::called(named.value().get()) != nullptr) set_partition(*named.value(), fixed ? 0 : next++ % pp_size());
+  }
+}
+
+template <class Model>
+Trained distributed(const Layout& layout) {
+  init({{"partitions", base::read_world(base::process_environment()).size},
+        {"microbatches", layout.microbatches},
+        {"schedule", layout.schedule},
+        {"auto_partition", layout.hand < 0},
+        {"default_partition", 0}});
+  Trained trained;
+  {
+    auto built = build<Model>();
+    if (layout.hand >= 0) place(*built, layout.hand);
+    DistributedModel model(built);
+    DistributedOptimizer optimizer(adamw(model.parameters()));
+    const auto train = step([&](const at::Tensor& x) {
+      const auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    for (const auto& x : batches()) {
+      optimizer.zero_grad();
+      // Only the leading rank's inputs count.
+      const auto loss = train(pp_rank() == 0 ? x : torch::empty({1})).reduce_mean();
+      trained.losses.push_back(loss.template item<double>());
+      Named local;
+      for (const auto& [name, parameter] : model.local_parameters()) local[name] = parameter;
+      if (trained.gradients.empty()) trained.gradients = gradients(local);
+      optimizer.step();
+    }
+    for (const auto& item : model.state_dict()) trained.parameters[item.key()] = item.value();
+  }
+  shutdown();
+  return trained;
+}
+
+double largest(const Named& tensors) {
+  double found = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) found = std::max(found, tensor.abs().max().item<double>());
+  }
+  return found;
+}
+
+int failures = 0;
+
+void fail(const std::string& where, const std::string& what) {
+  ++failures;
+  std::printf("%s: %s\n", where.c_str(), what.c_str());
+}
+
+void compare(const std::string& where, const Named& ours, const Named& theirs) {
+  const double scale = largest(theirs);
+  for (const auto& [name, a] : ours) {
+    const auto found = theirs.find(name);
+    if (found == theirs.end()) {
+      fail(where, name + " is nothing of the plain model's");
+    } else if (a.defined() != found->second.defined()) {
+      fail(where, name + (a.defined() ? " is only here" : " is only in the plain run"));
+    } else if (a.defined()) {
+      const double bound = 1e-9 * std::max(found->second.abs().max().item<double>(), 1e-3 * scale);
+      const double off = (a - found->second).abs().max().item<double>();
+      if (!(off <= bound)) fail(where, name + " is off by " + std::to_string(off));
+    }
+  }
+}
+
+template <class Model>
+void check(const std::string& name) {
+  const auto theirs = plain<Model>();
+  for (const std::string schedule : {"interleaved", "simple"}) {
+    for (const int microbatches : {1, 4}) {
+      for (const int hand : {-1, 0, 1}) {
+        const auto where = name + " " + schedule + " m" + std::to_string(microbatches) +
+                           (hand < 0 ? "" : " by hand " + std::to_string(hand));
+        const auto ours = distributed<Model>({schedule, microbatches, hand});
+        const torch::NoGradGuard no_grad;
+        for (int i = 0; i < kSteps; ++i) {
+          if (!(std::abs(ours.losses[i] - theirs.losses[i]) <= 1e-9 * std::max(std::abs(theirs.losses[i]), 1e-3))) {
+            fail(where, "loss of step " + std::to_string(i) + ": " + std::to_string(ours.losses[i]) + " here, " +
+                            std::to_string(theirs.losses[i]) + " plain");
+          }
+        }
+        compare(where + ": gradient of", ours.gradients, theirs.gradients);
+        compare(where + ": parameter", ours.parameters, theirs.parameters);
+        if (ours.parameters.size() < theirs.parameters.size()) fail(where, "parameters are missing");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  check<TiedGPT>("tied GPT");
+  check<Skip>("skip");
+  check<Twice>("twice");
+  check<Nested>("nested arguments");
+  check<Chain>("chain");
+  return failures == 0 ? 0 : 1;
+}
