@@ -54,7 +54,7 @@ test: build
 	exit $$failed
 
 bench: build
-	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench window_bench plan_bench
+	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench cpp_schedule_bench window_bench plan_bench
 	@$(BIN)/python benchmarks/run.py
 
 soak: build

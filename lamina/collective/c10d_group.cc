@@ -44,7 +44,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   } catch (const std::exception& error) {
-    throw base::PeerError(base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()));
+    throw base::PeerError(
+        base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()));
   }
   return group;
 }

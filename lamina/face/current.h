@@ -25,7 +25,8 @@ struct Current {
 
   std::unique_ptr<pipeline::Session> session;
   std::shared_ptr<Model> model;
-  std::list<std::weak_ptr<std::function<void(const std::function<bool(const at::Tensor&)>& owns)>>> trims;  // optimizers'
+  std::list<std::weak_ptr<std::function<void(const std::function<bool(const at::Tensor&)>& owns)>>>
+      trims;  // optimizers'
 
  private:
   std::unique_ptr<collective::C10dGroups> groups_;

@@ -3,9 +3,9 @@
 
 #include <ATen/Parallel.h>
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <cstdlib>
 #include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
 #include "lamina/face/calls.h"
@@ -21,7 +21,9 @@ namespace {
 Current* the_current = nullptr;
 int jobs = 0;
 
-pipeline::FaceHooks hooks() { return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr}; }
+pipeline::FaceHooks hooks() {
+  return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
+}
 
 // The peers learn of the end of this process from the system, when it has ended. The session outlives all threads.
 void at_exit() {
@@ -44,8 +46,8 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(Group group) {
   if (!made) {
     if (!groups_) {
       const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
-      groups_ = std::make_unique<collective::C10dGroups>(session->world(), base::str("lamina/c++/", jobs), timeout,
-                                                         nullptr);
+      groups_ =
+          std::make_unique<collective::C10dGroups>(session->world(), base::str("lamina/c++/", jobs), timeout, nullptr);
     }
     made = groups_->make(std::string(topology::name(group)), session->members(group));
   }

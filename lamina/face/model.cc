@@ -26,7 +26,8 @@ std::string first_difference(const std::string& first, const std::string& other)
   std::istringstream expected(first), found(other);
   std::string a, b;
   while (true) {
-    const bool more = static_cast<bool>(std::getline(expected, a)), and_more = static_cast<bool>(std::getline(found, b));
+    const bool more = static_cast<bool>(std::getline(expected, a)),
+               and_more = static_cast<bool>(std::getline(found, b));
     if (!more && !and_more) return "";
     if (a != b || more != and_more) {
       return base::str(and_more ? b : "nothing", " instead of ", more ? a : "nothing");
@@ -35,7 +36,8 @@ std::string first_difference(const std::string& first, const std::string& other)
 }
 
 base::UsageError before_partition() {
-  return base::UsageError("the model is partitioned in the first step; nothing is local, and there is no report, before");
+  return base::UsageError(
+      "the model is partitioned in the first step; nothing is local, and there is no report, before");
 }
 
 }  // namespace
@@ -138,12 +140,12 @@ void Model::let_go() {
   for (auto& held : tree_.tensors()) {
     if (owns(held)) continue;
     const int owner = owner_of(held.node);
-    value::release(held.tensor,
-                   base::str(held.name, " lives in partition ", owner, " on rank ",
-                             job_.session->owner(base::Partition(owner)), "; it was used on rank ",
-                             job_.session->world().rank,
-                             ": call its module as a lamina::Child, or place its user in the same partition with "
-                             "set_partition"));
+    value::release(
+        held.tensor,
+        base::str(held.name, " lives in partition ", owner, " on rank ", job_.session->owner(base::Partition(owner)),
+                  "; it was used on rank ", job_.session->world().rank,
+                  ": call its module as a lamina::Child, or place its user in the same partition with "
+                  "set_partition"));
   }
 }
 

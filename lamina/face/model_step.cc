@@ -110,7 +110,8 @@ void Model::finish_pass() {
   if (++passes_ % options_.backward_passes_per_step != 0) return;
   const auto& group = job_.group(Group::kDp);
   const auto replicas = [&](const char* purpose) {
-    return collective::wrap(*group, session.job().mailbox(), {purpose, session.members(Group::kDp), session.patience()});
+    return collective::wrap(*group, session.job().mailbox(),
+                            {purpose, session.members(Group::kDp), session.patience()});
   };
   const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20));
   data_parallel::average_gradients(own(tree_.parameters()), *replicas("averaging gradients"), bucket_bytes);
@@ -153,19 +154,22 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
 
 std::vector<std::pair<std::string, at::Tensor>> Model::state() {
   auto& session = *job_.session;
-  std::vector<module::Entry> entries;
-  for (const auto& held : tree_.tensors()) {
-    const bool mine = !partitioned() || owns(held);
-    entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
-  }
-  std::vector<std::pair<std::string, at::Tensor>> state;
+  std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
   if (!job_.pipelined() || !partitioned()) {
-    for (const auto& entry : entries) state.emplace_back(entry.name, entry.tensor.detach());
+    for (auto& [name, tensor] : state) tensor = tensor.detach();
     return state;
+  }
+  const auto all = tree_.tensors();
+  std::vector<module::Entry> entries;
+  for (const auto& held : all) {
+    const bool mine = owns(held);
+    entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
   }
   const auto tensors =
       module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
-  for (std::size_t i = 0; i < entries.size(); ++i) state.emplace_back(entries[i].name, tensors[i]);
+  std::map<const void*, at::Tensor> values;
+  for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
+  for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
   return state;
 }
 

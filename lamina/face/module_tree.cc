@@ -20,7 +20,11 @@ bool calls_by_itself(const torch::nn::Module& module) {
 
 }  // namespace
 
-ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root) { add(root, "", -1, true); }
+ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root) {
+  add(root, "", -1, true);
+  for (const auto& named : root->named_parameters()) named_.emplace_back(named.key(), named.value());
+  for (const auto& named : root->named_buffers()) named_.emplace_back(named.key(), named.value());
+}
 
 void ModuleTree::add(const std::shared_ptr<torch::nn::Module>& module, const std::string& name, int parent,
                      bool called) {

@@ -41,6 +41,8 @@ class ModuleTree {
   const std::vector<Held>& parameters() const { return parameters_; }
   const std::vector<Held>& buffers() const { return buffers_; }
   std::vector<Held> tensors() const;  // both
+  // (name, tensor) as torch lists them: a shared one under each of its names.
+  const std::vector<std::pair<std::string, at::Tensor>>& named() const { return named_; }
 
   // Per node, the numbers of its own parameters; a number of two nodes is a shared parameter.
   const std::vector<std::vector<std::int64_t>>& parameter_ids() const { return parameter_ids_; }
@@ -56,6 +58,7 @@ class ModuleTree {
 
   std::vector<Node> nodes_;
   std::vector<Held> parameters_, buffers_;
+  std::vector<std::pair<std::string, at::Tensor>> named_;
   std::vector<std::vector<std::int64_t>> parameter_ids_;
   std::unordered_map<const torch::nn::Module*, int> seen_;  // the node of what is one, else -1
   std::unordered_map<const void*, std::int64_t> numbers_;   // of parameters, by TensorImpl

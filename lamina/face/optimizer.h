@@ -25,9 +25,8 @@ template <class Optimizer>
 class DistributedOptimizer {
  public:
   explicit DistributedOptimizer(std::unique_ptr<Optimizer> optimizer)
-      : optimizer_(std::move(optimizer)), trim_(std::make_shared<face::Trim>([kept = optimizer_](const auto& owns) {
-          face::trim(*kept, owns);
-        })) {
+      : optimizer_(std::move(optimizer)),
+        trim_(std::make_shared<face::Trim>([kept = optimizer_](const auto& owns) { face::trim(*kept, owns); })) {
     face::when_cut(trim_);
   }
   explicit DistributedOptimizer(Optimizer&& optimizer)

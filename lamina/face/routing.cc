@@ -19,8 +19,8 @@ constexpr char kEndOfTraining = '|';
 bool may_draw(const torch::nn::Module& module) {
   const std::string type = c10::demangle(typeid(module).name());
   if (!type.starts_with("torch::nn::")) return true;
-  constexpr std::array kDraw = {"Dropout", "RReLU", "FractionalMaxPool", "RNN", "LSTM", "GRU", "Transformer",
-                                "MultiheadAttention"};
+  constexpr std::array kDraw = {"Dropout", "RReLU", "FractionalMaxPool", "RNN",
+                                "LSTM",    "GRU",   "Transformer",       "MultiheadAttention"};
   return std::ranges::any_of(kDraw, [&](const char* word) { return type.find(word) != std::string::npos; });
 }
 

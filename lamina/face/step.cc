@@ -33,7 +33,8 @@ at::Tensor piece(const at::Tensor& tensor, base::Microbatch microbatch, int micr
 
 Value face::split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis, int place) {
   Value part = argument;
-  value::for_each_tensor(part, [&](at::Tensor& tensor) { tensor = piece(tensor, microbatch, microbatches, axis, place); });
+  value::for_each_tensor(part,
+                         [&](at::Tensor& tensor) { tensor = piece(tensor, microbatch, microbatches, axis, place); });
   return part;
 }
 

@@ -90,8 +90,8 @@ class StepFunction {
         return {};
       });
     } else {
-      const auto outputs =
-          face::run_step([&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
+      const auto outputs = face::run_step(
+          [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
       std::vector<std::decay_t<Result>> results;
       for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
       return merge(std::move(results));

@@ -105,7 +105,8 @@ class Recording : public Router {
 
   void pass_time() {
     const auto now = Clock::now();
-    if (!stack_.empty()) costs[stack_.back()].forward_us += std::chrono::duration<double, std::micro>(now - since_).count();
+    if (!stack_.empty())
+      costs[stack_.back()].forward_us += std::chrono::duration<double, std::micro>(now - since_).count();
     since_ = now;
   }
 

@@ -60,7 +60,8 @@ struct Travels<T> {
   static Value to_value(const T& held) { return Value(T(held)); }
   static T from_value(const Value& tree) {
     const T* held = tree.get_if<T>();
-    if (held == nullptr) throw base::FormatError(std::string("a value of another kind was expected, not ") + tree.kind());
+    if (held == nullptr)
+      throw base::FormatError(std::string("a value of another kind was expected, not ") + tree.kind());
     return *held;
   }
 };
@@ -136,10 +137,9 @@ struct Travels<std::pair<A, B>> {
 };
 
 template <class Map>
-concept MapOfTravelling =
-    (std::same_as<Map, std::map<typename Map::key_type, typename Map::mapped_type>> ||
-     std::same_as<Map, std::unordered_map<typename Map::key_type, typename Map::mapped_type>>) &&
-    Travelling<typename Map::key_type> && Travelling<typename Map::mapped_type>;
+concept MapOfTravelling = (std::same_as<Map, std::map<typename Map::key_type, typename Map::mapped_type>> ||
+                           std::same_as<Map, std::unordered_map<typename Map::key_type, typename Map::mapped_type>>) &&
+                          Travelling<typename Map::key_type> && Travelling<typename Map::mapped_type>;
 
 template <MapOfTravelling Map>
 struct Travels<Map> {
@@ -151,7 +151,8 @@ struct Travels<Map> {
   static Map from_value(const Value& tree) {
     Map held;
     for (const auto& [key, item] : tree.as<value::Dict>().items) {
-      held.emplace(lamina::from_value<typename Map::key_type>(key), lamina::from_value<typename Map::mapped_type>(item));
+      held.emplace(lamina::from_value<typename Map::key_type>(key),
+                   lamina::from_value<typename Map::mapped_type>(item));
     }
     return held;
   }

@@ -21,8 +21,8 @@ Goal goal_of(const base::Config& config) {
 }  // namespace
 
 Report plan_for(const base::Config& config, const ModuleTree& tree) {
-  const auto planner = config.auto_partition ? step_planner()
-                                             : manual_planner(base::Partition(config.default_partition.value_or(0)));
+  const auto planner =
+      config.auto_partition ? step_planner() : manual_planner(base::Partition(config.default_partition.value_or(0)));
   const Goal goal = goal_of(config);
   return report(tree, planner->assign(tree, goal), goal);
 }

@@ -48,7 +48,8 @@ class Meeting {
     std::vector<Hello> hellos;
     Secret secret;
     {
-      JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_, options_.check_interrupt});
+      JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_,
+                      options_.check_interrupt});
       publish(store, own);
       hellos = collect(store);
       secret = agreed_secret(store);

@@ -6,6 +6,8 @@
 //     lamina run -n P -c equivalence
 #include <cmath>
 #include <cstdio>
+#include <numeric>
+#include <random>
 
 #include "lamina/base/world.h"
 #include "tests/face/models.h"
@@ -16,17 +18,28 @@ using namespace lamina;
 using namespace lamina::face::test;
 using Named = std::map<std::string, at::Tensor>;
 
-constexpr int kSteps = 3, kBatch = 8;
+constexpr int kSteps = 3, kBatch = 24;
 
 struct Layout {
-  std::string schedule;
+  std::string schedule = "interleaved";
   int microbatches = 1;
-  int hand = -1;  // every module is placed by hand, beginning here; -1: none is
+  int hand = -1;       // every module is placed by hand, anywhere, drawn with this seed; -1: none is
+  int replicas = 1;    // with ddp, each of which gets its part of the batch
+  bool apart = false;  // every rank has the whole model, and trains for itself
+
+  std::string name() const {
+    std::string text = schedule + " m" + std::to_string(microbatches);
+    if (hand >= 0) text += " by hand " + std::to_string(hand);
+    return replicas == 1 ? text : text + " replicas " + std::to_string(replicas);
+  }
 };
+
+int world() { return base::read_world(base::process_environment()).size; }
 
 struct Trained {
   std::vector<double> losses;
   Named gradients, parameters;
+  int spread = 1;  // over how many partitions its parameters are
 };
 
 std::vector<at::Tensor> batches() {
@@ -76,18 +89,20 @@ Trained plain() {
 // Modules that share a parameter stay together: what is under the module that is called twice, and a GPT's embedding
 // with its reader.
 template <class Impl>
-void place(Impl& root, int begin) {
-  int next = begin;
+void place(Impl& root, int seed) {
+  std::mt19937 draw(seed);
   for (const auto& named : root.named_modules("", /*include_self=*/false)) {
     const auto& name = named.key();
     const bool fixed = name == "gpt" || name.ends_with("embedding");
-    if (face::called(named.value().get()) != nullptr) set_partition(*named.value(), fixed ? 0 : next++ % pp_size());
+    if (face::called(named.value().get()) != nullptr)
+      set_partition(*named.value(), fixed ? 0 : static_cast<int>(draw() % pp_size()));
   }
 }
 
 template <class Model>
 Trained distributed(const Layout& layout) {
-  init({{"partitions", base::read_world(base::process_environment()).size},
+  init({{"partitions", layout.apart ? 1 : world() / layout.replicas},
+        {"ddp", layout.replicas > 1},
         {"microbatches", layout.microbatches},
         {"schedule", layout.schedule},
         {"auto_partition", layout.hand < 0},
@@ -103,16 +118,20 @@ Trained distributed(const Layout& layout) {
       model.backward(loss);
       return loss;
     });
-    for (const auto& x : batches()) {
+    for (const auto& batch : batches()) {
       optimizer.zero_grad();
+      const auto x = batch.chunk(layout.replicas)[layout.replicas > 1 ? dp_rank() : 0];
       // Only the leading rank's inputs count.
-      const auto loss = train(pp_rank() == 0 ? x : torch::empty({1})).reduce_mean();
-      trained.losses.push_back(loss.template item<double>());
+      const auto loss = train(pp_rank() == 0 ? x : torch::empty({1})).reduce_mean().template item<double>();
+      const auto losses = layout.replicas > 1 ? all_gather(Group::kDp, loss) : std::vector{loss};
+      trained.losses.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / losses.size());
       Named local;
       for (const auto& [name, parameter] : model.local_parameters()) local[name] = parameter;
       if (trained.gradients.empty()) trained.gradients = gradients(local);
       optimizer.step();
     }
+    const auto owned = all_gather(Group::kPp, static_cast<int>(model.local_parameters().size()));
+    trained.spread = static_cast<int>(std::ranges::count_if(owned, [](int count) { return count > 0; }));
     for (const auto& item : model.state_dict()) trained.parameters[item.key()] = item.value();
   }
   shutdown();
@@ -150,25 +169,53 @@ void compare(const std::string& where, const Named& ours, const Named& theirs) {
   }
 }
 
+void compare(const std::string& where, const Trained& ours, const Trained& theirs) {
+  const torch::NoGradGuard no_grad;
+  for (int i = 0; i < kSteps; ++i) {
+    const double a = ours.losses[i], b = theirs.losses[i];
+    if (!(std::abs(a - b) <= 1e-9 * std::max(std::abs(b), 1e-3))) {
+      fail(where, "loss of step " + std::to_string(i) + ": " + std::to_string(a) + ", not " + std::to_string(b));
+    }
+  }
+  compare(where + ": gradient of", ours.gradients, theirs.gradients);
+  compare(where + ": parameter", ours.parameters, theirs.parameters);
+  if (ours.parameters.size() < theirs.parameters.size()) fail(where, "parameters are missing");
+}
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> all;
+  for (const std::string schedule : {"interleaved", "simple"}) {
+    for (const int microbatches : {1, 4}) {
+      for (const int hand : {-1, 0, 1}) all.push_back({schedule, microbatches, hand});
+    }
+  }
+  for (const int replicas : {2, 3}) {
+    if (world() % replicas == 0) all.push_back({.schedule = "interleaved", .microbatches = 2, .replicas = replicas});
+  }
+  return all;
+}
+
 template <class Model>
 void check(const std::string& name) {
   const auto theirs = plain<Model>();
-  for (const std::string schedule : {"interleaved", "simple"}) {
-    for (const int microbatches : {1, 4}) {
-      for (const int hand : {-1, 0, 1}) {
-        const auto where = name + " " + schedule + " m" + std::to_string(microbatches) +
-                           (hand < 0 ? "" : " by hand " + std::to_string(hand));
-        const auto ours = distributed<Model>({schedule, microbatches, hand});
-        const torch::NoGradGuard no_grad;
-        for (int i = 0; i < kSteps; ++i) {
-          if (!(std::abs(ours.losses[i] - theirs.losses[i]) <= 1e-9 * std::max(std::abs(theirs.losses[i]), 1e-3))) {
-            fail(where, "loss of step " + std::to_string(i) + ": " + std::to_string(ours.losses[i]) + " here, " +
-                            std::to_string(theirs.losses[i]) + " plain");
-          }
-        }
-        compare(where + ": gradient of", ours.gradients, theirs.gradients);
-        compare(where + ": parameter", ours.parameters, theirs.parameters);
-        if (ours.parameters.size() < theirs.parameters.size()) fail(where, "parameters are missing");
+  for (const auto& layout : layouts()) {
+    const auto ours = distributed<Model>(layout);
+    compare(name + " " + layout.name(), ours, theirs);
+    if (layout.hand >= 0 && ours.spread < std::min(world(), 2)) fail(name, "all of it is in one partition");
+  }
+}
+
+// A model that draws random numbers is compared with itself on one rank: a replica that trains apart, with the same
+// microbatches.
+template <class Model>
+void check_drawing(const std::string& name) {
+  for (const int microbatches : {1, 4}) {
+    const auto whole = distributed<Model>({.microbatches = microbatches, .apart = true});
+    for (const auto& layout : layouts()) {
+      if (layout.microbatches != microbatches || layout.replicas > 1) continue;
+      const auto ours = distributed<Model>(layout);
+      if (base::read_world(base::process_environment()).rank == base::Rank(0)) {
+        compare(name + " " + layout.name(), ours, whole);
       }
     }
   }
@@ -183,5 +230,6 @@ int main() {
   check<Twice>("twice");
   check<Nested>("nested arguments");
   check<Chain>("chain");
+  check_drawing<Drops>("drops");
   return failures == 0 ? 0 : 1;
 }

@@ -124,6 +124,21 @@ struct ChainImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return whole(chain(x)).pow(2).mean(); }
 };
 
+// Draws random numbers here and there.
+struct DropsImpl : torch::nn::Module {
+  Child<torch::nn::Dropout> drop;
+  Child<Layer> a, b;
+  Child<Sequential> rest;
+  DropsImpl() {
+    drop = register_module("drop", torch::nn::Dropout(0.3));
+    a = register_module("a", Layer());
+    b = register_module("b", Layer());
+    rest = register_module("rest", Sequential(torch::nn::Dropout(0.5), Layer(), torch::nn::Dropout(0.2)));
+  }
+  Tensor forward(const Tensor& x) { return (rest(b(drop(a(x)))) + torch::rand_like(x)).pow(2).mean(); }
+};
+
+using Drops = torch::nn::ModuleHolder<DropsImpl>;
 using TiedGPT = torch::nn::ModuleHolder<TiedGPTImpl>;
 using Skip = torch::nn::ModuleHolder<SkipImpl>;
 using Twice = torch::nn::ModuleHolder<TwiceImpl>;

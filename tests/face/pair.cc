@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a C++ program meets on two ranks: groups, placements, errors. Each check begins a job of its own.
+//
+//     lamina run -n 2 -c face_pair
+#include <cstdio>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "tests/face/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::face::test;
+
+int failures = 0;
+
+void expect(bool right, const std::string& what) {
+  if (right) return;
+  ++failures;
+  std::printf("%s\n", what.c_str());
+}
+
+template <class Thrown>
+void expect_error(const std::function<void()>& call, const std::vector<std::string>& words) {
+  try {
+    call();
+    expect(false, "no error that says " + words.front());
+  } catch (const Thrown& error) {
+    for (const auto& word : words) {
+      expect(std::string(error.what()).find(word) != std::string::npos, word + " is not in: " + error.what());
+    }
+  } catch (const std::exception& error) {
+    expect(false, std::string("an error of another type: ") + error.what());
+  }
+}
+
+void wait(const c10::intrusive_ptr<c10d::Work>& work) { work->wait(); }
+
+// torch's own groups, in a process without Python.
+void groups() {
+  init({{"partitions", 2}});
+  for (const auto axis : {Group::kWorld, Group::kPp, Group::kDp}) {
+    const auto group = process_group(axis);
+    expect(group->getSize() == size_of(axis) && group->getRank() == rank_in(axis), "the group is another");
+    std::vector<at::Tensor> sum{torch::full({3}, rank() + 1.0)};
+    wait(group->allreduce(sum));
+    expect(sum[0][0].item<double>() == (size_of(axis) == 2 ? 3.0 : rank() + 1.0), "allreduce");
+    std::vector<at::Tensor> sent{torch::full({2}, 10.0 + rank_in(axis))};
+    wait(group->broadcast(sent));
+    expect(sent[0][1].item<double>() == 10.0, "broadcast");
+    std::vector<at::Tensor> mine{torch::full({1}, rank_in(axis))};
+    std::vector<std::vector<at::Tensor>> all{{}};
+    for (int i = 0; i < size_of(axis); ++i) all[0].push_back(torch::empty({1}));
+    wait(group->allgather(all, mine));
+    expect(all[0].back().item<double>() == size_of(axis) - 1, "allgather");
+    wait(group->barrier());
+  }
+  expect(all_gather(Group::kWorld, std::string("rank ") + std::to_string(rank())).at(1) == "rank 1", "all_gather");
+  shutdown();
+}
+
+struct PlacedImpl : torch::nn::Module {
+  Child<Layer> here, there;
+  PlacedImpl() {
+    here = register_module("here", Layer());
+    const Partition on(1);
+    there = register_module("there", Layer());
+  }
+  Tensor forward(const Tensor& x) { return there(here(x)).sum(); }
+};
+using Placed = torch::nn::ModuleHolder<PlacedImpl>;
+
+std::vector<std::string> names(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  return names;
+}
+
+void placement() {
+  init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(Placed{});
+  DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
+  expect_error<UsageError>([&] { model.local_parameters(); }, {"first step"});
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+  const auto part = rank() == 0 ? "here" : "there";
+  expect(names(model.local_parameters()) ==
+             std::vector<std::string>{std::string(part) + ".linear.weight", std::string(part) + ".linear.bias"},
+         "other parameters are local");
+  expect(sgd->param_groups()[0].params().size() == 2, "the optimizer has parameters of the other rank");
+  expect(model.partition_report().find("1: [there]") != std::string::npos, model.partition_report());
+  shutdown();
+}
+
+struct NormsImpl : torch::nn::Module {
+  Child<Layer> a, b;
+  NormsImpl() {
+    a = register_module("a", Layer());
+    b = register_module("b", Layer());
+    set_partition(*b, 1);
+  }
+  Tensor forward(const Tensor& x) { return 100 * b(a(x)).sum(); }
+};
+using Norms = torch::nn::ModuleHolder<NormsImpl>;
+
+void clipping() {
+  torch::manual_seed(1);
+  Norms plain;
+  init({{"partitions", 2}, {"microbatches", 2}});
+  torch::manual_seed(1);
+  DistributedModel model(Norms{});
+  plain(torch::ones({2, kWidth})).backward();
+  for (const auto& parameter : plain->parameters()) parameter.mutable_grad().div_(2);  // microbatches are averaged
+  const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0);
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+  expect(std::abs(model.clip_grad_norm_(1.0).item<double>() - norm) < 1e-3 * norm, "the norm is another");
+  for (const auto& [name, parameter] : model.local_parameters()) {
+    expect(torch::allclose(parameter.grad(), plain->named_parameters()[name].grad(), 1e-3), name + " is clipped apart");
+  }
+  shutdown();
+}
+
+struct FailingImpl : torch::nn::Module {
+  struct ThrowsImpl : torch::nn::Module {
+    Tensor forward(const Tensor& x) {
+      if (x.size(0) == 1) throw std::invalid_argument("one row is too few");
+      return x;
+    }
+  };
+  TORCH_MODULE(Throws);
+  Child<Throws> throws;
+  Child<Layer> layer;
+  FailingImpl() {
+    const Partition on(1);
+    throws = register_module("throws", Throws());
+    layer = register_module("layer", Layer());
+  }
+  Tensor forward(const Tensor& x) {
+    if (x.size(0) == 3) return torch::linear(x, layer->linear->weight);  // of another rank
+    return layer(throws(x)).sum();
+  }
+};
+using Failing = torch::nn::ModuleHolder<FailingImpl>;
+
+void errors() {
+  expect_error<ConfigError>([] { init({{"partitons", 2}}); }, {"partitons", "partitions"});
+  expect_error<UsageError>([] { step([] {})(); }, {"lamina::init()"});
+  init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  expect_error<ConfigError>([] { init({{"partitions", 1}}); }, {"partitions: 2 and 1"});
+  DistributedModel model(Failing{});
+  expect_error<UsageError>([] { DistributedModel another(Failing{}); }, {"already"});
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  forward(torch::ones({2, kWidth}));
+  const auto fails = [&] { forward(torch::ones({1, kWidth})); };
+  if (rank() == 0) {
+    expect_error<RemoteError>(fails, {"one row is too few"});
+    expect_error<UsageError>([&] { model->layer(torch::ones({2, kWidth})); }, {"layer lives on rank 1", "step"});
+  } else {
+    expect_error<std::exception>(fails, {"one row is too few"});
+  }
+  forward(torch::ones({2, kWidth}));  // it goes on
+  expect_error<Error>([&] { forward(torch::ones({3, kWidth})); }, {"layer.linear.weight", "rank 1", "lamina::Child"});
+  expect_error<Error>([&] { step([&] { barrier(); })(); }, {"inside a step"});
+  shutdown();
+}
+
+struct OtherImpl : torch::nn::Module {
+  Child<Layer> layer;
+  OtherImpl() { layer = register_module("layer", Layer(rank() == 0 ? kWidth : kWidth + 1)); }
+  Tensor forward(const Tensor& x) { return layer(x).sum(); }
+};
+using Other = torch::nn::ModuleHolder<OtherImpl>;
+
+void different_models() {
+  init({{"partitions", 2}});
+  DistributedModel model(Other{});
+  expect_error<Error>([&] { step([&](const Tensor& x) { return model(x); })(torch::ones({2, kWidth})); },
+                      {"rank 1 built another model than rank 0"});
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  for (const auto& check : {groups, placement, clipping, errors, different_models}) check();
+  return failures == 0 ? 0 : 1;
+}
