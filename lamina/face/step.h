@@ -80,8 +80,8 @@ class StepFunction {
   template <std::size_t... I, class... Args>
   auto run(std::index_sequence<I...>, const Args&... args) const {
     using Result = decltype(function_(face::part_of(args, base::Microbatch(0), 1, 0)...));
-    const int count = face::microbatches();
-    const auto call = [&](base::Microbatch microbatch) {
+    [[maybe_unused]] const int count = face::microbatches();
+    const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
       return function_(face::part_of(args, microbatch, count, static_cast<int>(I))...);
     };
     if constexpr (std::is_void_v<Result>) {

@@ -21,47 +21,66 @@ struct StepOutput {
   at::Tensor stack() const;        // along a new axis 0
 };
 
-// What microbatches returned, as one: a StepOutput in the place of each tensor; a vector of one value per microbatch in
+// What microbatches returned, as one: a StepOutput in the place of each tensor, a vector of one value per microbatch in
 // the place of anything else, inside tuples, pairs and maps by string as well. Maps have the same keys in all.
-inline StepOutput merge(std::vector<at::Tensor> results) { return {std::move(results)}; }
+template <class T>
+struct Merged {
+  static std::vector<T> of(std::vector<T> results) { return results; }
+};
 
 template <class T>
 auto merge(std::vector<T> results) {
-  return results;
+  return Merged<T>::of(std::move(results));
 }
+
+template <>
+struct Merged<at::Tensor> {
+  static StepOutput of(std::vector<at::Tensor> results) { return {std::move(results)}; }
+};
 
 template <class... T>
-auto merge(const std::vector<std::tuple<T...>>& results) {
-  const auto one = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
-    std::vector<std::tuple_element_t<I, std::tuple<T...>>> column;
-    for (const auto& result : results) column.push_back(std::get<I>(result));
-    return merge(std::move(column));
-  };
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return std::tuple(one(std::integral_constant<std::size_t, I>())...);
-  }(std::index_sequence_for<T...>());
-}
+struct Merged<std::tuple<T...>> {
+  static auto of(const std::vector<std::tuple<T...>>& results) {
+    return columns(results, std::index_sequence_for<T...>());
+  }
+
+ private:
+  template <std::size_t... I>
+  static auto columns(const std::vector<std::tuple<T...>>& results, std::index_sequence<I...>) {
+    return std::tuple(column<I>(results)...);
+  }
+  template <std::size_t I>
+  static auto column(const std::vector<std::tuple<T...>>& results) {
+    std::vector<std::tuple_element_t<I, std::tuple<T...>>> items;
+    for (const auto& result : results) items.push_back(std::get<I>(result));
+    return merge(std::move(items));
+  }
+};
 
 template <class A, class B>
-auto merge(const std::vector<std::pair<A, B>>& results) {
-  std::vector<A> first;
-  std::vector<B> second;
-  for (const auto& [a, b] : results) {
-    first.push_back(a);
-    second.push_back(b);
+struct Merged<std::pair<A, B>> {
+  static auto of(const std::vector<std::pair<A, B>>& results) {
+    std::vector<A> first;
+    std::vector<B> second;
+    for (const auto& [a, b] : results) {
+      first.push_back(a);
+      second.push_back(b);
+    }
+    return std::pair(merge(std::move(first)), merge(std::move(second)));
   }
-  return std::pair(merge(std::move(first)), merge(std::move(second)));
-}
+};
 
 template <class T>
-auto merge(const std::vector<std::map<std::string, T>>& results) {
-  std::map<std::string, decltype(merge(std::vector<T>()))> merged;
-  for (const auto& [key, ignored] : results.front()) {
-    std::vector<T> column;
-    for (const auto& result : results) column.push_back(result.at(key));
-    merged.emplace(key, merge(std::move(column)));
+struct Merged<std::map<std::string, T>> {
+  static auto of(const std::vector<std::map<std::string, T>>& results) {
+    std::map<std::string, decltype(merge(std::vector<T>()))> merged;
+    for (const auto& [key, ignored] : results.front()) {
+      std::vector<T> items;
+      for (const auto& result : results) items.push_back(result.at(key));
+      merged.emplace(key, merge(std::move(items)));
+    }
+    return merged;
   }
-  return merged;
-}
+};
 
 }  // namespace lamina

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/face/step.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 namespace lamina {
