@@ -37,6 +37,16 @@ Modules& modules() {
   return *modules;
 }
 
+// Under the mutex.
+Called& known(const torch::nn::Module* module, const char* what) {
+  const auto found = modules().known.find(module);
+  if (found == modules().known.end() || found->second.module.expired()) {
+    throw base::UsageError(
+        base::str(what, " of a module that is no lamina::Child: declare the member that calls it so"));
+  }
+  return found->second;
+}
+
 std::atomic<Router*> current_router = nullptr;
 
 // FNV-1a: the same in every process, which std::hash does not promise.
@@ -73,7 +83,7 @@ void note_called(const std::shared_ptr<torch::nn::Module>& module) {
   std::lock_guard guard(modules().mutex);
   auto& known = modules().known;
   Called& entry = known[module.get()];
-  if (entry.module.expired()) entry = {module, std::nullopt};  // new, or where another one was
+  if (entry.module.expired()) entry = {.module = module};  // new, or where another one was
   if (known.size() >= modules().sweep_at) {
     std::erase_if(known, [](const auto& item) { return item.second.module.expired(); });
     modules().sweep_at = 2 * known.size() + 64;
@@ -88,11 +98,12 @@ const Called* called(const torch::nn::Module* module) {
 
 void place(const torch::nn::Module* module, int partition) {
   std::lock_guard guard(modules().mutex);
-  const auto found = modules().known.find(module);
-  if (found == modules().known.end()) {
-    throw base::UsageError("set_partition() of a module that is no lamina::Child: declare the member that calls it so");
-  }
-  found->second.partition = partition;
+  known(module, "set_partition()").partition = partition;
+}
+
+void vary(const torch::nn::Module* module) {
+  std::lock_guard guard(modules().mutex);
+  known(module, "set_dynamic()").dynamic = true;
 }
 
 Router* router() { return current_router.load(std::memory_order_acquire); }

@@ -31,10 +31,13 @@ Invoke call_kind(std::int64_t number);
 struct Called {
   std::weak_ptr<torch::nn::Module> module;
   std::optional<int> partition;  // by hand
+  bool dynamic = false;
 };
 void note_called(const std::shared_ptr<torch::nn::Module>& module);
 const Called* called(const torch::nn::Module* module);  // nullptr for what is no Child
+// Of what is a Child; both throw base::UsageError for any other module.
 void place(const torch::nn::Module* module, int partition);
+void vary(const torch::nn::Module* module);
 
 class Router;
 

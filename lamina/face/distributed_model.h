@@ -91,6 +91,10 @@ class DistributedModel {
 
 template <class Holder>
 DistributedModel(Holder) -> DistributedModel<Holder>;
+template <class Module>
+DistributedModel(std::shared_ptr<Module>) -> DistributedModel<Module>;
+template <class Module>
+DistributedModel(std::shared_ptr<Module>, ModelOptions) -> DistributedModel<Module>;
 template <class Holder>
 DistributedModel(Holder, ModelOptions) -> DistributedModel<Holder>;
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "lamina/base/log.h"
 #include "lamina/face/current.h"
 #include "lamina/face/routing.h"
 #include "lamina/face/travel.h"
@@ -32,6 +33,17 @@ std::string first_difference(const std::string& first, const std::string& other)
     if (a != b || more != and_more) {
       return base::str(and_more ? b : "nothing", " instead of ", more ? a : "nothing");
     }
+  }
+}
+
+// Nothing where the model throws: it will do so again in the step, whose error that is.
+std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& example) {
+  try {
+    return trace(tree, example);
+  } catch (const std::exception& error) {
+    base::log_warning(
+        base::str("the model could not be traced (", error.what(), "): it is cut by the bytes of its parameters"));
+    return std::nullopt;
   }
 }
 
@@ -78,7 +90,7 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
   if (session.world().rank == base::Rank(0)) {
     try {
       std::optional<std::vector<Cost>> costs;
-      if (example) costs = trace(tree_, *example);
+      if (example) costs = traced(tree_, *example);
       const auto [rows, nodes] = planned_tree(tree_, costs);
       const auto report = plan::plan_for(session.config(), rows);
       table = plan::printed(rows, report, session.config());

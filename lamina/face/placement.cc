@@ -21,6 +21,8 @@ int checked(int index) {
 
 void set_partition(const torch::nn::Module& module, int index) { face::place(&module, checked(index)); }
 
+void set_dynamic(const torch::nn::Module& module) { face::vary(&module); }
+
 Partition::Partition(int index) : before_(std::exchange(around, checked(index))) {}
 Partition::~Partition() { around = before_; }
 

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <array>
 
 #include "lamina/pipeline/streams.h"
 
@@ -24,6 +25,11 @@ bool may_draw(const torch::nn::Module& module) {
   return std::ranges::any_of(kDraw, [&](const char* word) { return type.find(word) != std::string::npos; });
 }
 
+bool varies(const torch::nn::Module& module) {
+  const Called* known = called(&module);
+  return known != nullptr && known->dynamic;
+}
+
 struct InStream : Router::Scope {
   pipeline::Stream stream{pipeline::draw_seed()};
 };
@@ -37,6 +43,7 @@ TorchModules::TorchModules(const ModuleTree& tree) {
     parts_.push_back(node.module->modules());
     parameters_.push_back(node.module->parameters());
     streams_.push_back(std::ranges::any_of(parts_.back(), [](const auto& part) { return may_draw(*part); }));
+    dynamic_.push_back(std::ranges::any_of(parts_.back(), [](const auto& part) { return varies(*part); }));
   }
 }
 

@@ -17,6 +17,7 @@ class TorchModules : public module::Modules {
 
   std::string name(base::ModuleId id) const override;
   bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
+  bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   // Whether each module under it is in training, one letter when all are alike; then which parameters are trained.
   std::string capture_state(base::ModuleId id) override;
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override;
@@ -29,7 +30,7 @@ class TorchModules : public module::Modules {
   // Of each: it and all under it, parents first; and their parameters.
   std::vector<std::vector<std::shared_ptr<torch::nn::Module>>> parts_;
   std::vector<std::vector<at::Tensor>> parameters_;
-  std::vector<bool> streams_;
+  std::vector<bool> streams_, dynamic_;
 };
 
 // The calls of a model that is cut.

@@ -198,18 +198,20 @@ std::vector<Layout> layouts() {
 template <class Model>
 void check(const std::string& name) {
   const auto theirs = plain<Model>();
+  int spread = 0;
   for (const auto& layout : layouts()) {
     const auto ours = distributed<Model>(layout);
     compare(name + " " + layout.name(), ours, theirs);
-    if (layout.hand >= 0 && ours.spread < std::min(world(), 2)) fail(name, "all of it is in one partition");
+    if (layout.hand >= 0) spread = std::max(spread, ours.spread);
   }
+  if (spread < std::min(world(), 2)) fail(name, "no placement by hand spread it over partitions");
 }
 
-// A model that draws random numbers is compared with itself on one rank: a replica that trains apart, with the same
-// microbatches.
+// A model that draws random numbers, or has buffers, is compared with itself on one rank: a replica that trains apart,
+// with the same microbatches.
 template <class Model>
-void check_drawing(const std::string& name) {
-  for (const int microbatches : {1, 4}) {
+void check_against_one_rank(const std::string& name, const std::vector<int>& counts) {
+  for (const int microbatches : counts) {
     const auto whole = distributed<Model>({.microbatches = microbatches, .apart = true});
     for (const auto& layout : layouts()) {
       if (layout.microbatches != microbatches || layout.replicas > 1) continue;
@@ -230,6 +232,7 @@ int main() {
   check<Twice>("twice");
   check<Nested>("nested arguments");
   check<Chain>("chain");
-  check_drawing<Drops>("drops");
+  check_against_one_rank<Drops>("drops", {1, 4});
+  check_against_one_rank<Normed>("normed", {1});
   return failures == 0 ? 0 : 1;
 }

@@ -138,6 +138,19 @@ struct DropsImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return (rest(b(drop(a(x)))) + torch::rand_like(x)).pow(2).mean(); }
 };
 
+// With running statistics.
+struct NormedImpl : torch::nn::Module {
+  Child<torch::nn::BatchNorm1d> norm;
+  Child<Layer> a, b;
+  NormedImpl() {
+    a = register_module("a", Layer());
+    norm = register_module("norm", torch::nn::BatchNorm1d(kWidth));
+    b = register_module("b", Layer());
+  }
+  Tensor forward(const Tensor& x) { return b(norm(a(x))).pow(2).mean(); }
+};
+
+using Normed = torch::nn::ModuleHolder<NormedImpl>;
 using Drops = torch::nn::ModuleHolder<DropsImpl>;
 using TiedGPT = torch::nn::ModuleHolder<TiedGPTImpl>;
 using Skip = torch::nn::ModuleHolder<SkipImpl>;

@@ -161,6 +161,88 @@ void errors() {
   shutdown();
 }
 
+struct DropImpl : torch::nn::Module {
+  Child<torch::nn::Dropout> drop;
+  DropImpl() {
+    const Partition on(1);
+    drop = register_module("drop", torch::nn::Dropout(0.5));
+  }
+  Tensor forward(const Tensor& x) { return drop(x); }
+};
+
+void evaluation() {
+  init({{"partitions", 2}, {"microbatches", 2}});
+  DistributedModel model(std::make_shared<DropImpl>());
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  const auto x = torch::ones({64, 64});
+  expect(!forward(x).concat().equal(x), "in training nothing was dropped");
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  expect(forward(x).concat().equal(x), "in evaluation something was dropped");
+  shutdown();
+}
+
+struct VaryingImpl : torch::nn::Module {
+  struct CounterImpl : torch::nn::Module {
+    int calls = 0;
+    Tensor forward(const Tensor& x) { return x.narrow(0, 0, ++calls % 3 + 1).clone(); }
+  };
+  TORCH_MODULE(Counter);
+  Child<Counter> counter;
+  VaryingImpl() {
+    const Partition on(1);
+    counter = register_module("counter", Counter());
+  }
+  Tensor forward(const Tensor& x) { return counter(x).sum(); }
+};
+
+void varying() {
+  for (const bool told : {false, true}) {
+    init({{"partitions", 2}, {"skip_tracing", true}});
+    const auto plain = std::make_shared<VaryingImpl>();
+    if (told) set_dynamic(*plain->counter);
+    DistributedModel model(plain);
+    const auto forward = step([&](const Tensor& x) { return model(x); });
+    const auto thrice = [&] {
+      for (int i = 0; i < 3; ++i) forward(torch::ones({4, 2}));
+    };
+    if (told) {
+      thrice();
+    } else {
+      expect_error<Error>(thrice, {"counter", "set_dynamic"});
+    }
+    shutdown();
+  }
+}
+
+// The first step's error, where the model is traced, is the model's own, and the next step goes on.
+void first_step_fails() {
+  init({{"partitions", 2}});
+  DistributedModel model(Failing{});
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  expect_error<RemoteError>([&] { forward(torch::ones({1, kWidth})); }, {"one row is too few"});
+  forward(torch::ones({2, kWidth}));
+  shutdown();
+}
+
+// A step that calls a part of the model, or nothing of it, cuts it as well.
+void calls_a_part_first() {
+  init({{"partitions", 2}, {"microbatches", 2}});
+  DistributedModel model(Norms{});
+  step([] {})();
+  expect(model.local_parameters().size() == 2, "it was not cut");
+  const auto part = step([&](const Tensor& x) { return model->b(x); });
+  expect(part(torch::ones({2, kWidth})).concat().sizes() == at::IntArrayRef({2, kWidth}), "the part's result");
+  shutdown();
+}
+
+// Ends with the process, without shutdown().
+void left_open() {
+  init({{"partitions", 2}});
+  DistributedModel model(Norms{});
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+}
+
 struct OtherImpl : torch::nn::Module {
   Child<Layer> layer;
   OtherImpl() { layer = register_module("layer", Layer(rank() == 0 ? kWidth : kWidth + 1)); }
@@ -180,6 +262,8 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups, placement, clipping, errors, different_models}) check();
+  for (const auto& check : {groups, placement, clipping, errors, evaluation, varying, first_step_fails,
+                            calls_a_part_first, different_models, left_open})
+    check();
   return failures == 0 ? 0 : 1;
 }
