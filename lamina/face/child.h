@@ -43,9 +43,9 @@ struct CallKind {
 //     };
 //
 // T is a module holder (what TORCH_MODULE makes) or a module. It is used as the holder is, and empty at first. A call
-// through operator() runs on the rank that owns the module; arguments and results are what can travel (travel.h), and
-// what the module does to its arguments in place is not seen by a caller on another rank. `child->` reaches the module
-// itself: its parameters have values on their owner only.
+// through operator() runs on the rank that owns the module; arguments and results are what can travel (travel.h).
+// Tensors that the module writes in place are written for its caller; other arguments are copies on another rank.
+// `child->` reaches the module itself: its parameters have values on their owner only.
 template <class T>
 class Child : public face::HolderOf<T> {
   using Holder = face::HolderOf<T>;

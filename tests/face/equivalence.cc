@@ -91,11 +91,14 @@ Trained plain() {
 template <class Impl>
 void place(Impl& root, int seed) {
   std::mt19937 draw(seed);
+  int next = seed;  // those with parameters by turns, so that some are anywhere
   for (const auto& named : root.named_modules("", /*include_self=*/false)) {
     const auto& name = named.key();
     const bool fixed = name == "gpt" || name.ends_with("embedding");
-    if (face::called(named.value().get()) != nullptr)
-      set_partition(*named.value(), fixed ? 0 : static_cast<int>(draw() % pp_size()));
+    if (face::called(named.value().get()) == nullptr) continue;
+    const bool holds = !named.value()->named_parameters(/*recurse=*/false).is_empty();
+    const int partition = (holds ? next++ : static_cast<int>(draw() >> 1)) % pp_size();
+    set_partition(*named.value(), fixed ? 0 : partition);
   }
 }
 

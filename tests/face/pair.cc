@@ -215,6 +215,35 @@ void varying() {
   }
 }
 
+struct WritesImpl : torch::nn::Module {
+  struct AdderImpl : torch::nn::Module {
+    Tensor forward(Tensor& x) {
+      x.add_(1);
+      return 2 * x;
+    }
+  };
+  TORCH_MODULE(Adder);
+  Child<Adder> adder;
+  WritesImpl() {
+    const Partition on(1);
+    adder = register_module("adder", Adder());
+  }
+  std::tuple<Tensor, Tensor> forward(const Tensor& x) {
+    Tensor written = x.clone();
+    auto result = adder(written);
+    return {written, result};
+  }
+};
+
+void writes() {
+  init({{"partitions", 2}});
+  DistributedModel model(std::make_shared<WritesImpl>());
+  const auto [written, result] = step([&](const Tensor& x) { return model(x); })(torch::ones({2}));
+  expect(written.concat().equal(torch::full({2}, 2.0)), "the caller does not see what was written");
+  expect(result.concat().equal(torch::full({2}, 4.0)), "the result");
+  shutdown();
+}
+
 // The first step's error, where the model is traced, is the model's own, and the next step goes on.
 void first_step_fails() {
   init({{"partitions", 2}});
@@ -262,7 +291,7 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups, placement, clipping, errors, evaluation, varying, first_step_fails,
+  for (const auto& check : {groups, placement, clipping, errors, evaluation, varying, writes, first_step_fails,
                             calls_a_part_first, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
