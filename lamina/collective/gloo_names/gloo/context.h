@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of Gloo that torch's ProcessGroupGloo.hpp needs to be read, and no more. torch's package has that header and
-// Gloo itself, inside its library, but not Gloo's headers. Nothing here is ever made, called or looked into by us: we
-// only hold torch's group, which keeps Gloo behind pointers.
+// The names of Gloo that torch's ProcessGroupGloo.hpp needs to be read, and no more. torch's package has that header
+// and Gloo itself, inside its library, but not Gloo's headers. Nothing here is ever made, called or looked into by us:
+// we only hold torch's group, which keeps Gloo behind pointers.
 #pragma once
 
 #include <chrono>
