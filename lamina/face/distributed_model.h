@@ -67,6 +67,14 @@ class DistributedModel {
     return state;
   }
 
+  // Takes over what this rank owns of a state that has the names and shapes of state_dict(). Throws UsageError, and
+  // changes nothing, for any other.
+  void load_state_dict(const torch::OrderedDict<std::string, at::Tensor>& state) {
+    std::map<std::string, at::Tensor> named;
+    for (const auto& item : state) named[item.key()] = item.value();
+    face::model_outside_step("load_state_dict()").load(named);
+  }
+
   // Scales the gradients so that their norm over the whole model is at most `max_norm`; returns the norm before, the
   // same on every rank of the pipeline. All of them call it, after the step.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) {

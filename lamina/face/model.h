@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,6 +62,7 @@ class Model {
   void backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients);
   at::Tensor clip_grad_norm(double max_norm, double norm_type);
   std::vector<std::pair<std::string, at::Tensor>> state();  // collective over the pipeline
+  void load(const std::map<std::string, at::Tensor>& state);
 
  private:
   void cut(const std::optional<Example>& example);

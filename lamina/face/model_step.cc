@@ -12,6 +12,7 @@
 #include "lamina/face/routing.h"
 #include "lamina/face/travel.h"
 #include "lamina/module/state_exchange.h"
+#include "lamina/value/released.h"
 
 // What a model does in steps and after them.
 namespace lamina::face {
@@ -171,6 +172,24 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state() {
   for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
   return state;
+}
+
+void Model::load(const std::map<std::string, at::Tensor>& state) {
+  std::string wrong;
+  for (const auto& [name, tensor] : tree_.named()) {
+    const auto found = state.find(name);
+    if (found == state.end()) {
+      wrong += base::str("\n", name, " is missing");
+    } else if (found->second.sizes() != tensor.sizes()) {
+      wrong += base::str("\n", name, " has the shape ", found->second.sizes(), ", the model's ", tensor.sizes());
+    }
+  }
+  if (state.size() > tree_.named().size()) wrong += "\nthere are names that the model does not have";
+  if (!wrong.empty()) throw base::UsageError("load_state_dict(): the state is not this model's:" + wrong);
+  const at::NoGradGuard no_grad;
+  for (auto [name, tensor] : tree_.named()) {
+    if (!value::is_released(tensor)) tensor.copy_(state.at(name));
+  }
 }
 
 }  // namespace lamina::face

@@ -25,11 +25,13 @@ struct Layout {
   int microbatches = 1;
   int hand = -1;       // every module is placed by hand, anywhere, drawn with this seed; -1: none is
   int replicas = 1;    // with ddp, each of which gets its part of the batch
+  bool loop = false;   // a plain loop, without step functions
   bool apart = false;  // every rank has the whole model, and trains for itself
 
   std::string name() const {
     std::string text = schedule + " m" + std::to_string(microbatches);
     if (hand >= 0) text += " by hand " + std::to_string(hand);
+    if (loop) text += " in a loop";
     return replicas == 1 ? text : text + " replicas " + std::to_string(replicas);
   }
 };
@@ -116,16 +118,18 @@ Trained distributed(const Layout& layout) {
     if (layout.hand >= 0) place(*built, layout.hand);
     DistributedModel model(built);
     DistributedOptimizer optimizer(adamw(model.parameters()));
-    const auto train = step([&](const at::Tensor& x) {
+    const auto forward_backward = [&](const at::Tensor& x) {
       const auto loss = model(x);
       model.backward(loss);
       return loss;
-    });
+    };
+    const auto train = step(forward_backward);
     for (const auto& batch : batches()) {
       optimizer.zero_grad();
       const auto x = batch.chunk(layout.replicas)[layout.replicas > 1 ? dp_rank() : 0];
       // Only the leading rank's inputs count.
-      const auto loss = train(pp_rank() == 0 ? x : torch::empty({1})).reduce_mean().template item<double>();
+      const auto mean = layout.loop ? forward_backward(x) : train(pp_rank() == 0 ? x : torch::empty({1})).reduce_mean();
+      const auto loss = mean.detach().template item<double>();
       const auto losses = layout.replicas > 1 ? all_gather(Group::kDp, loss) : std::vector{loss};
       trained.losses.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / losses.size());
       Named local;
@@ -195,6 +199,7 @@ std::vector<Layout> layouts() {
   for (const int replicas : {2, 3}) {
     if (world() % replicas == 0) all.push_back({.schedule = "interleaved", .microbatches = 2, .replicas = replicas});
   }
+  if (world() > 1) all.push_back({.replicas = world(), .loop = true});
   return all;
 }
 

@@ -161,6 +161,29 @@ void errors() {
   shutdown();
 }
 
+void states() {
+  init(std::string(R"({"partitions": 2, "microbatches": 2})"));
+  DistributedModel model(Norms{});
+  DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
+  const auto x = torch::ones({2, kWidth});
+  const auto train = step([&](const Tensor& x) {
+    const auto loss = model(x);
+    model.backward(loss);
+    return loss;
+  });
+  const auto first = train(x).reduce_mean();
+  auto state = model.state_dict();
+  expect(state.size() == 4, "names are missing");
+  for (auto& item : state) item.value() = item.value().clone();
+  sgd.step();
+  expect(!train(x).reduce_mean().equal(first), "nothing was learnt");
+  model.load_state_dict(state);
+  expect(train(x).reduce_mean().equal(first), "the state was not loaded");
+  state.erase("a.linear.bias");
+  expect_error<UsageError>([&] { model.load_state_dict(state); }, {"a.linear.bias is missing"});
+  shutdown();
+}
+
 struct DropImpl : torch::nn::Module {
   Child<torch::nn::Dropout> drop;
   DropImpl() {
@@ -291,7 +314,7 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups, placement, clipping, errors, evaluation, varying, writes, first_step_fails,
+  for (const auto& check : {groups, placement, clipping, states, errors, evaluation, varying, writes, first_step_fails,
                             calls_a_part_first, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
