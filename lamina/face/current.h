@@ -8,6 +8,7 @@
 
 #include "lamina/collective/c10d_group.h"
 #include "lamina/collective/process_group.h"
+#include "lamina/face/when_cut.h"
 #include "lamina/pipeline/session.h"
 
 namespace lamina::face {
@@ -25,8 +26,7 @@ struct Current {
 
   std::unique_ptr<pipeline::Session> session;
   std::shared_ptr<Model> model;
-  std::list<std::weak_ptr<std::function<void(const std::function<bool(const at::Tensor&)>& owns)>>>
-      trims;  // optimizers'
+  std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
 
  private:
   std::unique_ptr<collective::C10dGroups> groups_;

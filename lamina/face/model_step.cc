@@ -93,6 +93,9 @@ std::vector<Value> Model::run_first(const pipeline::Job::Body& body) {
 }
 
 void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients) {
+  if (!has_current() || current().model.get() != this) {
+    throw base::UsageError("backward of a DistributedModel whose job was shut down");
+  }
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }

@@ -3,17 +3,14 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <functional>
 #include <memory>
+
+#include "lamina/face/when_cut.h"
 
 namespace lamina {
 
 namespace face {
-using Owns = std::function<bool(const at::Tensor&)>;
-using Trim = std::function<void(const Owns&)>;
 void trim(torch::optim::Optimizer& optimizer, const Owns& owns);
-// Has `trim` called when the model is cut, as long as it is kept; at once when it is cut already.
-void when_cut(const std::shared_ptr<Trim>& trim);
 }  // namespace face
 
 // An optimizer of the whole model, made one of this rank's part of it: when the model is cut, parameters that other

@@ -182,6 +182,7 @@ void states() {
   state.erase("a.linear.bias");
   expect_error<UsageError>([&] { model.load_state_dict(state); }, {"a.linear.bias is missing"});
   shutdown();
+  expect_error<UsageError>([&] { model.backward(first); }, {"shut down"});
 }
 
 struct DropImpl : torch::nn::Module {
