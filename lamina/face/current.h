@@ -33,7 +33,10 @@ struct Current {
   std::map<topology::Group, c10::intrusive_ptr<c10d::ProcessGroup>> made_;
 };
 
-// Throws base::UsageError before init().
+Current& begin(base::Config config);  // where there is none
+void end();                           // of the current one
+
+// Throws base::UsageError before begin().
 Current& current();
 bool has_current();
 

@@ -1,80 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/face/job.h"
 
-#include <ATen/Parallel.h>
-
-#include <cstdlib>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
-#include "lamina/face/calls.h"
 #include "lamina/face/current.h"
-#include "lamina/face/model.h"
-#include "lamina/pipeline/activity.h"
-#include "lamina/pipeline/streams.h"
 
 namespace lamina {
-namespace face {
-namespace {
-
-Current* the_current = nullptr;
-int jobs = 0;
-
-pipeline::FaceHooks hooks() {
-  return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
-}
-
-// The peers learn of the end of this process from the system, when it has ended. The session outlives all threads.
-void at_exit() {
-  if (the_current == nullptr) return;
-  set_router(nullptr);
-  the_current->session->job().leave();
-}
-
-}  // namespace
-
-Current::Current(base::Config config)
-    : session(std::make_unique<pipeline::Session>(std::move(config), base::read_world(base::process_environment()),
-                                                  hooks())) {
-  ++jobs;
-}
-Current::~Current() = default;
-
-const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(Group group) {
-  auto& made = made_[group];
-  if (!made) {
-    if (!groups_) {
-      const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
-      groups_ =
-          std::make_unique<collective::C10dGroups>(session->world(), base::str("lamina/c++/", jobs), timeout, nullptr);
-    }
-    made = groups_->make(std::string(topology::name(group)), session->members(group));
-  }
-  return made;
-}
-
-bool has_current() { return the_current != nullptr; }
-Current& current() {
-  if (the_current == nullptr) {
-    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first");
-  }
-  return *the_current;
-}
-
-bool in_step() { return pipeline::in_streams(); }
-
-Current& outside_step(const std::string& what) {
-  if (in_step()) {
-    throw base::UsageError(base::str(what,
-                                     " was called inside a step function, which runs once per microbatch and on one "
-                                     "rank of the pipeline only: call it before or after the step"));
-  }
-  return current();
-}
-
-}  // namespace face
-
 namespace {
 
 std::string quoted(const std::string& text) {
@@ -123,9 +56,7 @@ void init(const std::string& json) {
   auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), launched});
   if (again) return require_same(face::current().session->config(), base::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
-  [[maybe_unused]] static const int registered = std::atexit(face::at_exit);
-  face::the_current = new face::Current(std::move(parsed.config));
-  auto& session = *face::the_current->session;
+  const auto& session = *face::begin(std::move(parsed.config)).session;
   if (const int replicas = dp_size(); replicas > 1 && rank() == 0 && !session.config().ddp) {
     base::log_warning(
         base::str(replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
@@ -136,11 +67,8 @@ bool is_initialized() { return face::has_current(); }
 
 void shutdown() {
   if (!face::has_current()) return;
-  auto& ending = face::outside_step("shutdown()");
-  face::set_router(nullptr);
-  face::the_current = nullptr;
-  const bool ended = ending.session->job().close(true);
-  if (ended) delete &ending;  // a session that a thread still works in lives as long as the process
+  face::outside_step("shutdown()");
+  face::end();
 }
 
 int rank() { return static_cast<int>(face::current().session->world().rank.value); }
