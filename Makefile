@@ -30,7 +30,7 @@ $(TOOLS): requirements-dev.txt scripts/venv.sh | $(SYSTEM)
 # All that the package and the C++ tests are made of. The list itself is kept, so that a removed file is noticed.
 SOURCES := $(sort $(shell find CMakeLists.txt VERSION README.md LICENSE pyproject.toml cmake lamina apps python scripts/package.sh \
   -type f -not -path '*/__pycache__*' 2>/dev/null) \
-  $(shell find tests -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) 2>/dev/null))
+  $(shell find tests examples/cpp -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) 2>/dev/null))
 LIST := build/.sources
 ifneq ($(SOURCES),$(file <$(LIST)))
   $(shell mkdir -p build)
@@ -54,7 +54,7 @@ test: build
 	exit $$failed
 
 bench: build
-	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench window_bench plan_bench
+	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench cpp_schedule_bench window_bench plan_bench
 	@$(BIN)/python benchmarks/run.py
 
 soak: build

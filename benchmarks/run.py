@@ -47,6 +47,7 @@ BENCHMARKS = [
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
     Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench"),
+    Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench"),
     Benchmark("call_overhead", "call_overhead.py", ranks=2),
     Benchmark("local_call", "local_call.py"),
     Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_python_module.
+# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_face_program,
+# lamina_ranks_test, lamina_python_module.
 
 # Fields left out of a designated initializer have their defaults: that is what they are for.
 set(LAMINA_WARNINGS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
@@ -23,6 +24,8 @@ if(LAMINA_TORCH)
   lamina_precompile(lamina_pch)
   if(LAMINA_TESTS)
     lamina_precompile(lamina_test_pch HEADERS <gtest/gtest.h> LIBS GTest::gmock)
+    # What a C++ user's program includes takes half a minute.
+    lamina_precompile(lamina_face_pch HEADERS <torch/torch.h>)
   endif()
 endif()
 
@@ -67,6 +70,24 @@ function(lamina_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_COLOR=no")
+endfunction()
+
+# `lamina_face_program(train_gpt SOURCES train_gpt.cc)` makes a program that uses the C++ face, as a user's would.
+function(lamina_face_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE ${LAMINA_WARNINGS} -fPIC)
+  target_link_libraries(${name} PRIVATE lamina ${arg_LIBS} Threads::Threads)
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_precompile_headers(${name} REUSE_FROM lamina_face_pch)
+  add_dependencies(${name} lamina_ucx)
+endfunction()
+
+# `lamina_ranks_test(over_two 2 train_gpt 30)` runs such a program with these arguments over two processes.
+function(lamina_ranks_test name ranks program)
+  add_test(NAME ${name} COMMAND lamina_command run -n ${ranks} -c $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 # `lamina_python_module(_lamina SOURCES module.cc LIBS lamina)` makes the extension module of the Python face with the

@@ -13,3 +13,17 @@ if(SKBUILD)
   set(scripts ${SKBUILD_SCRIPTS_DIR})
 endif()
 install(TARGETS lamina_command RUNTIME DESTINATION ${scripts} COMPONENT python)
+
+# What a C++ program needs: `cmake --install build/release --component cpp --prefix WHERE`, then find_package(lamina).
+if(LAMINA_TORCH)
+  include(CMakePackageConfigHelpers)
+  install(TARGETS lamina lamina_ucx LIBRARY DESTINATION lib COMPONENT cpp)
+  install(TARGETS lamina_command RUNTIME DESTINATION bin COMPONENT cpp)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/lamina/ DESTINATION include/lamina COMPONENT cpp
+    FILES_MATCHING PATTERN "*.h" PATTERN gloo_names EXCLUDE PATTERN launch EXCLUDE PATTERN ucx EXCLUDE)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/laminaConfig.cmake.in ${PROJECT_BINARY_DIR}/laminaConfig.cmake @ONLY)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/laminaConfig.cmake ${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake
+                ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake
+    DESTINATION lib/cmake/lamina COMPONENT cpp)
+endif()

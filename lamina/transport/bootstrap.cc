@@ -48,7 +48,8 @@ class Meeting {
     std::vector<Hello> hellos;
     Secret secret;
     {
-      JobStore store({options_.master_addr, options_.master_port, hosts_store(), deadline_, options_.check_interrupt});
+      JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_,
+                      options_.check_interrupt});
       publish(store, own);
       hellos = collect(store);
       secret = agreed_secret(store);
@@ -59,7 +60,6 @@ class Meeting {
 
  private:
   bool first() const { return options_.rank == base::Rank(0); }
-  bool hosts_store() const { return first() && variable("TORCHELASTIC_USE_AGENT_STORE", "False") != "True"; }
 
   std::vector<std::string> keys(const char* name) const {
     std::vector<std::string> keys;

@@ -5,8 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/module/state_exchange.h"
-#include "lamina/plan/partition.h"
-#include "lamina/plan/report.h"
+#include "lamina/plan/configured.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -76,29 +75,13 @@ void barrier(Session& session, const std::string& kind) {
 
 // The model.
 
-// What a message costs each rank is not in a plan's link: it has to gain a good deal.
-constexpr double kMessagePrice = 0.05;
-
 py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   plan::ModuleTree tree;
   for (const py::dict& row : rows) tree.push_back(to_node(row));
-  const auto& config = session.config();
-  plan::Goal goal;
-  goal.partitions = config.partitions;
-  goal.microbatches = config.microbatches;
-  if (config.schedule == base::Schedule::kSimple) goal.schedule = "simple";
-  goal.active_microbatches = config.active_microbatches;
-  goal.memory_weight = *config.memory_weight;
-  goal.message_price = kMessagePrice;
-  const auto planner = config.auto_partition
-                           ? plan::step_planner()
-                           : plan::manual_planner(base::Partition(config.default_partition.value_or(0)));
-  const plan::Report report = plan::report(tree, planner->assign(tree, goal), goal);
+  const plan::Report report = plan::plan_for(session.config(), tree);
   std::vector<std::int64_t> owners;
   for (auto owner : report.owners) owners.push_back(owner.value);
-  const std::string table =
-      plan::assignments_line(tree, report.owners, config.partitions) + "\n" + plan::describe(tree, report);
-  return py::make_tuple(owners, table, to_dict(tree, report));
+  return py::make_tuple(owners, plan::printed(tree, report, session.config()), to_dict(tree, report));
 }
 
 std::vector<module::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains a small GPT to count, over two processes:
+//
+//     lamina run -n 2 -c train_gpt [STEPS]
+//
+// Exits with 1 when the loss has not fallen by half.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "examples/cpp/gpt.h"
+
+namespace {
+
+constexpr int kSequences = 16, kContext = 64;
+
+// "1 2 3 4 ..." as bytes.
+torch::Tensor text() {
+  std::string counting;
+  for (int i = 1; i < 10000; ++i) counting += std::to_string(i) + " ";
+  const auto bytes = torch::from_blob(counting.data(), {static_cast<std::int64_t>(counting.size())}, torch::kUInt8);
+  return bytes.to(torch::kLong);
+}
+
+// Windows of the text, one byte longer than the context.
+torch::Tensor batch(const torch::Tensor& text) {
+  std::vector<torch::Tensor> windows;
+  for (int i = 0; i < kSequences; ++i) {
+    const auto begin = torch::randint(text.size(0) - kContext - 1, {}).item<std::int64_t>();
+    windows.push_back(text.narrow(0, begin, kContext + 1));
+  }
+  return torch::stack(windows);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int steps = count > 1 ? std::atoi(arguments[1]) : 100;
+  lamina::init({{"partitions", 2}, {"microbatches", 4}});
+
+  torch::manual_seed(0);
+  lamina::DistributedModel model(example::GPT(/*vocabulary=*/128, /*width=*/64, /*layers=*/4, /*heads=*/4, kContext));
+  lamina::DistributedOptimizer adamw(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(3e-3)));
+
+  const auto train = lamina::step([&](const torch::Tensor& x_BL, const torch::Tensor& y_BL) {
+    const auto loss = torch::nn::functional::cross_entropy(model(x_BL).flatten(0, 1), y_BL.flatten());
+    model.backward(loss);
+    return loss;
+  });
+
+  const auto bytes = text();
+  double first = 0, last = 0;
+  for (int step = 0; step < steps; ++step) {
+    const auto window = batch(bytes);
+    const auto loss = train(window.slice(1, 0, kContext), window.slice(1, 1)).reduce_mean();
+    model.clip_grad_norm_(1.0);
+    adamw.step();
+    adamw.zero_grad();
+    last = loss.item<double>();
+    if (step == 0) first = last;
+    if (lamina::rank() == 0 && (step % 10 == 0 || step + 1 == steps)) std::printf("step %d: loss %.3f\n", step, last);
+  }
+  lamina::shutdown();
+  return last < first / 2 ? 0 : 1;
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/face/current.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "lamina/face/calls.h"
+#include "lamina/face/model.h"
+#include "lamina/pipeline/streams.h"
+
+namespace lamina::face {
+namespace {
+
+Current* the_current = nullptr;
+int jobs = 0;  // so far
+
+pipeline::FaceHooks hooks() {
+  return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
+}
+
+// The peers learn of the end of this process from the system, when it has ended. The session outlives all threads.
+void at_exit() {
+  if (the_current == nullptr) return;
+  set_router(nullptr);
+  the_current->session->job().leave();
+}
+
+}  // namespace
+
+Current::Current(base::Config config)
+    : session(std::make_unique<pipeline::Session>(std::move(config), base::read_world(base::process_environment()),
+                                                  hooks())) {
+  ++jobs;
+}
+Current::~Current() = default;
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(topology::Group group) {
+  auto& made = made_[group];
+  if (!made) {
+    if (!groups_) {
+      const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
+      groups_ =
+          std::make_unique<collective::C10dGroups>(session->world(), base::str("lamina/c++/", jobs), timeout, nullptr);
+    }
+    made = groups_->make(std::string(topology::name(group)), session->members(group));
+  }
+  return made;
+}
+
+Current& begin(base::Config config) {
+  [[maybe_unused]] static const int registered = std::atexit(at_exit);
+  the_current = new Current(std::move(config));
+  return *the_current;
+}
+
+void end() {
+  set_router(nullptr);
+  Current* const ending = std::exchange(the_current, nullptr);
+  if (ending->session->job().close(true)) delete ending;  // else a thread still works in it: it lives on
+}
+
+bool has_current() { return the_current != nullptr; }
+Current& current() {
+  if (the_current == nullptr) {
+    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first");
+  }
+  return *the_current;
+}
+
+bool in_step() { return pipeline::in_streams(); }
+
+Current& outside_step(const std::string& what) {
+  if (in_step()) {
+    throw base::UsageError(base::str(what,
+                                     " was called inside a step function, which runs once per microbatch and on one "
+                                     "rank of the pipeline only: call it before or after the step"));
+  }
+  return current();
+}
+
+}  // namespace lamina::face

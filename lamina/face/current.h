@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+
+#include "lamina/collective/c10d_group.h"
+#include "lamina/collective/process_group.h"
+#include "lamina/face/when_cut.h"
+#include "lamina/pipeline/session.h"
+
+namespace lamina::face {
+
+class Model;
+
+// What one init() started.
+struct Current {
+  explicit Current(base::Config config);
+  ~Current();
+
+  bool pipelined() const { return session->topology().size(topology::Group::kPp) > 1; }
+  // torch's group of these ranks, made the first time.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& group(topology::Group group);
+
+  std::unique_ptr<pipeline::Session> session;
+  std::shared_ptr<Model> model;
+  std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
+
+ private:
+  std::unique_ptr<collective::C10dGroups> groups_;
+  std::map<topology::Group, c10::intrusive_ptr<c10d::ProcessGroup>> made_;
+};
+
+Current& begin(base::Config config);  // where there is none
+void end();                           // of the current one
+
+// Throws base::UsageError before begin().
+Current& current();
+bool has_current();
+
+// Whether this thread runs a step's body, or a module for another rank.
+bool in_step();
+// The current job; throws base::UsageError inside a step, where `what` is not allowed.
+Current& outside_step(const std::string& what);
+
+}  // namespace lamina::face

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/face/first_call.h"
+
+#include "lamina/base/error.h"
+#include "lamina/pipeline/activity.h"
+
+namespace lamina::face {
+
+void FirstCall::ask(std::optional<Example> example) {
+  std::unique_lock lock(mutex_);
+  if (!asked_) {
+    asked_ = true;
+    example_ = std::move(example);
+  }
+  lock.unlock();
+  pipeline::Activity::current()->lend_state([&] {
+    std::unique_lock waiting(mutex_);
+    changed_.wait(waiting, [&] { return answered_; });
+  });
+  if (failed_) throw base::CancelledError("the model was not cut");
+}
+
+pipeline::Job::Body FirstCall::around(pipeline::Job::Body body) {
+  return [self = shared_from_this(), body = std::move(body)](base::Microbatch microbatch) {
+    value::Value output;
+    try {
+      output = body(microbatch);
+    } catch (...) {
+      if (self->pending()) self->ask(std::nullopt);
+      throw;
+    }
+    if (self->pending()) self->ask(std::nullopt);
+    return output;
+  };
+}
+
+bool FirstCall::pending() {
+  std::lock_guard guard(mutex_);
+  return !answered_;
+}
+
+void FirstCall::serve() {
+  {
+    std::lock_guard guard(mutex_);
+    if (!asked_ || answered_) return;
+    if (failed_) {  // by now it is the step's error
+      answered_ = true;
+      changed_.notify_all();
+      return;
+    }
+  }
+  try {
+    cut_(example_);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+  std::lock_guard guard(mutex_);
+  answered_ = true;
+  changed_.notify_all();
+}
+
+std::optional<Place> FirstCall::find(const torch::nn::Module* module) {
+  if (pipeline::Activity::current() == nullptr) return std::nullopt;
+  ask(std::nullopt);
+  Router* const next = router();
+  return next == nullptr || next == this ? std::nullopt : next->find(module);
+}
+
+}  // namespace lamina::face

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/face/job.h"
+
+#include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lamina/base/log.h"
+#include "lamina/face/current.h"
+
+namespace lamina {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::ostringstream out;
+  out << '"';
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') out << '\\';
+    out << letter;
+  }
+  out << '"';
+  return out.str();
+}
+
+void require_same(const base::Config& now, const base::Config& asked) {
+  const auto differences = base::differences(now, asked);
+  if (differences.empty()) return;
+  throw base::ConfigError(
+      base::str("init() was called before with another configuration; call shutdown() first to change it. Then and "
+                "now: ",
+                differences));
+}
+
+}  // namespace
+
+std::string Setting::json_of(bool value) { return value ? "true" : "false"; }
+std::string Setting::json_of(std::int64_t value) { return std::to_string(value); }
+std::string Setting::json_of(double value) {
+  std::ostringstream out;
+  out.precision(17);
+  out << value;
+  return out.str();
+}
+std::string Setting::json_of(const std::string& value) { return quoted(value); }
+
+void init(Settings settings) {
+  std::string json;
+  for (const auto& [key, setting] : settings) json += (json.empty() ? "" : ", ") + quoted(key) + ": " + setting.json();
+  init("{" + json + "}");
+}
+
+void init(const std::string& json) {
+  const bool again = face::has_current();
+  if (again && json == "{}") return;
+  const auto environment = base::process_environment();
+  const auto launched = base::read_world(environment).launched;
+  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), launched});
+  if (again) return require_same(face::current().session->config(), base::with_defaults(parsed.config));
+  for (const auto& warning : parsed.warnings) base::log_warning(warning);
+  const auto& session = *face::begin(std::move(parsed.config)).session;
+  if (const int replicas = dp_size(); replicas > 1 && rank() == 0 && !session.config().ddp) {
+    base::log_warning(
+        base::str(replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
+  }
+}
+
+bool is_initialized() { return face::has_current(); }
+
+void shutdown() {
+  if (!face::has_current()) return;
+  face::outside_step("shutdown()");
+  face::end();
+}
+
+int rank() { return static_cast<int>(face::current().session->world().rank.value); }
+int size() { return face::current().session->world().size; }
+int local_rank() { return face::current().session->world().local_rank; }
+int rank_in(Group group) {
+  const auto& session = *face::current().session;
+  return session.topology().index(group, session.world().rank);
+}
+int size_of(Group group) { return face::current().session->topology().size(group); }
+int num_microbatches() { return face::current().session->config().microbatches; }
+
+void barrier(Group group) {
+  auto& session = *face::outside_step("barrier()").session;
+  session.job().mailbox().barrier(session.members(group), session.patience());
+}
+
+std::vector<Value> all_gather(Group group, const Value& value) {
+  auto& session = *face::outside_step("all_gather()").session;
+  return session.job().mailbox().all_gather(session.members(group), value, session.patience());
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group) {
+  return face::outside_step("the first use of process_group()").group(group);
+}
+
+}  // namespace lamina

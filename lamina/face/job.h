@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <concepts>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/face/travel.h"
+#include "lamina/topology/topology.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+// The job that this process is in, from init to shutdown.
+namespace lamina {
+
+using topology::Group;
+
+// The value of a key of the configuration.
+class Setting {
+ public:
+  template <class T>
+    requires(std::integral<T> || std::floating_point<T> || std::convertible_to<T, std::string>)
+  Setting(const T& value) : json_(json_of(value)) {}
+  const std::string& json() const { return json_; }
+
+ private:
+  static std::string json_of(bool value);
+  static std::string json_of(std::int64_t value);
+  static std::string json_of(double value);
+  static std::string json_of(const std::string& value);
+  template <class T>
+  static std::string json_of(const T& value) {
+    if constexpr (std::integral<T>) {
+      return json_of(static_cast<std::int64_t>(value));
+    } else if constexpr (std::floating_point<T>) {
+      return json_of(static_cast<double>(value));
+    } else {
+      return json_of(std::string(value));
+    }
+  }
+  std::string json_;
+};
+
+using Settings = std::initializer_list<std::pair<const char*, Setting>>;
+
+// Starts lamina in this process; every process of the job calls it. The keys are those of docs/configuration.md:
+// init({{"partitions", 2}, {"microbatches", 4}}). The environment variable SM_HP_MP_PARAMETERS, when it says anything,
+// counts instead. A second call without configuration, or with the same, does nothing. Started without a launcher, the
+// process is a job of its own. Throws ConfigError, with all that is wrong; PeerError and TimeoutError when the ranks do
+// not find each other.
+void init(Settings settings = {});
+void init(const std::string& json);  // the same as a JSON object
+bool is_initialized();
+
+// Ends what init started; every rank calls it, outside of steps. Afterwards init may be called again. A process that
+// ends without it ends well: its peers learn of it when it has.
+void shutdown();
+
+// This process among those of the job; all throw UsageError before init.
+int rank();
+int size();
+int local_rank();
+int rank_in(Group group);
+int size_of(Group group);
+inline int pp_rank() { return rank_in(Group::kPp); }
+inline int pp_size() { return size_of(Group::kPp); }
+inline int dp_rank() { return rank_in(Group::kDp); }
+inline int dp_size() { return size_of(Group::kDp); }
+int num_microbatches();
+
+// Collective over the ranks of a group, outside of steps.
+void barrier(Group group = Group::kWorld);
+std::vector<Value> all_gather(Group group, const Value& value);
+template <Travelling T>
+std::vector<T> all_gather(Group group, const T& value) {
+  std::vector<T> values;
+  for (const Value& one : all_gather(group, to_value(value))) values.push_back(from_value<T>(one));
+  return values;
+}
+
+// torch's process group of those ranks, for collectives on tensors of the CPU (Gloo). Made at the first call for a
+// group, which is collective over it. Needs no `ddp`.
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group);
+
+}  // namespace lamina

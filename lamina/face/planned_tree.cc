@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "lamina/face/calls.h"
+#include "lamina/face/tracer.h"
+
+namespace lamina::face {
+namespace {
+
+// Parents before children, children in the order of their first calls.
+void visit(const ModuleTree& tree, const std::optional<std::vector<Cost>>& costs, int node, std::vector<int>& order) {
+  order.push_back(node);
+  std::vector<int> children;
+  for (int other = 1; other < tree.size(); ++other) {
+    if (tree.nodes()[other].parent == node) children.push_back(other);
+  }
+  const auto called = [&](int child) { return costs ? (*costs)[child].order.value_or(tree.size()) : 0; };
+  std::ranges::stable_sort(children, {}, called);
+  for (const int child : children) visit(tree, costs, child, order);
+}
+
+}  // namespace
+
+std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tree,
+                                                           const std::optional<std::vector<Cost>>& costs) {
+  std::vector<int> order;
+  visit(tree, costs, 0, order);
+  std::vector<int> place(order.size());
+  for (std::size_t row = 0; row < order.size(); ++row) place[order[row]] = static_cast<int>(row);
+  plan::ModuleTree rows;
+  for (const int node : order) {
+    const auto& own = tree.nodes()[node];
+    plan::Node row;
+    row.parent = own.parent < 0 ? -1 : place[own.parent];
+    row.name = own.name;
+    row.parameter_ids = tree.parameter_ids()[node];
+    for (const auto id : row.parameter_ids)
+      row.parameter_bytes += static_cast<std::int64_t>(tree.parameters()[id].tensor.nbytes());
+    const Called* placed = called(own.module.get());
+    if (placed != nullptr && placed->partition) row.placed_at = base::Partition(*placed->partition);
+    if (costs) {
+      const Cost& cost = (*costs)[node];
+      row.forward_us = cost.forward_us;
+      row.backward_us = 2 * cost.forward_us;
+      row.activation_bytes = cost.activation_bytes;
+      row.output_bytes = cost.output_bytes;
+      for (const int other : cost.reads) row.together.push_back(place[other]);
+    }
+    rows.push_back(std::move(row));
+  }
+  return {std::move(rows), std::move(order)};
+}
+
+}  // namespace lamina::face

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lamina/face/model.h"
+#include "lamina/face/step_output.h"
+#include "lamina/face/travel.h"
+
+namespace lamina {
+
+// An argument of a step that every microbatch gets whole.
+template <class T>
+struct Whole {
+  const T& held;
+};
+template <class T>
+Whole<T> whole(const T& held) {
+  return {held};
+}
+
+// An argument whose tensors are split along another axis than 0.
+template <class T>
+struct Along {
+  const T& held;
+  std::int64_t axis;
+};
+template <class T>
+Along<T> along(std::int64_t axis, const T& held) {
+  return {held, axis};
+}
+
+namespace face {
+
+// The part of `argument`, the step's argument number `place`, that a microbatch gets: of each tensor in it an equal
+// piece along the axis, a view; 0-dimensional ones, and all else, whole. Throws base::UsageError for a tensor that
+// cannot be split so.
+Value split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis, int place);
+// Detached from their graphs.
+Value detached(Value output);
+
+// An argument for one microbatch.
+template <class T>
+T part_of(const T& held, base::Microbatch microbatch, int microbatches, int place, std::int64_t axis = 0) {
+  if constexpr (Travelling<T>) {
+    return from_value<T>(split(to_value(held), microbatch, microbatches, axis, place));
+  } else {
+    return held;
+  }
+}
+template <class T>
+T part_of(const Whole<T>& argument, base::Microbatch, int, int) {
+  return argument.held;
+}
+template <class T>
+T part_of(const Along<T>& argument, base::Microbatch microbatch, int microbatches, int place) {
+  return part_of(argument.held, microbatch, microbatches, place, argument.axis);
+}
+
+int microbatches();
+
+}  // namespace face
+
+// The part of a training loop that runs once per microbatch; see step().
+template <class Function>
+class StepFunction {
+ public:
+  explicit StepFunction(Function function) : function_(std::move(function)) {}
+
+  template <class... Args>
+  auto operator()(const Args&... args) const {
+    return run(std::index_sequence_for<Args...>(), args...);
+  }
+
+ private:
+  template <std::size_t... I, class... Args>
+  auto run(std::index_sequence<I...>, const Args&... args) const {
+    using Result = decltype(function_(face::part_of(args, base::Microbatch(0), 1, 0)...));
+    [[maybe_unused]] const int count = face::microbatches();
+    const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
+      return function_(face::part_of(args, microbatch, count, static_cast<int>(I))...);
+    };
+    if constexpr (std::is_void_v<Result>) {
+      face::run_step([&](base::Microbatch microbatch) -> Value {
+        call(microbatch);
+        return {};
+      });
+    } else {
+      const auto outputs = face::run_step(
+          [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
+      std::vector<std::decay_t<Result>> results;
+      for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
+      return merge(std::move(results));
+    }
+  }
+
+  Function function_;
+};
+
+// Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0
+// (whole() and along() say otherwise) and runs the function once for each, on the rank of partition 0. The other ranks
+// of the pipeline call it as well, and run what they own of the model; their arguments are not looked at. All of them
+// get the results, detached: a StepOutput in the place of each tensor that the function returns (step_output.h). What
+// the function, or a module on any rank, throws is thrown on every rank of the pipeline.
+//
+// The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
+// one rank only.
+template <class Function>
+StepFunction<Function> step(Function function) {
+  return StepFunction<Function>(std::move(function));
+}
+
+}  // namespace lamina

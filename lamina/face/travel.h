@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lamina/base/error.h"
+#include "lamina/value/value.h"
+
+// Which C++ types pass between ranks, as arguments and results of a Child and of a step: tensors, numbers, bool,
+// strings, dtypes, devices, and std::optional, vector, pair, tuple and map of these.
+namespace lamina {
+
+// How a T becomes a tree of values, and is made from one. A type of your own passes when you specialise this for it:
+//
+//     template <> struct lamina::Travels<Output> {
+//       static lamina::Value to_value(const Output& o) { return lamina::to_value(std::tie(o.logits, o.loss)); }
+//       static Output from_value(const lamina::Value& v) { ... lamina::from_value<std::tuple<...>>(v) ... }
+//     };
+template <class T>
+struct Travels;
+
+using value::Value;
+
+template <class T>
+concept Travelling = requires(const T& held, const Value& tree) {
+  { Travels<T>::to_value(held) } -> std::same_as<Value>;
+  { Travels<T>::from_value(tree) } -> std::same_as<T>;
+};
+
+template <class T>
+Value to_value(const T& held) {
+  static_assert(Travelling<T>,
+                "lamina: a value of this type cannot pass between ranks. Pass tensors, numbers, bool, std::string, "
+                "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Travels for it");
+  if constexpr (Travelling<T>) return Travels<T>::to_value(held);
+}
+
+// Throws base::FormatError when the tree holds something else.
+template <class T>
+T from_value(const Value& tree) {
+  static_assert(Travelling<T>,
+                "lamina: a value of this type cannot pass between ranks. Pass tensors, numbers, bool, std::string, "
+                "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Travels for it");
+  if constexpr (Travelling<T>) return Travels<T>::from_value(tree);
+}
+
+// What the tree holds as it is.
+template <class T>
+  requires(std::same_as<T, bool> || std::same_as<T, at::Tensor> || std::same_as<T, std::string> ||
+           std::same_as<T, at::ScalarType> || std::same_as<T, at::Device>)
+struct Travels<T> {
+  static Value to_value(const T& held) { return Value(T(held)); }
+  static T from_value(const Value& tree) {
+    const T* held = tree.get_if<T>();
+    if (held == nullptr)
+      throw base::FormatError(std::string("a value of another kind was expected, not ") + tree.kind());
+    return *held;
+  }
+};
+
+template <std::integral T>
+  requires(!std::same_as<T, bool>)
+struct Travels<T> {
+  static Value to_value(T held) { return static_cast<std::int64_t>(held); }
+  static T from_value(const Value& tree) { return static_cast<T>(tree.as<std::int64_t>()); }
+};
+
+template <std::floating_point T>
+struct Travels<T> {
+  static Value to_value(T held) { return static_cast<double>(held); }
+  static T from_value(const Value& tree) { return static_cast<T>(tree.as<double>()); }
+};
+
+template <Travelling T>
+struct Travels<std::optional<T>> {
+  static Value to_value(const std::optional<T>& held) { return held ? Travels<T>::to_value(*held) : Value(); }
+  static std::optional<T> from_value(const Value& tree) {
+    if (tree.get_if<value::None>() != nullptr) return std::nullopt;
+    return Travels<T>::from_value(tree);
+  }
+};
+
+template <Travelling T>
+struct Travels<std::vector<T>> {
+  static Value to_value(const std::vector<T>& held) {
+    value::List list;
+    for (const T& item : held) list.items.push_back(Travels<T>::to_value(item));
+    return list;
+  }
+  static std::vector<T> from_value(const Value& tree) {
+    std::vector<T> held;
+    for (const Value& item : tree.as<value::List>().items) held.push_back(Travels<T>::from_value(item));
+    return held;
+  }
+};
+
+// The items of a tuple that has exactly `count`.
+inline const std::vector<Value>& items_of(const Value& tree, std::size_t count) {
+  const auto& items = tree.as<value::Tuple>().items;
+  if (items.size() != count) throw base::FormatError("a tuple of another length was expected");
+  return items;
+}
+
+template <Travelling... T>
+struct Travels<std::tuple<T...>> {
+  static Value to_value(const std::tuple<T...>& held) {
+    return std::apply([](const T&... item) -> Value { return value::Tuple{{Travels<T>::to_value(item)...}}; }, held);
+  }
+  static std::tuple<T...> from_value(const Value& tree) {
+    return from_items(items_of(tree, sizeof...(T)), std::index_sequence_for<T...>());
+  }
+
+ private:
+  template <std::size_t... I>
+  static std::tuple<T...> from_items(const std::vector<Value>& items, std::index_sequence<I...>) {
+    return std::tuple<T...>(Travels<T>::from_value(items[I])...);
+  }
+};
+
+template <Travelling A, Travelling B>
+struct Travels<std::pair<A, B>> {
+  static Value to_value(const std::pair<A, B>& held) {
+    return value::Tuple{{Travels<A>::to_value(held.first), Travels<B>::to_value(held.second)}};
+  }
+  static std::pair<A, B> from_value(const Value& tree) {
+    const auto& items = items_of(tree, 2);
+    return {Travels<A>::from_value(items[0]), Travels<B>::from_value(items[1])};
+  }
+};
+
+template <class Map>
+concept MapOfTravelling = (std::same_as<Map, std::map<typename Map::key_type, typename Map::mapped_type>> ||
+                           std::same_as<Map, std::unordered_map<typename Map::key_type, typename Map::mapped_type>>) &&
+                          Travelling<typename Map::key_type> && Travelling<typename Map::mapped_type>;
+
+template <MapOfTravelling Map>
+struct Travels<Map> {
+  static Value to_value(const Map& held) {
+    value::Dict dict;
+    for (const auto& [key, item] : held) dict.items.emplace_back(lamina::to_value(key), lamina::to_value(item));
+    return dict;
+  }
+  static Map from_value(const Value& tree) {
+    Map held;
+    for (const auto& [key, item] : tree.as<value::Dict>().items) {
+      held.emplace(lamina::from_value<typename Map::key_type>(key),
+                   lamina::from_value<typename Map::mapped_type>(item));
+    }
+    return held;
+  }
+};
+
+}  // namespace lamina

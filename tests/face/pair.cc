@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a C++ program meets on two ranks: groups, placements, errors. Each check begins a job of its own.
+//
+//     lamina run -n 2 -c face_pair
+#include <cstdio>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "tests/face/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::face::test;
+
+int failures = 0;
+
+void expect(bool right, const std::string& what) {
+  if (right) return;
+  ++failures;
+  std::printf("%s\n", what.c_str());
+}
+
+template <class Thrown>
+void expect_error(const std::function<void()>& call, const std::vector<std::string>& words) {
+  try {
+    call();
+    expect(false, "no error that says " + words.front());
+  } catch (const Thrown& error) {
+    for (const auto& word : words) {
+      expect(std::string(error.what()).find(word) != std::string::npos, word + " is not in: " + error.what());
+    }
+  } catch (const std::exception& error) {
+    expect(false, std::string("an error of another type: ") + error.what());
+  }
+}
+
+void wait(const c10::intrusive_ptr<c10d::Work>& work) { work->wait(); }
+
+// torch's own groups, in a process without Python.
+void groups() {
+  init({{"partitions", 2}});
+  for (const auto axis : {Group::kWorld, Group::kPp, Group::kDp}) {
+    const auto group = process_group(axis);
+    expect(group->getSize() == size_of(axis) && group->getRank() == rank_in(axis), "the group is another");
+    std::vector<at::Tensor> sum{torch::full({3}, rank() + 1.0)};
+    wait(group->allreduce(sum));
+    expect(sum[0][0].item<double>() == (size_of(axis) == 2 ? 3.0 : rank() + 1.0), "allreduce");
+    std::vector<at::Tensor> sent{torch::full({2}, 10.0 + rank_in(axis))};
+    wait(group->broadcast(sent));
+    expect(sent[0][1].item<double>() == 10.0, "broadcast");
+    std::vector<at::Tensor> mine{torch::full({1}, 1.0 * rank_in(axis))};
+    std::vector<std::vector<at::Tensor>> all{{}};
+    for (int i = 0; i < size_of(axis); ++i) all[0].push_back(torch::empty({1}));
+    wait(group->allgather(all, mine));
+    expect(all[0].back().item<double>() == size_of(axis) - 1, "allgather");
+    wait(group->barrier());
+  }
+  expect(all_gather(Group::kWorld, std::string("rank ") + std::to_string(rank())).at(1) == "rank 1", "all_gather");
+  shutdown();
+}
+
+struct PlacedImpl : torch::nn::Module {
+  Child<Layer> here, there;
+  PlacedImpl() {
+    here = register_module("here", Layer());
+    const Partition on(1);
+    there = register_module("there", Layer());
+  }
+  Tensor forward(const Tensor& x) { return there(here(x)).sum(); }
+};
+using Placed = torch::nn::ModuleHolder<PlacedImpl>;
+
+std::vector<std::string> names(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  return names;
+}
+
+void placement() {
+  init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(Placed{});
+  DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
+  expect_error<UsageError>([&] { model.local_parameters(); }, {"first step"});
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+  const auto part = rank() == 0 ? "here" : "there";
+  expect(names(model.local_parameters()) ==
+             std::vector<std::string>{std::string(part) + ".linear.weight", std::string(part) + ".linear.bias"},
+         "other parameters are local");
+  expect(sgd->param_groups()[0].params().size() == 2, "the optimizer has parameters of the other rank");
+  expect(model.partition_report().find("1: [there]") != std::string::npos, model.partition_report());
+  shutdown();
+}
+
+struct NormsImpl : torch::nn::Module {
+  Child<Layer> a, b;
+  NormsImpl() {
+    a = register_module("a", Layer());
+    b = register_module("b", Layer());
+    set_partition(*b, 1);
+  }
+  Tensor forward(const Tensor& x) { return 100 * b(a(x)).sum(); }
+};
+using Norms = torch::nn::ModuleHolder<NormsImpl>;
+
+void clipping() {
+  torch::manual_seed(1);
+  Norms plain;
+  init({{"partitions", 2}, {"microbatches", 2}});
+  torch::manual_seed(1);
+  DistributedModel model(Norms{});
+  plain(torch::ones({2, kWidth})).backward();
+  for (const auto& parameter : plain->parameters()) parameter.mutable_grad().div_(2);  // microbatches are averaged
+  const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0);
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+  expect(std::abs(model.clip_grad_norm_(1.0).item<double>() - norm) < 1e-3 * norm, "the norm is another");
+  for (const auto& [name, parameter] : model.local_parameters()) {
+    expect(torch::allclose(parameter.grad(), plain->named_parameters()[name].grad(), 1e-3), name + " is clipped apart");
+  }
+  shutdown();
+}
+
+struct FailingImpl : torch::nn::Module {
+  struct ThrowsImpl : torch::nn::Module {
+    Tensor forward(const Tensor& x) {
+      if (x.size(0) == 1) throw std::invalid_argument("one row is too few");
+      return x;
+    }
+  };
+  TORCH_MODULE(Throws);
+  Child<Throws> throws;
+  Child<Layer> layer;
+  FailingImpl() {
+    const Partition on(1);
+    throws = register_module("throws", Throws());
+    layer = register_module("layer", Layer());
+  }
+  Tensor forward(const Tensor& x) {
+    if (x.size(0) == 3) return torch::linear(x, layer->linear->weight);  // of another rank
+    return layer(throws(x)).sum();
+  }
+};
+using Failing = torch::nn::ModuleHolder<FailingImpl>;
+
+void errors() {
+  expect_error<ConfigError>([] { init({{"partitons", 2}}); }, {"partitons", "partitions"});
+  expect_error<UsageError>([] { step([] {})(); }, {"lamina::init()"});
+  init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  expect_error<ConfigError>([] { init({{"partitions", 1}}); }, {"partitions: 2 and 1"});
+  DistributedModel model(Failing{});
+  expect_error<UsageError>([] { DistributedModel another(Failing{}); }, {"already"});
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  forward(torch::ones({2, kWidth}));
+  const auto fails = [&] { forward(torch::ones({1, kWidth})); };
+  expect_error<RemoteError>(fails, {"std::invalid_argument on rank 1", "one row is too few"});
+  if (rank() == 0) {
+    expect_error<UsageError>([&] { model->layer(torch::ones({2, kWidth})); }, {"layer lives on rank 1", "step"});
+  }
+  forward(torch::ones({2, kWidth}));  // it goes on
+  expect_error<Error>([&] { forward(torch::ones({3, kWidth})); }, {"layer.linear.weight", "rank 1", "lamina::Child"});
+  expect_error<Error>([&] { step([&] { barrier(); })(); }, {"inside a step"});
+  shutdown();
+}
+
+void states() {
+  init(std::string(R"({"partitions": 2, "microbatches": 2})"));
+  DistributedModel model(Norms{});
+  DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
+  const auto x = torch::ones({2, kWidth});
+  const auto train = step([&](const Tensor& x) {
+    const auto loss = model(x);
+    model.backward(loss);
+    return loss;
+  });
+  const auto first = train(x).reduce_mean();
+  auto state = model.state_dict();
+  expect(state.size() == 4, "names are missing");
+  for (auto& item : state) item.value() = item.value().clone();
+  sgd.step();
+  expect(!train(x).reduce_mean().equal(first), "nothing was learnt");
+  model.load_state_dict(state);
+  expect(train(x).reduce_mean().equal(first), "the state was not loaded");
+  state.erase("a.linear.bias");
+  expect_error<UsageError>([&] { model.load_state_dict(state); }, {"a.linear.bias is missing"});
+  shutdown();
+  expect_error<UsageError>([&] { model.backward(first); }, {"shut down"});
+}
+
+struct DropImpl : torch::nn::Module {
+  Child<torch::nn::Dropout> drop;
+  DropImpl() {
+    const Partition on(1);
+    drop = register_module("drop", torch::nn::Dropout(0.5));
+  }
+  Tensor forward(const Tensor& x) { return drop(x); }
+};
+
+void evaluation() {
+  init({{"partitions", 2}, {"microbatches", 2}});
+  DistributedModel model(std::make_shared<DropImpl>());
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  const auto x = torch::ones({64, 64});
+  expect(!forward(x).concat().equal(x), "in training nothing was dropped");
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  expect(forward(x).concat().equal(x), "in evaluation something was dropped");
+  shutdown();
+}
+
+struct VaryingImpl : torch::nn::Module {
+  struct CounterImpl : torch::nn::Module {
+    int calls = 0;
+    Tensor forward(const Tensor& x) { return x.narrow(0, 0, ++calls % 3 + 1).clone(); }
+  };
+  TORCH_MODULE(Counter);
+  Child<Counter> counter;
+  VaryingImpl() {
+    const Partition on(1);
+    counter = register_module("counter", Counter());
+  }
+  Tensor forward(const Tensor& x) { return counter(x).sum(); }
+};
+
+void varying() {
+  for (const bool told : {false, true}) {
+    init({{"partitions", 2}, {"skip_tracing", true}});
+    const auto plain = std::make_shared<VaryingImpl>();
+    if (told) set_dynamic(*plain->counter);
+    DistributedModel model(plain);
+    const auto forward = step([&](const Tensor& x) { return model(x); });
+    const auto thrice = [&] {
+      for (int i = 0; i < 3; ++i) forward(torch::ones({4, 2}));
+    };
+    if (told) {
+      thrice();
+    } else {
+      expect_error<Error>(thrice, {"counter", "set_dynamic"});
+    }
+    shutdown();
+  }
+}
+
+struct WritesImpl : torch::nn::Module {
+  struct AdderImpl : torch::nn::Module {
+    Tensor forward(Tensor& x) {
+      x.add_(1);
+      return 2 * x;
+    }
+  };
+  TORCH_MODULE(Adder);
+  Child<Adder> adder;
+  WritesImpl() {
+    const Partition on(1);
+    adder = register_module("adder", Adder());
+  }
+  std::tuple<Tensor, Tensor> forward(const Tensor& x) {
+    Tensor written = x.clone();
+    auto result = adder(written);
+    return {written, result};
+  }
+};
+
+void writes() {
+  init({{"partitions", 2}});
+  DistributedModel model(std::make_shared<WritesImpl>());
+  const auto [written, result] = step([&](const Tensor& x) { return model(x); })(torch::ones({2}));
+  expect(written.concat().equal(torch::full({2}, 2.0)), "the caller does not see what was written");
+  expect(result.concat().equal(torch::full({2}, 4.0)), "the result");
+  shutdown();
+}
+
+// The first step's error, where the model is traced, is the model's own, and the next step goes on.
+void first_step_fails() {
+  init({{"partitions", 2}});
+  DistributedModel model(Failing{});
+  const auto forward = step([&](const Tensor& x) { return model(x); });
+  expect_error<RemoteError>([&] { forward(torch::ones({1, kWidth})); }, {"one row is too few"});
+  forward(torch::ones({2, kWidth}));
+  shutdown();
+}
+
+// A step that calls a part of the model, or nothing of it, cuts it as well.
+void calls_a_part_first() {
+  init({{"partitions", 2}, {"microbatches", 2}});
+  DistributedModel model(Norms{});
+  step([] {})();
+  expect(model.local_parameters().size() == 2, "it was not cut");
+  const auto part = step([&](const Tensor& x) { return model->b(x); });
+  expect(part(torch::ones({2, kWidth})).concat().sizes() == at::IntArrayRef({2, kWidth}), "the part's result");
+  shutdown();
+}
+
+// Ends with the process, without shutdown().
+void left_open() {
+  init({{"partitions", 2}});
+  DistributedModel model(Norms{});
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+}
+
+struct OtherImpl : torch::nn::Module {
+  Child<Layer> layer;
+  OtherImpl() { layer = register_module("layer", Layer(rank() == 0 ? kWidth : kWidth + 1)); }
+  Tensor forward(const Tensor& x) { return layer(x).sum(); }
+};
+using Other = torch::nn::ModuleHolder<OtherImpl>;
+
+void different_models() {
+  init({{"partitions", 2}});
+  DistributedModel model(Other{});
+  expect_error<Error>([&] { step([&](const Tensor& x) { return model(x); })(torch::ones({2, kWidth})); },
+                      {"rank 1 built another model than rank 0"});
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  for (const auto& check : {groups, placement, clipping, states, errors, evaluation, varying, writes, first_step_fails,
+                            calls_a_part_first, different_models, left_open})
+    check();
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/face/tracer.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/face/models.h"
+
+namespace lamina::face::test {
+namespace {
+
+// Declared in another order than called; the root reads the table's parameter, and one child draws.
+struct SampleImpl : torch::nn::Module {
+  Child<torch::nn::Linear> last, first, never;
+  Child<torch::nn::Embedding> table;
+  Child<torch::nn::BatchNorm1d> norm;
+  Child<torch::nn::Dropout> drop;
+  torch::nn::Linear plain{nullptr};
+  SampleImpl() {
+    last = register_module("last", torch::nn::Linear(4, 2));
+    never = register_module("never", torch::nn::Linear(4, 4));
+    first = register_module("first", torch::nn::Linear(4, 4));
+    table = register_module("table", torch::nn::Embedding(4, 2));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    drop = register_module("drop", torch::nn::Dropout(0.5));
+    plain = register_module("plain", torch::nn::Linear(4, 4));
+  }
+  Tensor forward(const Tensor& x) { return torch::linear(last(drop(norm(first(plain(x))))), table->weight); }
+};
+
+struct Traced {
+  std::shared_ptr<SampleImpl> root = std::make_shared<SampleImpl>();
+  ModuleTree tree{root};
+  Example example{CallKind<SampleImpl, Tensor>::number, value::Tuple{{torch::ones({8, 4})}}};
+  int node(const std::string& name) const {
+    for (int i = 0; i < tree.size(); ++i) {
+      if (tree.nodes()[i].name == name) return i;
+    }
+    return -1;
+  }
+};
+
+TEST(ModuleTree, HasAsNodesTheRootAndWhatIsCalledAsAChild) {
+  const Traced traced;
+  EXPECT_EQ(traced.tree.size(), 7);
+  EXPECT_EQ(traced.node("plain"), -1);
+  for (const auto& held : traced.tree.parameters()) {
+    const auto owner = held.name.starts_with("plain") ? "" : held.name.substr(0, held.name.find('.'));
+    EXPECT_EQ(held.node, traced.node(owner)) << held.name;
+  }
+}
+
+TEST(Trace, FindsTheOrderOfCallsWhatTheyReturnAndWhoReadsWhoseParameters) {
+  const Traced traced;
+  const auto costs = trace(traced.tree, traced.example);
+  const auto cost = [&](const char* name) { return costs.at(traced.node(name)); };
+  EXPECT_LT(cost("first").order, cost("norm").order);
+  EXPECT_LT(cost("drop").order, cost("last").order);
+  EXPECT_FALSE(cost("never").order);
+  EXPECT_EQ(cost("first").output_bytes, 8 * 4 * 4);
+  EXPECT_EQ(cost("last").output_bytes, 8 * 2 * 4);
+  EXPECT_EQ(cost("first").activation_bytes, 8 * 4 * 4);
+  EXPECT_EQ(costs[0].reads, std::set<int>{traced.node("table")});
+  EXPECT_TRUE(cost("last").reads.empty());
+  EXPECT_GT(cost("first").forward_us, 0);
+}
+
+TEST(Trace, LeavesBuffersArgumentsAndRandomNumbersAsTheyWere) {
+  const Traced traced;
+  torch::manual_seed(3);
+  const auto expected = torch::rand({4});
+  torch::manual_seed(3);
+  trace(traced.tree, traced.example);
+  EXPECT_TRUE(torch::rand({4}).equal(expected));
+  EXPECT_TRUE(traced.root->norm->running_mean.equal(torch::zeros({4})));
+  EXPECT_EQ(traced.root->norm->num_batches_tracked.item<std::int64_t>(), 0);
+  for (const auto& parameter : traced.root->parameters()) EXPECT_FALSE(parameter.grad().defined());
+}
+
+TEST(Trace, ThrowsWhatTheModelThrowsAndLeavesItsCallsAsTheyWere) {
+  Traced traced;
+  traced.example.arguments = value::Tuple{{torch::ones({8, 5})}};
+  EXPECT_THROW(trace(traced.tree, traced.example), c10::Error);
+  EXPECT_EQ(router(), nullptr);
+  EXPECT_EQ(traced.root->forward(torch::ones({8, 4})).size(0), 8);
+}
+
+TEST(PlannedTree, HasChildrenInTheOrderOfTheirCallsAndTiesReadersToWhatTheyRead) {
+  const Traced traced;
+  const auto [rows, nodes] = planned_tree(traced.tree, trace(traced.tree, traced.example));
+  std::vector<std::string> names;
+  for (const auto& row : rows) names.push_back(row.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"", "first", "norm", "drop", "last", "never", "table"}));
+  EXPECT_EQ(rows[0].together, std::vector{6});
+  EXPECT_EQ(nodes[6], traced.node("table"));
+  EXPECT_EQ(rows[0].parameter_bytes, (4 * 4 + 4) * 4);  // of what is plain
+  EXPECT_EQ(rows[1].backward_us, 2 * rows[1].forward_us);
+}
+
+}  // namespace
+}  // namespace lamina::face::test
