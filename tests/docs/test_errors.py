@@ -12,6 +12,7 @@ MADE_ELSEWHERE = {
     "lamina/base/config_json.cc": ["… is not allowed; expected …"],
     "lamina/base/problems.cc": ["… is not allowed; expected …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
+    "lamina/face/model.cc": ["rank … built another model than rank 0"],
     "lamina/launch/options.cc": [
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",
