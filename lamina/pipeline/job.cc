@@ -303,13 +303,20 @@ void Job::receive(transport::Message&& message) {
   }
 }
 
+// The others know of the lost rank what they asked of it, and what it asked of them.
 void Job::lose(base::Rank lost, const std::string& why) {
-  mailbox_.lose(lost, why);
+  std::string known = why;
+  if (const auto awaited = calls_.awaited_from(lost); !awaited.empty()) {
+    known += base::str(", while this rank waited for ", awaited);
+  } else if (const auto asked = server_.latest_of(lost); !asked.empty()) {
+    known += base::str("; the last that it asked for was ", asked);
+  }
+  known += base::str("; ", state_.latest());
+  mailbox_.lose(lost, known);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
   // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
   if (!leads() && lost != options_.pipeline.front()) return;
-  const auto awaited = calls_.awaited_from(lost);
-  state_.lose(lost, awaited.empty() ? why : base::str(why, ", while this rank waited for ", awaited));
+  state_.lose(lost, known);
 }
 
 }  // namespace lamina::pipeline

@@ -407,10 +407,16 @@ void RemoteCalls::end_step() {
 
 std::string RemoteCalls::awaited_from(base::Rank rank) {
   std::lock_guard guard(mutex_);
+  std::string first, microbatches;
+  int more = -1;
+  std::optional<base::Microbatch> latest;
   for (const auto& [id, pending] : pending_) {
-    if (pending->call->owner == rank) return pending->call->what();
+    if (pending->call->owner != rank) continue;
+    if (++more == 0) first = pending->call->what();
+    if (latest != id.microbatch) microbatches += base::str(latest ? ", " : "", id.microbatch);
+    latest = id.microbatch;
   }
-  return "";
+  return more < 1 ? first : base::str(first, " and ", more, " more of its calls (microbatches ", microbatches, ")");
 }
 
 void RemoteCalls::cancel() {

@@ -78,7 +78,7 @@ class RemoteCalls {
   void cancel();                              // from any thread: every wait ends with base::CancelledError
   void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
 
-  // What this rank waits for from `rank`; "" for nothing.
+  // What this rank waits for from `rank`, with all the microbatches that do; "" for nothing.
   std::string awaited_from(base::Rank rank);
 
   // For RemoteValue.

@@ -118,14 +118,15 @@ void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mute
 
 bool StepState::settled() const { return done_ || ends_.contains(current_); }
 
+std::string StepState::latest() {
+  std::lock_guard guard(mutex_);
+  if (current_.value < 0) return "no step had begun here";
+  return base::str("step ", current_, " was the last one here");
+}
+
 void StepState::lose(base::Rank rank, const std::string& why) {
-  base::Step step;
-  {
-    std::lock_guard guard(mutex_);
-    step = current_;
-  }
-  fail_for_good(std::make_exception_ptr(base::PeerError(
-      base::str("rank ", rank, " is lost: ", why, "; step ", step, " was the last one here; start the job again"))));
+  fail_for_good(
+      std::make_exception_ptr(base::PeerError(base::str("rank ", rank, " is lost: ", why, "; start the job again"))));
 }
 
 std::exception_ptr StepState::error() {

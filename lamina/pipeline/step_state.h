@@ -30,6 +30,7 @@ class StepState {
   // Ends it; nothing runs in it any more.
   void end();
   bool is_open();
+  std::string latest();  // a clause: which step this is, or was the last
 
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);
