@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains until one rank raises: raises.py WHAT PLACE RANK, with WHAT an expression, PLACE one of body, forward, backward."""
+"""Trains until one rank raises: raises.py WHAT PLACE RANK.
+
+WHAT is an expression, PLACE one of body, forward, backward.
+"""
 
 import os
 import sys
@@ -11,7 +14,6 @@ import lamina
 
 WHAT, PLACE, RAISER = sys.argv[1], sys.argv[2], int(sys.argv[3])
 FATAL_STEP = 3
-step = 0
 
 
 class MyError(Exception):
@@ -19,7 +21,7 @@ class MyError(Exception):
 
 
 def reaches(place):
-    if place == PLACE and step == FATAL_STEP and lamina.rank() == RAISER:
+    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == RAISER:
         raise eval(WHAT)
 
 
@@ -35,13 +37,14 @@ class Passes(torch.autograd.Function):
 
 
 class Layer(nn.Linear):
+    step = 0
+
     def forward(self, x):
         reaches("forward")
         return Passes.apply(super().forward(x))
 
 
 def main():
-    global step
     size = int(os.environ["WORLD_SIZE"])
     lamina.init(partitions=size, microbatches=4, auto_partition=False, default_partition=0)
     model = nn.Sequential(*(Layer(4, 4) for _ in range(2 * size)))
@@ -56,7 +59,7 @@ def main():
         model.backward(loss)
         return loss
 
-    for step in range(10):
+    for Layer.step in range(10):
         train(torch.randn(8, 4))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An exception that nobody catches: the user reads its own traceback first, and once, and the job's exit code is the one
-that Python gives."""
+"""An exception that nobody catches: the user reads its own traceback first, and once, and the job's exit code is the
+one that Python gives."""
 
 import os
 import random
