@@ -306,12 +306,13 @@ void Job::receive(transport::Message&& message) {
 // The others know of the lost rank what they asked of it, and what it asked of them.
 void Job::lose(base::Rank lost, const std::string& why) {
   std::string known = why;
-  if (const auto awaited = calls_.awaited_from(lost); !awaited.empty()) {
-    known += base::str(", while this rank waited for ", awaited);
-  } else if (const auto asked = server_.latest_of(lost); !asked.empty()) {
-    known += base::str("; the last that it asked for was ", asked);
-  }
-  known += base::str("; ", state_.latest());
+  if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
+  if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
+  const auto step = std::max(state_.latest().value, steps_here_ - 1);
+  known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
+  // Which may be the cause of this loss.
+  if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
+  if (!first_lost_) first_lost_ = lost;
   mailbox_.lose(lost, known);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
   // What another follower's loss means is for the leader to say: one that left may have had its end of the step.

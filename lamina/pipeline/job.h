@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -103,7 +104,7 @@ class Job {
   const JobOptions options_;
   const base::ProgressReporter progress_;
   observe::Recorder recorder_;
-  std::int64_t steps_here_ = 0;
+  std::atomic<std::int64_t> steps_here_ = 0;
   bool counts_ = false;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
@@ -111,6 +112,7 @@ class Job {
   RootSeeds seeds_;
   OrderedGradients gradients_;
   Tensors parameters_;
+  std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   ComputeSlot slot_;
   Inbox inbox_;
   RemoteCalls calls_;

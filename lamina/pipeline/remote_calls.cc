@@ -295,6 +295,7 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
   {
     std::lock_guard guard(mutex_);
     pending_[call.id] = pending;
+    latest_[call.owner] = pending->call;
   }
   request.call = call.id;
   request.target = call.module;
@@ -405,7 +406,7 @@ void RemoteCalls::end_step() {
   open_ = false;
 }
 
-std::string RemoteCalls::awaited_from(base::Rank rank) {
+std::string RemoteCalls::asked_of(base::Rank rank) {
   std::lock_guard guard(mutex_);
   std::string first, microbatches;
   int more = -1;
@@ -416,7 +417,10 @@ std::string RemoteCalls::awaited_from(base::Rank rank) {
     if (latest != id.microbatch) microbatches += base::str(latest ? ", " : "", id.microbatch);
     latest = id.microbatch;
   }
-  return more < 1 ? first : base::str(first, " and ", more, " more of its calls (microbatches ", microbatches, ")");
+  if (more > 0) first += base::str(" and ", more, " more of its calls (microbatches ", microbatches, ")");
+  if (more >= 0) return base::str("while this rank waited for ", first);
+  const auto found = latest_.find(rank);
+  return found == latest_.end() ? "" : base::str("after it had answered the ", found->second->what());
 }
 
 void RemoteCalls::cancel() {

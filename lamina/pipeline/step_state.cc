@@ -118,10 +118,9 @@ void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mute
 
 bool StepState::settled() const { return done_ || ends_.contains(current_); }
 
-std::string StepState::latest() {
+base::Step StepState::latest() {
   std::lock_guard guard(mutex_);
-  if (current_.value < 0) return "no step had begun here";
-  return base::str("step ", current_, " was the last one here");
+  return current_;
 }
 
 void StepState::lose(base::Rank rank, const std::string& why) {

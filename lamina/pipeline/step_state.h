@@ -30,7 +30,7 @@ class StepState {
   // Ends it; nothing runs in it any more.
   void end();
   bool is_open();
-  std::string latest();  // a clause: which step this is, or was the last
+  base::Step latest();  // the one that is open, or was the last; -1 before the first
 
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);

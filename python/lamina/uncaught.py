@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An error that nobody catches, on every rank of a pipeline: its traceback is shown once, by the rank that raised it, and
-all end with the exit code that Python gives it there."""
+"""An error that nobody catches, on every rank of a pipeline: its traceback is shown once, by the rank that raised it,
+and all end with the exit code that Python gives it there."""
 
 from __future__ import annotations
 
