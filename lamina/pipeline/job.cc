@@ -308,7 +308,7 @@ void Job::lose(base::Rank lost, const std::string& why) {
   std::string known = why;
   if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
   if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
-  const auto step = std::max(state_.latest().value, steps_here_ - 1);
+  const auto step = std::max(state_.latest().value, steps_here_.load() - 1);
   known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
   // Which may be the cause of this loss.
   if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
