@@ -166,7 +166,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
       ++results->ready;
     });
   }
-  if (auto end = state_.wait_end(patience, [&] { return results->ready == microbatches; })) {
+  if (auto end = state_.wait_end(patience, rank(), [&] { return results->ready == microbatches; })) {
     outputs_of(std::move(*end));
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
@@ -175,7 +175,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
 }
 
 std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
-  auto end = state_.wait_end(patience, [] { return false; });
+  auto end = state_.wait_end(patience, options_.pipeline.front(), [] { return false; });
   return end ? outputs_of(std::move(*end)) : std::vector<value::Value>();
 }
 
