@@ -75,6 +75,11 @@ std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::mill
   return clause;
 }
 
+std::string Mailbox::first_loss() {
+  std::lock_guard guard(mutex_);
+  return first_loss_;
+}
+
 std::int64_t Mailbox::next_operation(std::span<const base::Rank> members) {
   std::lock_guard guard(mutex_);
   return ++operations_[group_channel("present", members)];
@@ -116,6 +121,7 @@ void Mailbox::lose(base::Rank rank, const std::string& why) {
   {
     std::lock_guard guard(mutex_);
     lost_.try_emplace(rank, why);
+    if (first_loss_.empty()) first_loss_ = base::str("rank ", rank, " is lost: ", why);
   }
   arrived_.notify_all();
 }

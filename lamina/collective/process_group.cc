@@ -116,9 +116,13 @@ class C10dGroup : public ProcessGroup {
   }
 
   [[noreturn]] void blame(const std::exception& error) const {
-    const auto loss = mailbox_.loss(options_.members, kOtherWitness);
+    auto loss = mailbox_.loss(options_.members, kOtherWitness);
+    if (loss.empty()) {  // a member that leaves because of another closes its connections some time before it ends
+      const auto first = mailbox_.first_loss();
+      loss = base::str("failed", first.empty() ? "" : "; ", first);
+    }
     const std::string text = error.what();
-    throw base::PeerError(base::str(what(), ": ", loss.empty() ? "failed" : loss, "\n", text));
+    throw base::PeerError(base::str(what(), ": ", loss, "\n", text));
   }
 
   std::string what() const { return base::str(options_.purpose, " over ", named(options_.members)); }

@@ -46,6 +46,8 @@ _session: _lamina.Session | None = None
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     session = _session
+    if session is not None and session.size > 1:
+        gc.freeze()  # the others wait: four fifths of what a process with torch takes to end is looking for cycles
     interrupted = interrupts.interrupted_rank(error)
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
     if session is None or (interrupted is None and failure is None):
@@ -67,7 +69,6 @@ def _end_as_raiser(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None, failure: Failure
 ) -> None:
     """It was raised in a thread that served another rank: what the user knows begins there."""
-    gc.freeze()  # the others wait: four fifths of what a process with torch takes to end is looking for cycles
     if failure.type != "SystemExit":
         known = _previous is sys.__excepthook__
         _say(failure.traceback.rstrip()) if known else _previous(kind, error, trace)

@@ -44,6 +44,9 @@ TEST(Mailbox, KnowsWhichOfTheRanksAskedForIsLost) {
   boxes[0].lose(base::Rank(2), "its process ended");
   EXPECT_EQ(boxes[0].loss(pair, {}), "");
   EXPECT_EQ(boxes[0].loss(boxes.ranks(), {}), "rank 2 is lost: its process ended");
+  boxes[0].lose(base::Rank(1), "it called shutdown");
+  EXPECT_EQ(boxes[0].first_loss(), "rank 2 is lost: its process ended");
+  EXPECT_EQ(boxes[1].first_loss(), "");
 }
 
 TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
