@@ -20,7 +20,8 @@ FATAL_STEP = 3
 
 
 def reaches(place):
-    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == VICTIM:
+    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == VICTIM and not Layer.frozen:
+        Layer.frozen = True  # the signal stops this thread a moment later
         note("death", "")
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -38,6 +39,7 @@ class Passes(torch.autograd.Function):
 
 class Layer(nn.Linear):
     step = 0
+    frozen = False
 
     def forward(self, x):
         reaches("forward")

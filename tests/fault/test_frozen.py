@@ -42,7 +42,8 @@ def test_it_ends_every_rank_that_waits_for_it_at_timeout_s_with_an_error_that_na
             assert started[rank].returncode == 1, errors
             error = read(launcher, f"error.{rank}")
             assert f"rank {victim}" in error["text"], error
-            assert timeout_s <= error["at"] - read(launcher, f"death.{victim}")["at"] + 0.1 < timeout_s + BOUND_S
+            # It counts from the last thing that happened there, which may have been a moment before.
+            assert timeout_s - 1 < error["at"] - read(launcher, f"death.{victim}")["at"] < timeout_s + BOUND_S
     finally:
         for rank in started:  # the others meet the loss of those
             rank.kill()
