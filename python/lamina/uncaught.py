@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lamina import interrupts
-from lamina.errors import RemoteError
+from lamina.errors import PeerError, RemoteError
 from lamina.failures import Failure, exit_argument
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         gc.freeze()  # the others wait: four fifths of what a process with torch takes to end is looking for cycles
     interrupted = interrupts.interrupted_rank(error)
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
+    if isinstance(error, PeerError):
+        failure = None  # the rank that is its cause has ended already
     if session is None or (interrupted is None and failure is None):
         _previous(kind, error, trace)
     elif failure is not None and failure.rank == session.rank:
