@@ -75,6 +75,40 @@ std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::mill
   return clause;
 }
 
+std::string Mailbox::first_loss() {
+  std::lock_guard guard(mutex_);
+  return first_loss_;
+}
+
+std::int64_t Mailbox::next_operation(std::span<const base::Rank> members) {
+  std::lock_guard guard(mutex_);
+  return ++operations_[group_channel("present", members)];
+}
+
+void Mailbox::say_present(std::span<const base::Rank> members, std::int64_t operation) {
+  const auto channel = group_channel("present", members);
+  for (auto rank : members) {
+    if (rank == transport_.rank()) continue;
+    try {
+      send(rank, channel, operation);
+    } catch (const base::Error&) {  // of a rank that is lost, others tell
+    }
+  }
+}
+
+std::vector<base::Rank> Mailbox::absent(std::span<const base::Rank> members, std::int64_t operation) {
+  const auto channel = group_channel("present", members);
+  std::lock_guard guard(mutex_);
+  std::vector<base::Rank> ranks;
+  for (auto rank : members) {
+    const Key key{rank, channel};
+    auto& latest = present_[key];
+    if (auto said = boxes_.extract(key)) latest = said.mapped().back().as<std::int64_t>();
+    if (rank != transport_.rank() && latest < operation) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 void Mailbox::deliver(transport::Message&& message) {
   {
     std::lock_guard guard(mutex_);
@@ -87,6 +121,7 @@ void Mailbox::lose(base::Rank rank, const std::string& why) {
   {
     std::lock_guard guard(mutex_);
     lost_.try_emplace(rank, why);
+    if (first_loss_.empty()) first_loss_ = base::str("rank ", rank, " is lost: ", why);
   }
   arrived_.notify_all();
 }

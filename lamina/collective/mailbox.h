@@ -35,6 +35,15 @@ class Mailbox {
 
   // Waits until one of `members` is lost, at most `within`: a clause that names it, "" when none is.
   std::string loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
+  // The same of the first rank that was lost, whichever it is: others may have left because of it.
+  std::string first_loss();
+
+  // [Note: roll call] Torch's collectives do not say for whom they wait. So whoever has waited long in the n-th
+  // operation of a group says to its other members that it is there; those who have not said so are the ones that are
+  // awaited.
+  std::int64_t next_operation(std::span<const base::Rank> members);  // its n
+  void say_present(std::span<const base::Rank> members, std::int64_t operation);
+  std::vector<base::Rank> absent(std::span<const base::Rank> members, std::int64_t operation);
 
   void deliver(transport::Message&& message);          // from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread
@@ -50,6 +59,9 @@ class Mailbox {
   std::condition_variable arrived_;
   std::map<Key, std::deque<value::Value>> boxes_;  // none is empty
   std::map<base::Rank, std::string> lost_;
+  std::string first_loss_;
+  std::map<std::string, std::int64_t> operations_;  // of each group, so far
+  std::map<Key, std::int64_t> present_;             // the latest operation that a member said it is in
 };
 
 }  // namespace lamina::collective

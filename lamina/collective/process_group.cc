@@ -12,6 +12,11 @@ using Clock = base::Deadline::Clock;
 // long: a rank that did its part may end while its last bytes are still on their way.
 constexpr auto kOtherWitness = std::chrono::seconds(1);
 
+// When a member that waits says so, before it has to say who does not: see [Note: roll call].
+Clock::duration roll_call_after(const base::Patience& patience) {
+  return std::min<Clock::duration>(base::kSlow, patience.timeout) / 2;
+}
+
 // When work ends. Shared with the thread of the backend that ends it.
 struct End {
   std::mutex mutex;
@@ -26,6 +31,12 @@ struct End {
     changed.notify_all();
   }
 };
+
+std::string named(const std::vector<base::Rank>& ranks) {
+  std::string text;
+  for (auto rank : ranks) text += base::str(text.empty() ? "" : ", ", rank);
+  return base::str(ranks.size() == 1 ? "rank " : "ranks ", text);
+}
 
 class C10dGroup : public ProcessGroup {
  public:
@@ -57,8 +68,9 @@ class C10dGroup : public ProcessGroup {
   template <class Start>
   void run(const Start& start) {
     c10::intrusive_ptr<c10d::Work> work;
+    const auto operation = mailbox_.next_operation(options_.members);
     blaming([&] { work = start(); });
-    wait(*work);
+    wait(*work, operation);
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
   }
 
@@ -72,11 +84,12 @@ class C10dGroup : public ProcessGroup {
     }
   }
 
-  void wait(c10d::Work& work) const {
+  void wait(c10d::Work& work, std::int64_t operation) const {
     const auto end = std::make_shared<End>();
     work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
     std::unique_lock lock(end->mutex);
-    base::wait_until(lock, end->changed, patience(), [&] { return end->reached; }, [&] { return what(); });
+    base::wait_until(
+        lock, end->changed, patience(operation), [&] { return end->reached; }, [&] { return awaited(operation); });
   }
 
   // Our own deadline is the first to pass: it says what was waited for.
@@ -85,11 +98,16 @@ class C10dGroup : public ProcessGroup {
   }
 
   // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.
-  base::Patience patience() const {
+  base::Patience patience(std::int64_t operation) const {
     base::Patience patience = options_.patience;
     std::optional<Clock::time_point> lost_at;
-    patience.check_interrupt = [this, interrupt = options_.patience.check_interrupt, lost_at]() mutable {
+    std::optional<Clock::time_point> roll_call = Clock::now() + roll_call_after(patience);
+    patience.check_interrupt = [=, this, interrupt = options_.patience.check_interrupt]() mutable {
       if (interrupt) interrupt();
+      if (roll_call && Clock::now() >= *roll_call) {
+        mailbox_.say_present(options_.members, operation);
+        roll_call.reset();
+      }
       const auto loss = mailbox_.loss(options_.members, {});
       if (loss.empty()) return;
       if (!lost_at) lost_at = Clock::now();
@@ -99,15 +117,22 @@ class C10dGroup : public ProcessGroup {
   }
 
   [[noreturn]] void blame(const std::exception& error) const {
-    const auto loss = mailbox_.loss(options_.members, kOtherWitness);
+    auto loss = mailbox_.loss(options_.members, kOtherWitness);
+    if (loss.empty()) {  // a member that leaves because of another closes its connections some time before it ends
+      const auto first = mailbox_.first_loss();
+      loss = base::str("failed", first.empty() ? "" : "; ", first);
+    }
     const std::string text = error.what();
-    throw base::PeerError(base::str(what(), ": ", loss.empty() ? "failed" : loss, "\n", text));
+    throw base::PeerError(base::str(what(), ": ", loss, "\n", text));
   }
 
-  std::string what() const {
-    std::string ranks;
-    for (auto rank : options_.members) ranks += base::str(ranks.empty() ? "" : ", ", rank);
-    return base::str(options_.purpose, " over ranks ", ranks);
+  std::string what() const { return base::str(options_.purpose, " over ", named(options_.members)); }
+
+  std::string awaited(std::int64_t operation) const {
+    const auto absent = mailbox_.absent(options_.members, operation);
+    return absent.empty() ? what()
+                          : base::str(what(), " without ", named(absent),
+                                      absent.size() == 1 ? ", which has" : ", which have", " not come");
   }
 
   c10d::ProcessGroup& group_;

@@ -172,11 +172,25 @@ ExecutionServer::ExecutionServer(transport::Transport& transport, ComputeSlot& s
                                  module::Failures& failures, Start start)
     : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
 
+void ExecutionServer::set_modules(std::shared_ptr<module::Modules> modules) {
+  std::lock_guard guard(mutex_);
+  modules_ = std::move(modules);
+}
+
+std::string ExecutionServer::latest_of(base::Rank rank) {
+  std::lock_guard guard(mutex_);
+  const auto found = latest_.find(rank);
+  if (found == latest_.end()) return "";
+  if (modules_) found->second.name = modules_->name(found->second.module);
+  return found->second.what();
+}
+
 void ExecutionServer::receive(Message&& request) {
   for (const auto& release : request.released) forget(release);
   if (request.kind == Kind::kDeliver) return deliver(request);
   {
     std::lock_guard guard(mutex_);
+    latest_[request.caller] = {request.call, transport_.rank(), request.target, "", request.kind == Kind::kBackward};
     auto served = std::make_shared<Served>();
     served->owed = std::move(request.deliveries);
     served_[request.call] = std::move(served);

@@ -28,11 +28,15 @@ class ExecutionServer {
   ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
                   module::Failures& failures, Start start);
 
-  void set_modules(std::shared_ptr<module::Modules> modules) { modules_ = std::move(modules); }
+  void set_modules(std::shared_ptr<module::Modules> modules);
 
   // Takes a kForward, kBackward or kDeliver request, from the transport's thread. A request takes neither a thread nor
   // the compute slot before its inputs have arrived.
   void receive(transport::Message&& request);
+
+  // The latest request of `rank`, as in "forward of h.5 on rank 1 (step 3, microbatch 2)"; "" for none. From the
+  // transport's thread, as receive().
+  std::string latest_of(base::Rank rank);
 
   void end_step(base::Step step);  // forgets every call of it
 
@@ -91,6 +95,7 @@ class ExecutionServer {
   std::shared_ptr<module::Modules> modules_;
   std::mutex mutex_;
   std::map<base::CallId, std::shared_ptr<Served>> served_;
+  std::map<base::Rank, IssuedCall> latest_;   // the request of each rank, without the module's name
   std::map<base::CallId, CallOrder> orders_;  // of calls that have finished, for the next one
   // What was released, for the next thread that serves to destroy: objects of Python may hang on it, and the
   // transport's thread must not wait for Python's lock.

@@ -166,7 +166,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
       ++results->ready;
     });
   }
-  if (auto end = state_.wait_end(patience, [&] { return results->ready == microbatches; })) {
+  if (auto end = state_.wait_end(patience, rank(), [&] { return results->ready == microbatches; })) {
     outputs_of(std::move(*end));
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
@@ -175,7 +175,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
 }
 
 std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
-  auto end = state_.wait_end(patience, [] { return false; });
+  auto end = state_.wait_end(patience, options_.pipeline.front(), [] { return false; });
   return end ? outputs_of(std::move(*end)) : std::vector<value::Value>();
 }
 
@@ -303,13 +303,21 @@ void Job::receive(transport::Message&& message) {
   }
 }
 
+// The others know of the lost rank what they asked of it, and what it asked of them.
 void Job::lose(base::Rank lost, const std::string& why) {
-  mailbox_.lose(lost, why);
+  std::string known = why;
+  if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
+  if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
+  const auto step = std::max(state_.latest().value, steps_here_.load() - 1);
+  known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
+  // Which may be the cause of this loss.
+  if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
+  if (!first_lost_) first_lost_ = lost;
+  mailbox_.lose(lost, known);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
   // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
   if (!leads() && lost != options_.pipeline.front()) return;
-  const auto awaited = calls_.awaited_from(lost);
-  state_.lose(lost, awaited.empty() ? why : base::str(why, ", while this rank waited for ", awaited));
+  state_.lose(lost, known);
 }
 
 }  // namespace lamina::pipeline

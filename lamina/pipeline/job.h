@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -107,13 +108,14 @@ class Job {
   const JobOptions options_;
   const base::ProgressReporter progress_;
   observe::Recorder recorder_;
-  std::int64_t steps_here_ = 0;
+  std::atomic<std::int64_t> steps_here_ = 0;
   const std::unique_ptr<transport::Transport> transport_;
   std::shared_ptr<module::Modules> modules_;
   std::vector<base::Rank> owners_;
   RootSeeds seeds_;
   OrderedGradients gradients_;
   Tensors parameters_;
+  std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   ComputeSlot slot_;
   Inbox inbox_;
   RemoteCalls calls_;

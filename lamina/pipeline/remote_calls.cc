@@ -296,6 +296,7 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
   {
     std::lock_guard guard(mutex_);
     pending_[call.id] = pending;
+    latest_[call.owner] = pending->call;
   }
   request.call = call.id;
   request.target = call.module;
@@ -418,12 +419,21 @@ void RemoteCalls::end_step() {
   open_ = false;
 }
 
-std::string RemoteCalls::awaited_from(base::Rank rank) {
+std::string RemoteCalls::asked_of(base::Rank rank) {
   std::lock_guard guard(mutex_);
+  std::string first, microbatches;
+  int more = -1;
+  std::optional<base::Microbatch> latest;
   for (const auto& [id, pending] : pending_) {
-    if (pending->call->owner == rank) return pending->call->what();
+    if (pending->call->owner != rank) continue;
+    if (++more == 0) first = pending->call->what();
+    if (latest != id.microbatch) microbatches += base::str(latest ? ", " : "", id.microbatch);
+    latest = id.microbatch;
   }
-  return "";
+  if (more > 0) first += base::str(" and ", more, " more of its calls (microbatches ", microbatches, ")");
+  if (more >= 0) return base::str("while this rank waited for ", first);
+  const auto found = latest_.find(rank);
+  return found == latest_.end() ? "" : base::str("after it had answered the ", found->second->what());
 }
 
 void RemoteCalls::cancel() {

@@ -81,8 +81,8 @@ class RemoteCalls {
 
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
-  // What this rank waits for from `rank`; "" for nothing.
-  std::string awaited_from(base::Rank rank);
+  // A clause: what this rank waits for from `rank`, else what that has answered last; "" when nothing was asked of it.
+  std::string asked_of(base::Rank rank);
 
   // For RemoteValue.
   base::Rank rank() const { return transport_.rank(); }
@@ -120,7 +120,8 @@ class RemoteCalls {
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
   Experience experience_;
   std::mutex mutex_;
-  std::map<base::CallId, Pending> pending_;  // until they are done
+  std::map<base::CallId, Pending> pending_;                         // until they are done
+  std::map<base::Rank, std::shared_ptr<const IssuedCall>> latest_;  // by owner
   std::map<base::Microbatch, std::int64_t> counters_;
   base::Step step_{-1};
   bool open_ = false;

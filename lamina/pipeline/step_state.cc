@@ -118,14 +118,14 @@ void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mute
 
 bool StepState::settled() const { return done_ || ends_.contains(current_); }
 
+base::Step StepState::latest() {
+  std::lock_guard guard(mutex_);
+  return current_;
+}
+
 void StepState::lose(base::Rank rank, const std::string& why) {
-  base::Step step;
-  {
-    std::lock_guard guard(mutex_);
-    step = current_;
-  }
-  fail_for_good(std::make_exception_ptr(base::PeerError(
-      base::str("rank ", rank, " is lost: ", why, "; step ", step, " was the last one here; start the job again"))));
+  fail_for_good(
+      std::make_exception_ptr(base::PeerError(base::str("rank ", rank, " is lost: ", why, "; start the job again"))));
 }
 
 std::exception_ptr StepState::error() {
@@ -138,16 +138,23 @@ bool StepState::failed_for_good() {
   return for_good_ != nullptr;
 }
 
-std::optional<transport::Message> StepState::wait_end(const base::Patience& patience,
+std::optional<transport::Message> StepState::wait_end(const base::Patience& patience, base::Rank leader,
                                                       const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);
-  const auto what = [&] { return base::str("end of step ", current_); };
+  const auto what = [&] { return base::str("end of step ", current_, ", which rank ", leader, " leads"); };
+  bool told = false;
   const auto ready = [&] {
     if (error_ || ends_.contains(current_) || done()) return true;
-    if (threads_ == 0 && base::Deadline::Clock::now() - last_event_ > patience.timeout) {
-      throw base::TimeoutError(base::str(what(),
-                                         ": nothing happened for the whole of timeout_s; do all ranks call the "
-                                         "same step functions in the same order?"));
+    if (threads_ > 0) return false;
+    const auto idle = base::Deadline::Clock::now() - last_event_;
+    if (idle > patience.timeout) {
+      throw base::TimeoutError(base::str(what(), ": nothing happened here for the whole of timeout_s; does rank ",
+                                         leader,
+                                         " live, and do all ranks call the same step functions in the same "
+                                         "order?"));
+    }
+    if (idle > base::kSlow && !std::exchange(told, true)) {
+      base::log_warning(base::str(what(), ": nothing happened here for 10 s, still waiting"));
     }
     return false;
   };

@@ -30,6 +30,7 @@ class StepState {
   // Ends it; nothing runs in it any more.
   void end();
   bool is_open();
+  base::Step latest();  // the one that is open, or was the last; -1 before the first
 
   // Runs `work` on a thread of the step; what it throws ends the step.
   void run(std::function<void()> work);
@@ -51,8 +52,9 @@ class StepState {
   bool failed_for_good();
 
   // Waits, in the thread that entered the step, until `done()`, an error, or the end that another rank announced, which
-  // is returned. The patience counts from the last thing that happened on this rank.
-  std::optional<transport::Message> wait_end(const base::Patience& patience, const std::function<bool()>& done);
+  // is returned. The patience counts from the last thing that happened on this rank; `leader` is to announce the end.
+  std::optional<transport::Message> wait_end(const base::Patience& patience, base::Rank leader,
+                                             const std::function<bool()>& done);
   // Waits until no thread works on the step.
   void wait_idle(const base::Patience& patience);
 

@@ -6,16 +6,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lamina/base/config.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/transport/message.h"
 #include "lamina/transport/secret.h"
 
 namespace lamina::transport {
 namespace {
 
-constexpr std::string Hello::* kFields[] = {&Hello::process,     &Hello::lamina,        &Hello::torch,
-                                            &Hello::size,        &Hello::configuration, &Hello::liveness_address,
-                                            &Hello::wire_address};
+constexpr std::string Hello::* kFields[] = {
+    &Hello::process,       &Hello::lamina,           &Hello::torch,       &Hello::wire, &Hello::size,
+    &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
 
 // The part of `text` around the first place where it differs from `other`.
 std::string around_difference(const std::string& text, const std::string& other) {
@@ -26,6 +28,29 @@ std::string around_difference(const std::string& text, const std::string& other)
   return base::str(begin > 0 ? "..." : "", text.substr(begin, kShown), begin + kShown < text.size() ? "..." : "");
 }
 
+// What frames of this version say of themselves.
+std::string wire_version() {
+  const std::string head = pack({}, {}).head;
+  std::uint16_t version = 0;
+  std::memcpy(&version, head.data() + sizeof(std::uint32_t), sizeof version);
+  return std::to_string(version);
+}
+
+std::string both_values(const std::string& ours, const std::string& theirs, std::size_t rank) {
+  return base::str("\n  rank 0: ", around_difference(ours, theirs), "\n  rank ", rank, ": ",
+                   around_difference(theirs, ours));
+}
+
+// Of texts that are configurations, the keys.
+std::string differing_keys(const std::string& ours, const std::string& theirs, std::size_t rank) {
+  try {
+    const auto read = [](const std::string& json) { return base::parse_config({json, std::nullopt, true}).config; };
+    return base::str("\n  rank 0 and rank ", rank, ": ", base::differences(read(ours), read(theirs)));
+  } catch (const base::ConfigError&) {
+    return both_values(ours, theirs, rank);
+  }
+}
+
 }  // namespace
 
 Hello Hello::of_this_process() {
@@ -34,6 +59,7 @@ Hello Hello::of_this_process() {
   hello.process.assign(random.begin(), random.begin() + 16);
   hello.lamina = LAMINA_VERSION;
   hello.torch = TORCH_VERSION;
+  hello.wire = wire_version();
   return hello;
 }
 
@@ -57,6 +83,7 @@ Hello Hello::decode(const std::string& bytes) {
     if (bytes.size() - at < size) throw base::FormatError("the store holds a malformed greeting");
     hello.*field = bytes.substr(at, size);
     at += size;
+    if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
   }
   return hello;
 }
@@ -68,6 +95,7 @@ void check_compatible(const std::vector<Hello>& hellos) {
   };
   constexpr Aspect kAspects[] = {{&Hello::lamina, "version of lamina"},
                                  {&Hello::torch, "version of torch"},
+                                 {&Hello::wire, "version of the format of messages"},
                                  {&Hello::size, "world size"},
                                  {&Hello::configuration, "configuration"}};
   for (std::size_t rank = 1; rank < hellos.size(); ++rank) {
@@ -75,9 +103,10 @@ void check_compatible(const std::vector<Hello>& hellos) {
       const std::string& ours = hellos[0].*field;
       const std::string& theirs = hellos[rank].*field;
       if (ours == theirs) continue;
-      throw base::ConfigError(base::str(
-          "ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
-          "\n  rank 0: ", around_difference(ours, theirs), "\n  rank ", rank, ": ", around_difference(theirs, ours)));
+      const bool keys = field == &Hello::configuration;
+      throw base::ConfigError(base::str("ranks 0 and ", rank, " differ in their ", name,
+                                        "; it must be the same on all.",
+                                        keys ? differing_keys(ours, theirs, rank) : both_values(ours, theirs, rank)));
     }
   }
 }

@@ -11,6 +11,7 @@ struct Hello {
   std::string process;  // random, tells apart two processes that claim one rank
   std::string lamina;   // version
   std::string torch;    // version
+  std::string wire;     // version of the format of messages
   std::string size;     // of the world, as this rank believes it
   std::string configuration;
   std::string liveness_address;
@@ -19,11 +20,13 @@ struct Hello {
   static Hello of_this_process();  // process and versions
 
   std::string encode() const;
-  static Hello decode(const std::string& bytes);  // throws base::FormatError
+  // Throws base::FormatError. Of another version of lamina only `process` and `lamina` are read: these two come first
+  // in every version.
+  static Hello decode(const std::string& bytes);
 };
 
 // Throws base::ConfigError that names two ranks and their difference, the same on every rank, when the ranks cannot
-// work together.
+// work together; of configurations, every key that differs and both its values.
 void check_compatible(const std::vector<Hello>& hellos);
 
 }  // namespace lamina::transport

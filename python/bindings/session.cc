@@ -73,6 +73,13 @@ void barrier(Session& session, const std::string& kind) {
   session.job().mailbox().barrier(session.members(group_of(kind)), session.patience());
 }
 
+// Why `rank` is lost, as soon as it is; "" when it is not within that time.
+std::string loss(Session& session, int rank, double within_s) {
+  const base::Rank ranks[] = {base::Rank(rank)};
+  const std::chrono::milliseconds within(static_cast<std::int64_t>(within_s * 1000));
+  return session.job().mailbox().loss(ranks, within);
+}
+
 // The model.
 
 py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
@@ -261,6 +268,7 @@ void bind_session(py::module_& module) {
       .def("receive", &receive)
       .def("all_gather", &all_gather)
       .def("barrier", &barrier, py::call_guard<Release>())
+      .def("loss", &loss, py::call_guard<Release>())
       .def("plan", &plan_model)
       .def("synchronize", &synchronize)
       .def("gather", &gather)

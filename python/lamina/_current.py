@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, compiled, intercept, interrupts
+from lamina import _lamina, clipping, compiled, intercept, interrupts, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     _job = Job(session, parsed.microbatches)
-    interrupts.install()
+    uncaught.install(session)
     if (replicas := session.group_size("dp")) > 1 and session.rank == 0 and not parsed.ddp:
         warnings.warn(
             f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
@@ -167,7 +167,7 @@ def _end() -> _lamina.Session:
     if ended.replicas is not None:
         ended.replicas.unwatch()
     intercept.remove()
-    interrupts.remove()
+    uncaught.remove()
     clipping.remove()
     compiled.remove()
     return ended.session

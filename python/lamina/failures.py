@@ -7,6 +7,7 @@ import traceback
 from typing import NamedTuple
 
 from lamina.errors import RemoteError
+from lamina.interrupts import INTERRUPTED
 
 
 class Failure(NamedTuple):
@@ -42,6 +43,19 @@ def rebuild(type: str, message: str, traceback: str, rank: int, pickled: bytes |
     if sys.version_info >= (3, 11):
         error.add_note(_note(failure))
     return error
+
+
+def exit_argument(failure: Failure) -> object:
+    """What `sys.exit` is given to end a process as Python ends one in which nobody catches the failure."""
+    if failure.type == "KeyboardInterrupt":
+        return INTERRUPTED
+    if failure.type != "SystemExit":
+        return 1
+    try:
+        _, arguments, *_ = pickle.loads(failure.pickled)
+        return SystemExit(*arguments).code
+    except Exception:
+        return failure.message
 
 
 def _note(failure: Failure) -> str:

@@ -135,7 +135,7 @@ TEST_F(Step, TheFirstErrorEndsItAndIsToldOnce) {
   state_.begin(kNothing);
   state_.fail(base::Step(0), std::make_exception_ptr(std::runtime_error("first")));
   state_.run([] { throw std::runtime_error("second"); });
-  EXPECT_EQ(state_.wait_end(kPatience, [] { return false; }), std::nullopt);
+  EXPECT_EQ(state_.wait_end(kPatience, base::Rank(0), [] { return false; }), std::nullopt);
   EXPECT_EQ(end(), "first");
   EXPECT_EQ(errors_, 1);
 }
@@ -176,7 +176,7 @@ TEST_F(Step, AnEndThatCameEarlyIsFoundAndALateOneDropped) {
   EXPECT_EQ(end(), "");
   state_.receive_end(end_of_step(0));
   state_.begin(kNothing);
-  EXPECT_EQ(state_.wait_end(kPatience, [] { return false; })->call.step, base::Step(1));
+  EXPECT_EQ(state_.wait_end(kPatience, base::Rank(0), [] { return false; })->call.step, base::Step(1));
 }
 
 TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
@@ -196,7 +196,7 @@ TEST_F(Step, AThreadThatMeetsALostRankIsNotTheFirstCauseWhereTheEndIsOnItsWay) {
   });
   met.wait();
   state_.receive_end(end_of_step(0));
-  EXPECT_TRUE(state_.wait_end(kPatience, [] { return false; }).has_value());
+  EXPECT_TRUE(state_.wait_end(kPatience, base::Rank(0), [] { return false; }).has_value());
   EXPECT_EQ(end(), "");
   EXPECT_EQ(errors_, 0);
 }
@@ -204,7 +204,7 @@ TEST_F(Step, AThreadThatMeetsALostRankIsNotTheFirstCauseWhereTheEndIsOnItsWay) {
 TEST_F(Step, AThreadThatMeetsALostRankEndsItWhereNobodySaysMore) {
   state_.begin(kNothing);
   state_.run([] { throw base::PeerError("rank 2 is lost: it called shutdown"); });
-  EXPECT_EQ(state_.wait_end(kPatience, [] { return false; }), std::nullopt);
+  EXPECT_EQ(state_.wait_end(kPatience, base::Rank(0), [] { return false; }), std::nullopt);
   EXPECT_EQ(end(), "rank 2 is lost: it called shutdown");
 }
 
@@ -213,7 +213,7 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   state_.receive_end(end_of_step(0));
   state_.receive_end(end_of_step(1));  // of the next step, which nothing of this rank is needed for
   state_.lose(base::Rank(0), "it called shutdown");
-  EXPECT_TRUE(state_.wait_end(kPatience, [] { return false; }).has_value());
+  EXPECT_TRUE(state_.wait_end(kPatience, base::Rank(0), [] { return false; }).has_value());
   EXPECT_EQ(end(), "");
   state_.begin(kNothing);
   EXPECT_EQ(end(), "");
@@ -223,7 +223,7 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
 
 TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
   state_.begin(kNothing);
-  EXPECT_FALSE(state_.wait_end(kPatience, [] { return true; }).has_value());
+  EXPECT_FALSE(state_.wait_end(kPatience, base::Rank(0), [] { return true; }).has_value());
   state_.lose(base::Rank(1), "it called shutdown");
   EXPECT_EQ(end(), "");
   state_.begin(kNothing);
@@ -232,7 +232,8 @@ TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
 
 TEST_F(Step, InWhichNothingHappensIsATimeout) {
   state_.begin(kNothing);
-  EXPECT_THROW(state_.wait_end({std::chrono::milliseconds(60), [] {}}, [] { return false; }), base::TimeoutError);
+  EXPECT_THROW(state_.wait_end({std::chrono::milliseconds(60), [] {}}, base::Rank(0), [] { return false; }),
+               base::TimeoutError);
 }
 
 TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
@@ -243,7 +244,7 @@ TEST_F(Step, InWhichAThreadWorksIsNoTimeout) {
   const auto check = [&] {
     if (++checks == 4) gate.open();  // long after the patience
   };
-  EXPECT_NO_THROW(state_.wait_end({std::chrono::milliseconds(60), check}, [&] { return checks >= 4; }));
+  EXPECT_NO_THROW(state_.wait_end({std::chrono::milliseconds(60), check}, base::Rank(0), [&] { return checks >= 4; }));
   EXPECT_EQ(end(), "");  // the thread is out of the gate
 }
 

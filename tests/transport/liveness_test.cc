@@ -162,6 +162,69 @@ TEST(Handshake, ARankThatStaysAwayIsNamed) {
   EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time");
 }
 
+// Both ends of a connection within this process.
+struct Wire {
+  Wire() {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    ours = Fd(ends[0]);
+    theirs = Fd(ends[1]);
+  }
+  Fd ours, theirs;
+};
+
+std::string damaged(std::string bytes, std::mt19937_64& random) {
+  for (auto left = 1 + random() % 3; left > 0; --left) bytes[random() % bytes.size()] ^= 1 << random() % 8;
+  if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+  return bytes;
+}
+
+// LAMINA_SOAK multiplies the rounds.
+int rounds() { return std::getenv("LAMINA_SOAK") != nullptr ? 1000000 : 100000; }
+
+TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
+  const Identity lower = identity(0, 3), higher = identity(2, 3);
+  const auto soon = Deadline::after(std::chrono::hours(1));
+  std::mt19937_64 random(3);
+  for (int i = 0; i < rounds() / 5 && !::testing::Test::HasFailure(); ++i) {
+    Wire up, down;  // from the connector, and to the acceptor; between them sits who changes
+    Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+    Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+    auto connected = connector.advance(), accepted = Handshake::State::kRunning;
+    const auto victim = random() % 3;  // which of the messages: greeting, answer, proof
+    for (std::size_t message = 0; message < 3; ++message) {
+      const bool to_acceptor = message != 1;
+      char chunk[256];
+      const ssize_t got = ::recv((to_acceptor ? up : down).theirs.get(), chunk, sizeof chunk, 0);
+      if (got <= 0) break;
+      const std::string bytes(chunk, static_cast<std::size_t>(got));
+      std::string sent = bytes;
+      while (message == victim && sent == bytes) sent = damaged(bytes, random);
+      ::send((to_acceptor ? down : up).theirs.get(), sent.data(), sent.size(), MSG_NOSIGNAL);
+      (to_acceptor ? accepted : connected) = (to_acceptor ? acceptor : connector).advance();
+    }
+    ASSERT_NE(accepted, Handshake::State::kDone) << i;
+    ASSERT_NE(connected, Handshake::State::kDone) << i;
+  }
+}
+
+TEST(HandshakeFuzz, RandomBytesAreNotLetIn) {
+  const Identity lower = identity(0, 3);
+  const auto soon = Deadline::after(std::chrono::hours(1));
+  std::mt19937_64 random(4);
+  for (int i = 0; i < rounds() && !::testing::Test::HasFailure(); ++i) {
+    Wire wire;
+    Handshake acceptor(lower, std::move(wire.ours), std::nullopt, soon);
+    std::string noise(random() % 200, '\0');
+    for (char& byte : noise) byte = static_cast<char>(random());
+    if (random() % 2 == 0) noise = std::string("LAMINA01\2\0\0\0\0\0\0\0", 16) + noise;
+    ::send(wire.theirs.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
+    while (acceptor.advance() == Handshake::State::kRunning && random() % 2 == 0) {
+    }
+    ASSERT_NE(acceptor.advance(), Handshake::State::kDone) << i;
+  }
+}
+
 TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
   const auto in_a_child = [](const std::function<int()>& descriptor) {
     const pid_t child = ::fork();

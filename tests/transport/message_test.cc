@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/transport/message.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
@@ -8,28 +6,13 @@
 #include <random>
 
 #include "lamina/base/error.h"
+#include "tests/transport/sample_message.h"
 
 namespace lamina::transport {
 namespace {
 
-constexpr Token kToken = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-
-Message sample() {
-  Message message;
-  message.kind = Kind::kBackward;
-  message.call = {base::Rank(1), base::Step(-2), base::Microbatch(3), 4};
-  message.target = base::ModuleId(5);
-  message.caller = base::Rank(6);
-  message.deliveries = {{7, base::Rank(8), {base::Rank(9), base::Step(10), base::Microbatch(11), 12}}, {}};
-  message.released = {{message.call, true}, {{}, false}};
-  message.expected = 0xfedcba9876543210;
-  message.after = 7;
-  message.done = false;
-  message.channel = std::string("a\0channel", 9);
-  message.state = std::string("\xff\0state", 7);
-  message.body = value::List{{at::arange(10), "text", at::arange(3, at::kDouble)}};
-  return message;
-}
+using testing::kToken;
+using testing::sample;
 
 Message unpacked(Frame frame) { return unpack(frame.head, std::move(frame.buffers)); }
 

@@ -10,6 +10,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/transport/hello.h"
+#include "lamina/transport/job_store.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -86,6 +88,24 @@ TEST(UcxJoin, DifferentConfigurationsAreRefusedOnAllRanks) {
                   AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("configuration"), HasSubstr("microbatches: 8")));
     });
   }
+  job.expect_success();
+}
+
+TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
+  RankProcesses job(3);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      EXPECT_THAT(refusal<base::ConfigError>(job.options(rank)),
+                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("version of lamina"), HasSubstr("rank 2: 0.0.1")));
+    });
+  }
+  job.start(2, [&] {  // says what a rank of that version would say
+    Hello other = Hello::of_this_process();
+    other.lamina = "0.0.1";
+    JobStore store({"127.0.0.1", job.port(), false, base::Deadline::after(std::chrono::minutes(1)), {}});
+    store.set("lamina/job/0/1/left/2", "");
+    store.set("lamina/job/0/1/hello/2", other.encode());
+  });
   job.expect_success();
 }
 

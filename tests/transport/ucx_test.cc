@@ -8,7 +8,9 @@
 
 #include <array>
 #include <csignal>
+#include <cstring>
 #include <map>
+#include <random>
 #include <thread>
 
 #include "lamina/base/error.h"
@@ -222,6 +224,29 @@ TEST(Ucx, ForgedAndMalformedPiecesAreDroppedAndTheNextMessageArrives) {
     }
     EXPECT_EQ(inbox.next().channel, "after");
     EXPECT_EQ(probe.dropped(), 5);
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, AHundredThousandForgedPiecesAreDroppedAndTheNextMessageArrives) {
+  constexpr std::int64_t kPieces = 100000;
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    if (transport.rank() == Rank(1)) {
+      EXPECT_EQ(inbox.next().channel, "after");
+      EXPECT_EQ(probe.dropped(), kPieces);
+      return;
+    }
+    std::mt19937_64 random(5);
+    for (std::int64_t i = 0; i < kPieces; ++i) {
+      std::string header(random() % 8 == 0 ? random() % 64 : sizeof(ucx::PieceHeader), '\0');
+      for (char& byte : header) byte = static_cast<char>(random() % 3 == 0 ? random() : 0);
+      const ucx::PieceHeader right;
+      if (random() % 2 == 0) std::memcpy(header.data(), &right.magic, std::min(header.size(), sizeof right.magic));
+      probe.send_raw(Rank(1), header, std::string(random() % 300, 'x'));
+    }
+    transport.send(Rank(1), object("after", 1l));
   });
   job.expect_success();
 }

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains until one rank is frozen (SIGSTOP): frozen.py RANK PLACE PARTITIONS TIMEOUT_S.
+
+PLACE is one of body, forward, backward, reduction, between. Times and errors are noted as in victim.py.
+"""
+
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+from victim import note
+
+import lamina
+from lamina.replicas import Replicas
+
+VICTIM, PLACE, PARTITIONS, TIMEOUT_S = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+FATAL_STEP = 3
+
+
+def reaches(place):
+    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == VICTIM and not Layer.frozen:
+        Layer.frozen = True  # the signal stops this thread a moment later
+        note("death", "")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reaches("backward")
+        return gradient
+
+
+class Layer(nn.Linear):
+    step = 0
+    frozen = False
+
+    def forward(self, x):
+        reaches("forward")
+        return Passes.apply(super().forward(x))
+
+
+def finish_pass(replicas, original=Replicas.finish_pass):
+    reaches("reduction")
+    original(replicas)
+
+
+def main():
+    Replicas.finish_pass = finish_pass
+    lamina.init(
+        partitions=PARTITIONS,
+        microbatches=4,
+        ddp=True,
+        timeout_s=TIMEOUT_S,
+        auto_partition=False,
+        default_partition=0,
+    )
+    model = nn.Sequential(*(Layer(4, 4) for _ in range(2 * PARTITIONS)))
+    for i, layer in enumerate(model):
+        lamina.set_partition(layer, i % PARTITIONS)
+    model = lamina.distribute(model)
+
+    @lamina.step
+    def train(x):
+        reaches("body")
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for Layer.step in range(1000):
+        train(torch.randn(8, 4))
+        reaches("between")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except lamina.TimeoutError as error:
+        note("error", str(error))
+        raise

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains until one rank raises: raises.py WHAT PLACE RANK.
+
+WHAT is an expression, PLACE one of body, forward, backward.
+"""
+
+import os
+import sys
+
+import torch
+from torch import nn
+
+import lamina
+
+WHAT, PLACE, RAISER = sys.argv[1], sys.argv[2], int(sys.argv[3])
+FATAL_STEP = 3
+
+
+class MyError(Exception):
+    pass
+
+
+def reaches(place):
+    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == RAISER:
+        raise eval(WHAT)
+
+
+class Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reaches("backward")
+        return gradient
+
+
+class Layer(nn.Linear):
+    step = 0
+
+    def forward(self, x):
+        reaches("forward")
+        return Passes.apply(super().forward(x))
+
+
+def main():
+    size = int(os.environ["WORLD_SIZE"])
+    lamina.init(partitions=size, microbatches=4, auto_partition=False, default_partition=0)
+    model = nn.Sequential(*(Layer(4, 4) for _ in range(2 * size)))
+    for i, layer in enumerate(model):
+        lamina.set_partition(layer, i % size)
+    model = lamina.distribute(model)
+
+    @lamina.step
+    def train(x):
+        reaches("body")
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for Layer.step in range(10):
+        train(torch.randn(8, 4))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that is killed at a random instant of a phase: every survivor knows within 2 s who, in which step, and, if it
+is of the same pipeline, what was asked of it."""
+
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from fault.test_rank_killed import BOUND_S, read
+
+MOMENTS = Path(__file__).with_name("moments.py")
+FATAL_STEP = 3
+PHASES = {
+    "forward": [(2, 2), (3, 3), (4, 2)],
+    "backward": [(2, 2), (3, 3), (4, 2)],
+    "reduction": [(2, 1), (4, 2)],
+    "between": [(2, 2), (3, 3), (4, 2), (2, 1)],
+}
+
+
+def drawn(phase, number):
+    """A layout, a victim and a moment, the same for the same number."""
+    draw = random.Random(f"{phase} {number}")
+    ranks, partitions = draw.choice(PHASES[phase])
+    return phase, ranks, partitions, draw.randrange(ranks), round(draw.random(), 3)
+
+
+COUNT = 20 if os.environ.get("LAMINA_SOAK") else 1
+CHOSEN = [drawn(phase, number) for phase in PHASES for number in range(COUNT)]
+
+
+@pytest.mark.parametrize(("phase", "ranks", "partitions", "victim", "fraction"), CHOSEN)
+def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
+    phase, ranks, partitions, victim, fraction, launcher
+):
+    started = launcher.start_ranks(ranks, MOMENTS, victim, phase, fraction, partitions)
+    outputs = [rank.communicate(timeout=60)[1] for rank in started]
+    ended = time.time()
+    assert started[victim].returncode == -9, outputs[victim]
+    death = read(launcher, f"death.{victim}")["at"]
+    for rank in set(range(ranks)) - {victim}:
+        error = read(launcher, f"error.{rank}")
+        assert error["at"] - death < 2.0, error
+        assert re.search(rf"rank {victim} (is|was) lost", error["text"]), error
+        # Survivors may have begun the next step.
+        assert re.search(rf"step ({FATAL_STEP}|{FATAL_STEP + 1})\b", error["text"]), error
+        if rank // partitions == victim // partitions and partitions > 1:
+            assert re.search(r"step \d, microbatch \d", error["text"]), error
+        assert started[rank].returncode == 1
+    assert ended - death < BOUND_S
+
+
+@pytest.mark.parametrize("phase", ["backward", "reduction"])
+def test_the_launcher_ends_within_5_s_with_the_signal_on_its_first_line(phase, launcher):
+    victim, fraction = random.Random(phase).randrange(4), random.Random(phase).random()
+    run = launcher.run("run", "-n", 4, MOMENTS, victim, phase, fraction, 2)
+    ended = time.time()
+    assert run.returncode == 128 + 9, run.stderr
+    verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
+    assert verdicts[0] == f"lamina run: rank {victim} failed: killed by signal 9 (SIGKILL)"
+    assert ended - read(launcher, f"death.{victim}")["at"] < BOUND_S

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of a frame's head as a fuzzer makes them: with clang a libFuzzer target, else a program that damages heads
+// at random for a while: `frame_fuzz SECONDS [SEED]`. Anything but a message or a FormatError ends it.
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <cstring>
+#include <iostream>
+#include <random>
+
+#include "lamina/base/error.h"
+#include "tests/transport/sample_message.h"
+
+namespace {
+
+using namespace lamina::transport;
+
+constexpr std::size_t kPrefix = 28;
+constexpr std::int64_t kMostBytes = 1 << 20;
+
+// A head that is authentic and as long as it says, since others are dropped before they are read.
+std::string with_prefix(std::string head) {
+  const std::string right = pack({}, testing::kToken).head.substr(0, kPrefix);
+  if (head.size() < kPrefix) head.resize(kPrefix);
+  const char kind = head[6];
+  head.replace(0, kPrefix, right);
+  head[6] = kind;
+  const auto rest = static_cast<std::uint32_t>(head.size() - kPrefix);
+  std::memcpy(&head[kPrefix - sizeof rest], &rest, sizeof rest);
+  return head;
+}
+
+// Those that the head asks for, unless that is more than a test should take.
+std::vector<at::Tensor> buffers_of(std::string_view head) {
+  std::vector<at::Tensor> buffers;
+  std::int64_t bytes = 0;
+  for (const auto& spec : buffer_specs(head)) {
+    if (spec.size_bytes > kMostBytes || (bytes += spec.size_bytes) > kMostBytes) return {};
+    buffers.push_back(at::zeros({spec.size_bytes}, at::kByte));
+  }
+  return buffers;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string head = with_prefix({reinterpret_cast<const char*>(data), size});
+  try {
+    unpack(head, buffers_of(head));
+  } catch (const lamina::base::FormatError&) {
+  }
+  return 0;
+}
+
+#ifndef LAMINA_LIBFUZZER
+int main(int count, char** words) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
+  std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
+  const std::string whole = pack(testing::sample(), testing::kToken).head;
+  std::int64_t heads = 0;
+  for (; std::chrono::steady_clock::now() < end; ++heads) {
+    std::string head = whole;
+    for (auto left = 1 + random() % 6; left > 0; --left) {
+      const auto at = random() % head.size();
+      const auto length = std::min<std::size_t>(1 + random() % 8, head.size() - at);
+      constexpr int kExtremes[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
+      switch (random() % 4) {
+        case 0:
+          std::memset(&head[at], kExtremes[random() % std::size(kExtremes)], length);
+          break;
+        case 1:
+          head[at] = static_cast<char>(random());
+          break;
+        case 2:
+          head.insert(at, head, random() % head.size(), random() % 32);
+          break;
+        default:
+          head.erase(at, length);
+      }
+      if (head.size() < 2) head = whole;
+    }
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(head.data()), head.size());
+  }
+  std::cout << heads << " heads were messages or malformed" << std::endl;
+}
+#endif
