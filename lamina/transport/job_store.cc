@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -52,6 +53,11 @@ class ImpatientNames {
 };
 
 }  // namespace
+
+bool hosts_store(base::Rank rank) {
+  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return rank == base::Rank(0) && (agent == nullptr || std::string(agent) != "True");
+}
 
 struct JobStore::Connection {
   c10::intrusive_ptr<c10d::TCPStore> store;
@@ -122,6 +128,8 @@ std::string JobStore::get(const std::string& key) {
   const auto bytes = attempt([&](auto& store) { return store.get(key); });
   return std::string(bytes.begin(), bytes.end());
 }
+
+c10::intrusive_ptr<c10d::Store> JobStore::c10d() const { return connection_->store; }
 
 void JobStore::remove(const std::string& key) {
   attempt([&](auto& store) { store.deleteKey(key); });

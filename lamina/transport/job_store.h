@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -8,8 +10,16 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/base/ids.h"
+
+namespace c10d {
+class Store;
+}  // namespace c10d
 
 namespace lamina::transport {
+
+// Whether that rank hosts the job's store: the first one does, unless torchrun's agent does.
+bool hosts_store(base::Rank rank);
 
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0
 // does while this object lives, shared with any other user of the same port in its process, so that a script's own
@@ -37,6 +47,9 @@ class JobStore {
   std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);
 
   void remove(const std::string& key);
+
+  // The store itself, for c10d's own groups; where this process hosts it, it does so as long as that is held.
+  c10::intrusive_ptr<c10d::Store> c10d() const;
 
  private:
   struct Connection;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/c10d_group.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/transport/job_store.h"
+
+namespace lamina::collective {
+
+C10dGroups::C10dGroups(const base::World& world, std::string name, std::chrono::milliseconds timeout,
+                       std::function<void()> check_interrupt)
+    : world_(world), name_(std::move(name)), timeout_(timeout) {
+  if (world.launched) {
+    store_ = transport::JobStore({world.master_addr, world.master_port, transport::hosts_store(world.rank),
+                                  base::Deadline::after(timeout), std::move(check_interrupt)})
+                 .c10d();
+  } else {
+    store_ = c10::make_intrusive<c10d::HashStore>();
+  }
+  store_->setTimeout(timeout);
+}
+
+C10dGroups::~C10dGroups() = default;
+
+c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label, std::span<const base::Rank> members) {
+  std::string names;
+  int own = -1;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == world_.rank) own = static_cast<int>(i);
+    names += base::str(i == 0 ? "" : ",", members[i]);
+  }
+  if (own < 0) throw base::UsageError(base::str("rank ", world_.rank, " is not among the ranks ", names));
+  const int size = static_cast<int>(members.size());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, own, size);
+  try {
+    auto options = c10d::ProcessGroupGloo::Options::create_default(timeout_);
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, own, size, std::move(options));
+    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+  } catch (const std::exception& error) {
+    throw base::PeerError(
+        base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()));
+  }
+  return group;
+}
+
+}  // namespace lamina::collective

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "lamina/base/world.h"
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace lamina::collective {
+
+// torch's process groups in a process without Python: Gloo's, for tensors of the CPU.
+class C10dGroups {
+ public:
+  // Meets at the job's store, c10d's at MASTER_ADDR:MASTER_PORT: the launcher's where it has one, else rank 0's. `name`
+  // keeps these groups apart from others that met there. Throws base::TimeoutError, base::Error.
+  C10dGroups(const base::World& world, std::string name, std::chrono::milliseconds timeout,
+             std::function<void()> check_interrupt);
+  ~C10dGroups();
+
+  // The group of `members`, this rank among them, each of which makes it; they give the same `label`.
+  c10::intrusive_ptr<c10d::ProcessGroup> make(const std::string& label, std::span<const base::Rank> members);
+
+ private:
+  const base::World world_;
+  const std::string name_;
+  const std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace lamina::collective
