@@ -12,6 +12,7 @@ MADE_ELSEWHERE = {
     "lamina/base/config_json.cc": ["… is not allowed; expected …"],
     "lamina/base/problems.cc": ["… is not allowed; expected …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
+    "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/launch/options.cc": [
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",
@@ -19,8 +20,8 @@ MADE_ELSEWHERE = {
     ],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
-    "lamina/transport/bootstrap.cc": ["… did not join within …"],
     "lamina/transport/mesh.cc": ["no connection with rank … in time"],
+    "lamina/transport/roll_call.cc": ["… did not join within …"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",
         "this parameter was created inside delay_param_initialization()",
