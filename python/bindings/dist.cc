@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/base/progress.h"
 #include "lamina/dist/meeting.h"
 #include "lamina/dist/ranks.h"
 #include "lamina/transport/roll_call.h"
@@ -26,6 +27,8 @@ void bind_dist(py::module_& module) {
              return std::make_unique<dist::Meeting>(world, transport::start_of_job() + name, timeout, &check_signals);
            }),
            py::arg("world"), py::arg("name"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
+  module.def("report_consequence",
+             [](const std::string& words) { return base::ProgressReporter().consequence(words); });
   module.def("told", [](const std::string& name) { return dist::told(name, base::process_environment()); });
   module.def("world_to_meet", [] { return dist::world_to_meet(base::process_environment()); });
 }

@@ -95,6 +95,10 @@ def read_world() -> World:
     """What the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any. Raises
     ConfigError naming what is missing or wrong."""
 
+def report_consequence(words: str) -> bool:
+    """Tells `lamina run` that this process ends because of an error of another rank. True when it is there: it shows
+    the first cause, or these words if it finds none."""
+
 def told(name: str) -> int | None:
     """What the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable, else the
     launcher in its own words; None when nobody tells. Raises ConfigError."""
