@@ -110,8 +110,8 @@ class Meeting:
     """All ranks of a launched world, met at the job's store, which rank 0 hosts while this lives."""
 
     def __init__(self, world: World, name: str, timeout_s: float):
-        """`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError when
-        two processes have one rank, or ranks know of different numbers of ranks. Notices signals."""
+        """`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError
+        when two processes have one rank, or ranks know of different numbers of ranks. Notices signals."""
 
 class Session:
     """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of other ranks that nobody catches: this rank ends without a traceback that hides the one that tells something.
+"""Errors of other ranks that nobody catches: this one ends without a traceback that hides the one that tells something.
 
 On Ctrl-C on another rank this one ends as if it had been its own. Of any other error `lamina run` is told that it is a
 consequence; local rank 0, whose traceback would be on the terminal before the first cause, leaves it to the launcher.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""raising.py WHERE RANK: a job of two ranks of which that one raises: in the forward of a module, in its data loader, or
-after the last step; or goes on to a step that the other one does not make."""
+"""raising.py WHERE RANK: a job of two ranks of which that one raises: in the forward of a module, in its data loader,
+or after the last step; or goes on to a step that the other one does not make."""
 
 import sys
 

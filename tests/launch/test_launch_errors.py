@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lamina run` when one rank raises and the others fail because of it: the error that tells something is shown, once."""
+"""`lamina run` when one rank raises and the others fail because of it: the error that tells something comes once."""
 
 import os
 import sys
@@ -79,7 +79,7 @@ def test_the_users_own_traceback_comes_once_and_its_rank_is_named(launcher, wher
     said = [line for line in result.stderr.splitlines() if line.startswith("lamina run: ")]
     if where != "uneven":
         assert said[0] == f"lamina run: rank {rank} failed: exit code 1"
-        assert result.stderr.count('raise ValueError("the user') == 1 + result.stderr.count("\nraised on rank")
+        assert result.stderr.count('raise ValueError("the user') == 1
         shown = result.stderr.index("Traceback (most recent call last)")
         first_said = result.stderr.index("lamina run: ")
         assert (shown < first_said) == (rank == 0), "rank 0 writes to us, before it ends"
