@@ -88,7 +88,7 @@ def test_a_second_signal_at_any_moment_of_the_first_ones_end_leaves_nobody(launc
 
 
 def test_launcher_and_guardian_killed_one_after_the_other_leave_nobody(launcher):
-    """The kernel kills the ranks of a dead guardian. Only orphans of ranks can outlive a kill of both: here are none."""
+    """The kernel kills the ranks of a dead guardian. Only their orphans can outlive a kill of both: here are none."""
     moments = random.Random(7)
     for _ in range(MANY):
         job = launcher.start("run", "-n", 3, "-c", "sleep", "100")
