@@ -4,7 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <string>
 
 namespace lamina::base {
 
@@ -29,6 +31,15 @@ void ProgressReporter::send(std::int64_t step, bool inside) const {
   if (socket_ < 0) return;
   const Progress progress{.step = step, .process = ::getpid(), .inside = inside ? 1 : 0};
   ::send(socket_, &progress, sizeof progress, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool ProgressReporter::consequence(std::string_view words) const {
+  if (socket_ < 0) return false;
+  const Progress progress{.process = ::getpid(), .inside = Progress::kConsequence};
+  std::string datagram(reinterpret_cast<const char*>(&progress), sizeof progress);
+  datagram += words.substr(words.size() - std::min(words.size(), Progress::kMostWords));
+  const ssize_t sent = ::send(socket_, datagram.data(), datagram.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent == static_cast<ssize_t>(datagram.size());
 }
 
 }  // namespace lamina::base

@@ -15,10 +15,14 @@
 namespace lamina::launch {
 namespace {
 
-// Until a child ends or the deadline comes.
+// While it changes, the kernel's list of children may miss one, which then has not been killed and tells nothing.
+constexpr std::chrono::milliseconds kLookAgain{20};
+
+// Until a child ends, it is time to look again, or the deadline comes.
 void wait_for_child(const base::Deadline& deadline) {
   using namespace std::chrono;
-  const auto left = std::max<nanoseconds>(deadline.at() - base::Deadline::Clock::now(), nanoseconds{0});
+  const auto now = base::Deadline::Clock::now();
+  const auto left = std::max<nanoseconds>(deadline.slice(kLookAgain) - now, nanoseconds{0});
   const timespec limit{.tv_sec = static_cast<time_t>(duration_cast<seconds>(left).count()),
                        .tv_nsec = static_cast<long>((left % seconds{1}).count())};
   sigset_t child;

@@ -12,6 +12,7 @@ struct RankEnd {
   int code = 0;                // its exit code, if signal is 0
   int signal = 0;              // the signal that killed it
   bool out_of_memory = false;  // by the kernel, as it seems, for lack of memory
+  bool consequence = false;    // it said that it ends because of another rank
 
   bool failed() const { return code != 0 || signal != 0; }
   int exit_code() const { return signal != 0 ? 128 + signal : code; }  // as shells say it

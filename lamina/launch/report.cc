@@ -49,9 +49,10 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
   if (verbose_) say("rank ", rank, " has ended: ", end.words());
 }
 
-void Report::failed(const Verdict::Failure& failure) const {
+void Report::failed(const Verdict::Failure& failure, const std::string& told) const {
   flush();
   say("rank ", failure.rank, " failed: ", failure.end.words());
+  if (!outputs_.has(failure.rank)) write(told);
   show_tail(failure.rank, "the last lines of");
 }
 

@@ -32,9 +32,10 @@ class Report {
   void ended(base::Rank rank, const RankEnd& end) const;
 
   // A failure.
-  void failed(const Verdict::Failure& failure) const;  // the first line, then the tail of that rank's log
-  void ended_with_it(int others) const;                // how many others followed
-  void interrupted(int signal, int ranks) const;       // by a signal to the launcher
+  // The first line, then the tail of that rank's log, or what it told instead of writing it to our terminal.
+  void failed(const Verdict::Failure& failure, const std::string& told) const;
+  void ended_with_it(int others) const;                                                  // how many others followed
+  void interrupted(int signal, int ranks) const;                                         // by a signal to the launcher
   void killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const;  // they ignored SIGTERM
   void left(const std::vector<base::Rank>& ranks) const;                                 // not even SIGKILL ended them
   void keep_logs() const;  // gives them names, and says where

@@ -17,6 +17,8 @@ using std::chrono::seconds;
 
 // See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
 constexpr milliseconds kSettle{100};
+// Who caused the end of another rank has raised its own error, and unwinds: Python takes a second for that.
+constexpr seconds kCauseEnds{3};
 // Ranks that hang write their stacks down.
 constexpr seconds kStacks{2};
 // A killed process is gone within milliseconds, unless it hangs in the kernel.
@@ -73,6 +75,7 @@ void Supervisor::take_ends() {
     auto end = rank->end();
     if (!end) return false;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
+    end->consequence = parts_.vitals.consequence(local(rank)).has_value();
     verdict_.add(rank->rank(), *end);
     parts_.vitals.forget(local(rank));
     parts_.report.ended(rank->rank(), *end);
@@ -94,7 +97,7 @@ void Supervisor::check_vitals() {
 
 void Supervisor::advance() {
   const bool late = deadline_ && deadline_->expired();
-  if (phase_ == Phase::kRunning && verdict_.first()) enter(Phase::kSettling, kSettle);
+  if (verdict_.first() && (phase_ == Phase::kRunning || awaits_cause_)) settle();
   if (running_.empty()) return;
   if (phase_ == Phase::kSettling && (late || (!hung_ && verdict_.certain()))) {
     fail();
@@ -108,10 +111,19 @@ void Supervisor::advance() {
   }
 }
 
+void Supervisor::settle() {
+  const bool consequence = verdict_.first()->end.consequence;
+  if (awaits_cause_ && consequence) return;
+  enter(Phase::kSettling, consequence ? milliseconds(kCauseEnds) : kSettle);
+  awaits_cause_ = consequence;
+}
+
 void Supervisor::fail() {
   if (std::exchange(told_, true)) return;
   if (hung_) return parts_.report.stacks();
-  parts_.report.failed(*verdict_.first());
+  const auto& first = *verdict_.first();
+  const auto place = std::ranges::find(parts_.ranks, first.rank, &RankProcess::rank) - parts_.ranks.begin();
+  parts_.report.failed(first, parts_.vitals.consequence(static_cast<int>(place)).value_or(""));
 }
 
 // Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
@@ -158,6 +170,7 @@ void Supervisor::kill_ranks() {
 
 void Supervisor::enter(Phase phase, milliseconds limit) {
   phase_ = phase;
+  awaits_cause_ = false;
   deadline_ = base::Deadline::after(limit);
 }
 

@@ -58,6 +58,7 @@ class Supervisor {
   void check_vitals();
   void interrupt(int signal);
   void abort_hung();
+  void settle();
   void fail();
   void end_ranks();
   void kill_ranks();
@@ -74,8 +75,9 @@ class Supervisor {
   int interruption_ = 0;  // the signal that ended the job, if one did
   bool ordered_ = false;  // there was an order
   bool hung_ = false;
-  bool told_ = false;     // the failure has been reported
-  bool changed_ = false;  // a child has ended, stopped or gone on
+  bool told_ = false;          // the failure has been reported
+  bool awaits_cause_ = false;  // of what has ended as a consequence
+  bool changed_ = false;       // a child has ended, stopped or gone on
   Phase phase_ = Phase::kRunning;
   std::optional<base::Deadline> deadline_;  // of the phase
 };

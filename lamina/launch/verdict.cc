@@ -6,6 +6,11 @@ namespace {
 
 bool killed(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT && end.signal != SIGPIPE; }
 
+bool goes_before(const RankEnd& later, const RankEnd& earlier) {
+  if (killed(earlier)) return false;
+  return killed(later) || (earlier.consequence && !later.consequence);
+}
+
 }  // namespace
 
 void Verdict::add(base::Rank rank, RankEnd end) {
@@ -15,7 +20,7 @@ void Verdict::add(base::Rank rank, RankEnd end) {
     first_ = Failure{rank, end};
   } else if (end.failed()) {
     ++others_;
-    if (killed(end) && !certain()) first_ = Failure{rank, end};
+    if (goes_before(end, first_->end)) first_ = Failure{rank, end};
   }
 }
 

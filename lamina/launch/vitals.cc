@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "lamina/base/str.h"
 #include "lamina/launch/error.h"
@@ -36,10 +37,17 @@ void Vitals::watch(Watch& watch) {
 }
 
 void Vitals::take(Person& person) {
-  base::Progress progress;
+  using base::Progress;
+  std::vector<char> datagram(sizeof(Progress) + Progress::kMostWords);
   ssize_t count = 0;
-  while ((count = ::recv(person.socket.get(), &progress, sizeof progress, MSG_DONTWAIT)) > 0) {
-    if (count != sizeof progress) continue;
+  while ((count = ::recv(person.socket.get(), datagram.data(), datagram.size(), MSG_DONTWAIT)) > 0) {
+    Progress progress;
+    if (count < static_cast<ssize_t>(sizeof progress)) continue;
+    std::memcpy(&progress, datagram.data(), sizeof progress);
+    if (progress.inside == Progress::kConsequence) {
+      person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
+    }
+    if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
     person.last = progress;
     person.heard = Clock::now();
   }
@@ -66,6 +74,11 @@ void Vitals::forget(int i) {
   people_[i].ended = true;
   people_[i].stopped.reset();
   people_[i].socket.reset();
+}
+
+std::optional<std::string> Vitals::consequence(int i) {
+  if (people_[i].socket) take(people_[i]);
+  return people_[i].consequence;
 }
 
 bool Vitals::stopped_long(int i) {

@@ -30,6 +30,9 @@ class Vitals {
   void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
   void forget(int i);                               // it has ended
 
+  // What the rank said as it ended because of another one's error, or nothing. Before `forget`.
+  std::optional<std::string> consequence(int i);
+
   // Whether the rank has been stopped for a while; true once per stop.
   bool stopped_long(int i);
   bool hangs() const;
@@ -48,6 +51,7 @@ class Vitals {
     int stop_signal = 0;
     bool told = false;
     bool ended = false;
+    std::optional<std::string> consequence;
   };
   void take(Person& person);
   std::optional<Clock::time_point> last_heard() const;

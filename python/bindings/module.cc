@@ -12,6 +12,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_random(module);
   bind_session(module);
   bind_data_parallel(module);
+  bind_dist(module);
   bind_observe(module);
   module.def("encode_roundtrip", [](py::handle object) {
     auto encoded = lamina::value::encode(to_value(object));

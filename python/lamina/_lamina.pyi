@@ -95,6 +95,24 @@ def read_world() -> World:
     """What the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any. Raises
     ConfigError naming what is missing or wrong."""
 
+def report_consequence(words: str) -> bool:
+    """Tells `lamina run` that this process ends because of an error of another rank. True when it is there: it shows
+    the first cause, or these words if it finds none."""
+
+def told(name: str) -> int | None:
+    """What the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable, else the
+    launcher in its own words; None when nobody tells. Raises ConfigError."""
+
+def world_to_meet() -> World:
+    """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
+
+class Meeting:
+    """All ranks of a launched world, met at the job's store, which rank 0 hosts while this lives."""
+
+    def __init__(self, world: World, name: str, timeout_s: float):
+        """`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError
+        when two processes have one rank, or ranks know of different numbers of ranks. Notices signals."""
+
 class Session:
     """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-from lamina import interrupts
+from lamina import _lamina, interrupts
 from lamina.errors import PeerError, RemoteError
 from lamina.failures import Failure, exit_argument
-
-if TYPE_CHECKING:
-    from lamina import _lamina
 
 # How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
 RAISER_ENDS_S = 5.0
@@ -23,10 +20,10 @@ RAISER_ENDS_S = 5.0
 STARTER_ENDS_S = 0.5
 
 
-def install(session: _lamina.Session) -> None:
-    """From now on this process ends so, until `remove`."""
+def install(session: _lamina.Session | None = None) -> None:
+    """From now on this process ends so, until `remove`. Without a session nobody is waited for."""
     global _previous, _session
-    _session = session
+    _session = session or _session
     if sys.excepthook is not _hook:
         _previous = sys.excepthook
         sys.excepthook = _hook
@@ -52,19 +49,35 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
     if isinstance(error, PeerError):
         failure = None  # the rank that is its cause has ended already
-    if session is None or (interrupted is None and failure is None):
-        _previous(kind, error, trace)
-    elif failure is not None and failure.rank == session.rank:
+    told = _tell_launcher(error)
+    if session is not None and failure is not None and failure.rank == session.rank:
         _end_as_raiser(kind, error, trace, failure)
     elif interrupted is not None:
-        session.loss(interrupted, RAISER_ENDS_S)
-        time.sleep(STARTER_ENDS_S)
-        _say(f"lamina: rank {interrupted} was interrupted")
-        sys.exit(interrupts.INTERRUPTED)
+        _end_as_interrupted(session, interrupted)
+    elif session is None or failure is None:
+        if not (told and _lamina.told("LOCAL_RANK") == 0):  # the launcher shows it after the first cause, if at all
+            _previous(kind, error, trace)
     elif session.loss(failure.rank, RAISER_ENDS_S):
         _end_as_other(failure)
     else:  # it goes on without us
         _previous(kind, error, trace)
+
+
+def _tell_launcher(error: BaseException) -> bool:
+    """Tells `lamina run`, where there is one, of an error whose reason is another rank: that one is to be named."""
+    own = _session.rank if _session is not None else _lamina.told("RANK")
+    foreign = isinstance(error, RemoteError) and getattr(error, "rank", own) != own
+    if not foreign and not isinstance(error, PeerError):
+        return False
+    return _lamina.report_consequence("".join(traceback.format_exception(error)))
+
+
+def _end_as_interrupted(session: _lamina.Session | None, rank: int) -> None:
+    if session is not None:
+        session.loss(rank, RAISER_ENDS_S)
+        time.sleep(STARTER_ENDS_S)
+    _say(f"lamina: rank {rank} was interrupted")
+    sys.exit(interrupts.INTERRUPTED)
 
 
 def _end_as_raiser(

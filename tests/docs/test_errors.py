@@ -12,6 +12,7 @@ MADE_ELSEWHERE = {
     "lamina/base/config_json.cc": ["… is not allowed; expected …"],
     "lamina/base/problems.cc": ["… is not allowed; expected …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
+    "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],
     "lamina/launch/options.cc": [
         "say what to run",
@@ -20,8 +21,8 @@ MADE_ELSEWHERE = {
     ],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
-    "lamina/transport/bootstrap.cc": ["… did not join within …"],
     "lamina/transport/mesh.cc": ["no connection with rank … in time"],
+    "lamina/transport/roll_call.cc": ["… did not join within …"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",
         "this parameter was created inside delay_param_initialization()",

@@ -7,6 +7,8 @@ import time
 import pytest
 from launch.launcher_harness import READY, eventually
 
+SOAK = bool(os.environ.get("LAMINA_SOAK"))
+
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_the_exit_code_is_the_failing_ranks(launcher, failing):
@@ -48,7 +50,7 @@ def test_the_output_of_rank_0_is_not_repeated(launcher):
     ]
 
 
-@pytest.mark.parametrize("repetition", range(10))
+@pytest.mark.parametrize("repetition", range(100 if SOAK else 10))
 def test_a_killed_rank_is_named_though_its_peers_fail_at_once(launcher, repetition):
     """The peers notice through a pipe that the kernel closes, and may be reaped before the rank that was killed."""
     os.mkfifo(launcher.folder / "pipe")
@@ -116,7 +118,7 @@ def test_output_that_nobody_reads_any_more_does_not_stop_the_clean_up(launcher):
     assert job.wait(10) == 6
 
 
-@pytest.mark.parametrize("repetition", range(20))
+@pytest.mark.parametrize("repetition", range(100 if SOAK else 20))
 def test_ranks_that_fail_together_give_one_report(launcher, repetition):
     result = launcher.shell(4, "exit $((RANK + 1))")
     assert result.returncode in (1, 2, 3, 4)

@@ -42,6 +42,19 @@ TEST(Verdict, TheFirstKilledRankIsCertain) {
   EXPECT_EQ(verdict.first()->rank, kOne);
 }
 
+TEST(Verdict, ARankThatEndsBecauseOfAnotherGivesWayToIt) {
+  Verdict verdict;
+  verdict.add(kTwo, {.code = 1, .consequence = true});
+  verdict.add(kZero, {.code = 1, .consequence = true});
+  EXPECT_EQ(verdict.first()->rank, kTwo);
+  EXPECT_FALSE(verdict.certain());
+  verdict.add(kOne, {.code = 7});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  verdict.add(base::Rank(3), {.code = 8});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.others(), 3);
+}
+
 TEST(Verdict, EndsAfterTheCloseAreConsequences) {
   Verdict verdict;
   verdict.add(kOne, {.code = 3});

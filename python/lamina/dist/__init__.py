@@ -10,8 +10,8 @@ what it would there; under torchrun, `lamina run`, srun or mpirun it is that wor
     loader = DataLoader(dataset, batch_size=8, sampler=dist.get_sampler(dataset, shuffle=True))
 
 All but the ranks and the samplers is collective: every rank calls it, outside step functions. In a world of several
-ranks collectives need `initialize_dist`, or any other that makes torch's default process group. A rank that is gone is a
-PeerError, one that does not answer in time a TimeoutError.
+ranks collectives need `initialize_dist`, or any other that makes torch's default process group. A rank that is gone is
+a PeerError, one that does not answer in time a TimeoutError.
 """
 
 from lamina.dist.batches import exact_batches, require_distributed_sampler

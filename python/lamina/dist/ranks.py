@@ -8,8 +8,6 @@ import torch.distributed as dist
 from lamina import _lamina
 from lamina.errors import ConfigError, UsageError
 
-_CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 class MissingEnvironmentError(ConfigError):
     """torch.distributed runs, but no launcher's environment tells what was asked."""
@@ -32,7 +30,7 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
         UsageError: WORLD_SIZE says otherwise than torch.distributed.
     """
     if not is_initialized():
-        return _told("WORLD_SIZE", "size", 1)
+        return _told("WORLD_SIZE", 1)
     size = dist.get_world_size(group)
     return size if group is not None else _agreed("WORLD_SIZE", size)
 
@@ -44,35 +42,30 @@ def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
         UsageError: RANK says otherwise than torch.distributed.
     """
     if not is_initialized():
-        return _told("RANK", "rank", 0)
+        return _told("RANK", 0)
     rank = dist.get_rank(group)
     return rank if group is not None else _agreed("RANK", rank)
 
 
 def get_local_world_size() -> int:
     """The number of ranks on this machine. MissingEnvironmentError where torch.distributed runs and nobody tells."""
-    return _told("LOCAL_WORLD_SIZE", "local_size", 1)
+    return _told("LOCAL_WORLD_SIZE", 1)
 
 
 def get_local_rank() -> int:
     """This rank among those of its machine, from 0; errors as `get_local_world_size`."""
-    return _told("LOCAL_RANK", "local_rank", 0)
+    return _told("LOCAL_RANK", 0)
 
 
 def get_node_rank() -> int:
     """This machine among those of the job, from 0; errors as `get_local_world_size`."""
-    return _told("NODE_RANK", "node_rank", 0)
+    return _told("NODE_RANK", 0)
 
 
-def _told(name: str, attribute: str, alone: int) -> int:
-    """What the variable says, else the launcher; `alone` where there is neither."""
-    if name in os.environ:
-        return _number(name)
-    by_torchrun = "RANK" in os.environ or "WORLD_SIZE" in os.environ
-    if not by_torchrun or all(each in os.environ for each in _CONTRACT):
-        world = _lamina.read_world()
-        if world.launched:
-            return getattr(world, attribute)
+def _told(name: str, alone: int) -> int:
+    """What the launcher says; `alone` where there is none."""
+    if (value := _lamina.told(name)) is not None:
+        return value
     if is_initialized() and dist.get_world_size() > 1:
         raise MissingEnvironmentError(
             f"{name} is not set, and no launcher tells it, although torch.distributed runs: start the script with "
@@ -81,17 +74,10 @@ def _told(name: str, attribute: str, alone: int) -> int:
     return alone
 
 
-def _number(name: str) -> int:
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise ConfigError(f"{name}: {os.environ[name]!r} is not allowed; expected a launcher's integer") from None
-
-
 def _agreed(name: str, value: int) -> int:
-    if name in os.environ and _number(name) != value:
+    if name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(
-            f"{name} is {os.environ[name]} in the environment, but {value} for torch.distributed: initialise it with "
+            f"{name} is {said} in the environment, but {value} for torch.distributed: initialise it with "
             "the ranks that the launcher gave"
         )
     return value

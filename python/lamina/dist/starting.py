@@ -2,6 +2,7 @@
 """torch's default process group, from the environment of any launcher."""
 
 import atexit
+import itertools
 import os
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lamina import _lamina
+from lamina import _lamina, uncaught
 from lamina.dist import ranks
 from lamina.dist.collectives import typed
 from lamina.errors import ConfigError, UsageError
@@ -19,23 +20,26 @@ from lamina.groups import make_default
 _SERVES = {"cpu": "cpu:gloo", "gpu": "cuda:nccl", "mps": "cpu:gloo", "tpu": "xla:xla"}
 _BACKENDS = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "mps": "gloo", "tpu": "xla"}
 
+_meetings = itertools.count()
 _maker = 0  # the process that made the group: a fork of it must not end it
 
 
 def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
-    """Makes torch's default process group; every rank calls it. Ranks, address and port are what torchrun, `lamina run`,
-    srun or mpirun say; a script that nobody launched is a world of one, which opens no port. Does nothing when there is
-    a group for that device already.
+    """Makes torch's default process group; every rank calls it. Ranks, address and port are what torchrun,
+    `lamina run`, srun or mpirun say; a script that nobody launched is a world of one, which opens no port. Does nothing
+    when there is a group for that device already.
 
     Args:
-        device: "cpu", "gpu" ("cuda"), "mps" or "tpu", a torch.device, or an object with such a `name`; None: a GPU where
-            there is one.
+        device: "cpu", "gpu" ("cuda"), "mps" or "tpu", a torch.device, or an object with such a `name`; None: a GPU
+            where there is one.
         timeout: how many seconds the ranks, and each collective, wait for each other.
 
     Errors:
-        ConfigError: an unknown device, a timeout that is none, or an environment that does not say who this rank is.
+        ConfigError: an unknown device, a timeout that is none, an environment that does not say who this rank is, two
+            processes with one rank, or ranks that know of different numbers of ranks.
         UsageError: there is a group already, for other devices.
-        TimeoutError, PeerError: the ranks did not find each other.
+        TimeoutError: ranks did not come in time; it names them.
+        PeerError: a rank came and went.
     """
     global _maker
     kind = _kind(device)
@@ -48,17 +52,14 @@ def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
         raise ConfigError('initialize_dist: torch sees no GPU here: use the device "cpu"')
     if kind == "tpu" and not dist.is_backend_available("xla"):
         raise ConfigError("initialize_dist: the device tpu needs torch_xla's backend, which is not here: import it")
-    # The variables of a single rank need not be complete.
-    single = os.environ.get("WORLD_SIZE") == "1" and os.environ.get("RANK", "0") == "0"
-    world = _Alone if single else _lamina.read_world()
+    world = _lamina.world_to_meet()
     with typed(f"initialize_dist at {world.master_addr}:{world.master_port}"):
+        # It hosts the store until torch's own group does.
+        meeting = _lamina.Meeting(world, f"python/{next(_meetings)}", timeout) if world.launched else None
         make_default(world, timedelta(seconds=timeout), _BACKENDS[kind])
+        del meeting
     _maker = os.getpid()
-
-
-class _Alone:
-    rank, size, launched = 0, 1, False
-    master_addr, master_port = "127.0.0.1", 0
+    uncaught.install()
 
 
 def _kind(device: Any) -> str:

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/dist/current.h"
+
+#include <cstdlib>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lamina/base/str.h"
+#include "lamina/dist/dist.h"
+#include "lamina/dist/errors.h"
+#include "lamina/dist/ranks.h"
+#include "lamina/transport/roll_call.h"
+
+namespace lamina::dist {
+namespace {
+
+std::unique_ptr<Current> the_current;
+
+void require_device(const std::string& device) {
+  if (device == "cpu") return;
+  throw base::ConfigError(base::str("initialize_dist: device: \"", device, "\" is not allowed; in C++ it must be cpu"));
+}
+
+std::string next_name() {
+  static int meetings = 0;
+  return base::str(transport::start_of_job(), "dist/c++/", meetings++);
+}
+
+std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
+  auto made = std::make_unique<Current>();
+  made->world = world_to_meet(base::process_environment());
+  const std::string name = next_name();
+  if (made->world.launched) made->meeting = std::make_unique<Meeting>(made->world, name, timeout, nullptr);
+  made->groups = std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr);
+  std::vector<base::Rank> everybody;
+  for (int rank = 0; rank < made->world.size; ++rank) everybody.emplace_back(rank);
+  made->group = made->groups->make("world", everybody);
+  return made;
+}
+
+}  // namespace
+
+Current* find_current() { return the_current.get(); }
+
+c10d::ProcessGroup* group_for(const std::string& what) {
+  if (the_current) return the_current->world.size > 1 ? the_current->group.get() : nullptr;
+  if (const int size = get_world_size(); size > 1) {
+    throw base::UsageError(base::str(what, ": the world_size(", size, ") > 1, but there is no process group: call ",
+                                     "lamina::dist::initialize_dist() first"));
+  }
+  return nullptr;
+}
+
+bool is_available() { return true; }
+bool is_initialized() { return the_current != nullptr; }
+
+void initialize_dist(const std::string& device, std::chrono::milliseconds timeout) {
+  require_device(device);
+  if (timeout <= std::chrono::milliseconds(0)) {
+    throw base::ConfigError(
+        base::str("initialize_dist: timeout: ", timeout.count(), " ms is not allowed; expected more than 0"));
+  }
+  if (the_current) return;
+  [[maybe_unused]] static const int at_exit = std::atexit(destroy_dist);  // a Gloo group must end before torch does
+  the_current = typed("initialize_dist()", [&] { return meet(timeout); });
+}
+
+void destroy_dist() { the_current.reset(); }
+
+}  // namespace lamina::dist

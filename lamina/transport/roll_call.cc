@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/transport/roll_call.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::transport {
+namespace {
+
+// How long rank 0 holds the store for the others to leave it, and how much longer than their own timeout they wait for
+// its verdict once it is there: it may have started later.
+constexpr auto kFarewell = std::chrono::seconds(10);
+// The verdict when nobody is missing, before the number of ranks.
+const std::string kAllCame = "all of ";
+
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+}  // namespace
+
+std::string start_of_job() {
+  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
+                   "/");
+}
+
+RollCall::RollCall(JobStore& store, Options options)
+    : store_(store),
+      options_(std::move(options)),
+      verdict_by_(base::Deadline::after(options_.deadline.at() - base::Deadline::Clock::now() + kFarewell)) {}
+
+void RollCall::announce(const std::string& key, const std::string& value) {
+  announced_.push_back(key);
+  store_.set(options_.name + key, value);
+}
+
+std::vector<std::string> RollCall::call(const std::string& said) {
+  store_.set(base::str(options_.name, "hello/", options_.rank), said);
+  const std::string verdict = options_.rank == base::Rank(0) ? judge() : await_verdict();
+  if (!verdict.starts_with(kAllCame)) {
+    leave();
+    throw base::TimeoutError(verdict);
+  }
+  if (const std::string size = verdict.substr(kAllCame.size()); size != std::to_string(options_.size)) {
+    leave();
+    throw base::ConfigError(base::str("ranks 0 and ", options_.rank, " differ in their WORLD_SIZE: ", size, " and ",
+                                      options_.size, ": start them alike"));
+  }
+  std::vector<std::string> all;
+  for (const auto& key : keys("hello")) all.push_back(store_.get(key));
+  return all;
+}
+
+std::string RollCall::judge() {
+  const auto missing = store_.wait(keys("hello"), options_.deadline);
+  std::string ranks;
+  for (const auto& key : missing) {
+    absent_.push_back(key.substr(key.rfind('/') + 1));
+    ranks += base::str(ranks.empty() ? "" : ", ", absent_.back());
+  }
+  const std::string verdict =
+      absent_.empty() ? base::str(kAllCame, options_.size)
+                      : base::str(absent_.size() == 1 ? "rank " : "ranks ", ranks, " did not join within ", seconds(),
+                                  ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
+  announce("verdict", verdict);
+  return verdict;
+}
+
+std::string RollCall::await_verdict() {
+  const std::string key = options_.name + "verdict";
+  bool there = store_.wait({key}, options_.deadline).empty();
+  const bool will_be = there || store_.wait({keys("hello")[0]}, options_.deadline).empty();
+  if (!there && will_be) there = store_.wait({key}, verdict_by_).empty();
+  return there ? store_.get(key) : base::str("rank 0 did not join within ", seconds());
+}
+
+void RollCall::leave() {
+  // Not "": c10d's store announces each value's size as the begin of something longer, so the kernel holds an empty one
+  // back for 200 ms.
+  store_.set(base::str(options_.name, "left/", options_.rank), "left");
+  if (options_.rank != base::Rank(0)) return;
+  auto awaited = keys("left");
+  for (const auto& rank : absent_) std::erase(awaited, base::str(options_.name, "left/", rank));
+  store_.wait(awaited, base::Deadline::after(kFarewell));
+  for (const auto& key : announced_) store_.remove(options_.name + key);
+  for (const char* what : {"hello", "left"}) {
+    for (const auto& key : keys(what)) store_.remove(key);
+  }
+}
+
+std::vector<std::string> RollCall::keys(const char* what) const {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options_.size; ++rank) keys.push_back(base::str(options_.name, what, "/", rank));
+  return keys;
+}
+
+std::string RollCall::seconds() const {
+  return base::str(static_cast<double>(options_.timeout.count()) / 1000.0, " s");
+}
+
+}  // namespace lamina::transport

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/transport/job_store.h"
+
+namespace lamina::transport {
+
+// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
+std::string start_of_job();
+
+// All ranks at the job's store: each says something and hears what all have said. Rank 0 alone decides who is missing,
+// so that all report the same.
+class RollCall {
+ public:
+  // `name` is the same on all ranks, and new for each call; `timeout`, for messages, is what ends at the deadline.
+  struct Options {
+    std::string name;
+    base::Rank rank;
+    int size = 1;
+    std::chrono::milliseconds timeout;
+    base::Deadline deadline;
+  };
+  RollCall(JobStore& store, Options options);
+
+  // Sets NAME + key until all have left.
+  void announce(const std::string& key, const std::string& value);
+
+  // What each rank said. Throws base::TimeoutError that names the ranks which did not come, base::ConfigError when
+  // rank 0 knows of another number of ranks.
+  std::vector<std::string> call(const std::string& said);
+
+  // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of
+  // the call in it. A call that threw has left.
+  void leave();
+
+ private:
+  std::vector<std::string> keys(const char* what) const;
+  std::string judge();
+  std::string await_verdict();
+  std::string seconds() const;
+
+  JobStore& store_;
+  const Options options_;
+  const base::Deadline verdict_by_;
+  std::vector<std::string> announced_;
+  std::vector<std::string> absent_;  // rank 0: who did not come
+};
+
+}  // namespace lamina::transport

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "lamina/base/progress.h"
+#include "lamina/dist/meeting.h"
+#include "lamina/dist/ranks.h"
+#include "lamina/transport/roll_call.h"
+#include "python/bindings/bindings.h"
+
+namespace lamina::python {
+namespace {
+
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+void bind_dist(py::module_& module) {
+  py::class_<dist::Meeting>(module, "Meeting")
+      .def(py::init([](const base::World& world, const std::string& name, double timeout_s) {
+             const auto timeout =
+                 std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_s));
+             return std::make_unique<dist::Meeting>(world, transport::start_of_job() + name, timeout, &check_signals);
+           }),
+           py::arg("world"), py::arg("name"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
+  module.def("report_consequence",
+             [](const std::string& words) { return base::ProgressReporter().consequence(words); });
+  module.def("told", [](const std::string& name) { return dist::told(name, base::process_environment()); });
+  module.def("world_to_meet", [] { return dist::world_to_meet(base::process_environment()); });
+}
+
+}  // namespace lamina::python

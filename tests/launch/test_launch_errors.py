@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina run` when one rank raises and the others fail because of it: the error that tells something comes once."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOAK = bool(os.environ.get("LAMINA_SOAK"))
+PROGRAM = Path(__file__).with_name("raising.py")
+
+# Says that it ends because of another rank, as an uncaught lamina.PeerError does.
+FOLLOWS = """
+import os, socket, struct, sys
+launcher = socket.socket(fileno=int(os.environ["LAMINA_PROGRESS_FD"]))
+
+def end_by_another():
+    launcher.send(struct.pack("qii", 0, os.getpid(), 2) + b"what follows\\n")
+    sys.exit(1)
+
+rank = int(os.environ["RANK"])
+"""
+
+
+def run(launcher, program, ranks=3):
+    (launcher.folder / "follows.py").write_text(FOLLOWS + program)
+    return launcher.run("run", "-n", ranks, "-c", sys.executable, "-S", "follows.py")
+
+
+@pytest.mark.parametrize("repetition", range(100 if SOAK else 3))
+def test_a_rank_that_ends_because_of_another_is_not_named_though_it_ends_first(launcher, repetition):
+    """Rank 1 sees through a pipe that both others have ended; then it prints its reason, and ends."""
+    os.mkfifo(launcher.folder / "pipe")
+    program = """
+pipe = os.path.join(os.environ["DIR"], "pipe")
+if rank != 1:
+    held = os.open(pipe, os.O_WRONLY)
+    end_by_another()
+with open(pipe) as file:
+    file.read()
+print("the reason", file=sys.stderr)
+sys.exit(7)
+"""
+    result = run(launcher, program)
+    assert result.returncode == 7
+    assert result.stderr.splitlines()[:2] == [
+        "lamina run: rank 1 failed: exit code 7",
+        "---- the last lines of rank 1 ----",
+    ]
+    assert "the reason\n" in result.stderr and "what follows" not in result.stderr
+    assert "lamina run: 2 other ranks ended because of this\n" in result.stderr
+
+
+def test_where_all_blame_another_the_first_is_shown_with_its_words(launcher):
+    """As ranks do whose network fails."""
+    result = run(launcher, "end_by_another()", ranks=1)
+    assert (result.returncode, result.stderr) == (1, "lamina run: rank 0 failed: exit code 1\nwhat follows\n")
+
+
+def test_a_rank_whose_error_was_only_its_own_does_not_hide_that_the_others_ended(launcher):
+    """Rank 1 raised, caught it, and goes on: the ranks that did not catch it are the failure, within 5 s."""
+    begin = time.monotonic()
+    result = run(launcher, "import signal\nend_by_another() if rank == 0 else signal.pause()", ranks=2)
+    assert time.monotonic() - begin <= 5
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[:2] == ["lamina run: rank 0 failed: exit code 1", "what follows"]
+
+
+FEW = [("forward", 0), ("forward", 1), ("loader", 1)]
+ALL = [(where, rank) for where in ("forward", "loader", "end", "uneven") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("where, rank", ALL if SOAK else FEW)
+def test_the_users_own_traceback_comes_once_and_its_rank_is_named(launcher, where, rank):
+    result = launcher.run("run", "-n", 2, PROGRAM, where, rank)
+    assert result.returncode == 1
+    said = [line for line in result.stderr.splitlines() if line.startswith("lamina run: ")]
+    if where != "uneven":
+        assert said[0] == f"lamina run: rank {rank} failed: exit code 1"
+        assert result.stderr.count('raise ValueError("the user') == 1
+        shown = result.stderr.index("Traceback (most recent call last)")
+        first_said = result.stderr.index("lamina run: ")
+        assert (shown < first_said) == (rank == 0), "rank 0 writes to us, before it ends"
+    assert "is lost" not in result.stderr or where == "uneven"
+    assert result.stderr.count("failed: ") == 1
