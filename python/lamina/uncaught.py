@@ -49,7 +49,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
     if isinstance(error, PeerError):
         failure = None  # the rank that is its cause has ended already
-    told = _tell_launcher(error)
+    told = interrupted is None and _tell_launcher(error)
     if session is not None and failure is not None and failure.rank == session.rank:
         _end_as_raiser(kind, error, trace, failure)
     elif interrupted is not None:
