@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, compiled, intercept, interrupts
+from lamina import _lamina, clipping, compiled, consequence, intercept, interrupts
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()
+    consequence.install()
 
 
 def is_initialized() -> bool:
@@ -167,6 +168,7 @@ def _end() -> _lamina.Session:
     if ended.replicas is not None:
         ended.replicas.unwatch()
     intercept.remove()
+    consequence.remove()
     interrupts.remove()
     clipping.remove()
     compiled.remove()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lamina import _lamina, interrupts
+from lamina import _lamina, consequence
 from lamina.dist import ranks
 from lamina.dist.collectives import typed
 from lamina.errors import ConfigError, UsageError
@@ -59,7 +59,7 @@ def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
         make_default(world, timedelta(seconds=timeout), _BACKENDS[kind])
         del meeting
     _maker = os.getpid()
-    interrupts.install()
+    consequence.install()
 
 
 def _kind(device: Any) -> str:
