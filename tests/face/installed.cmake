@@ -17,8 +17,12 @@ endif()
 
 file(REMOVE_RECURSE ${WHERE})
 run(${CMAKE_COMMAND} --install ${BUILD} --component cpp --prefix ${WHERE}/prefix)
+find_program(ccache ccache)
+if(ccache)
+  set(launcher -DCMAKE_CXX_COMPILER_LAUNCHER=${ccache})
+endif()
 run(${CMAKE_COMMAND} -S ${SOURCE}/examples/cmake_project -B ${WHERE}/build -DCMAKE_PREFIX_PATH=${WHERE}/prefix
-    -DCMAKE_BUILD_TYPE=Debug)
+    -DCMAKE_BUILD_TYPE=Debug ${launcher})
 run(${CMAKE_COMMAND} --build ${WHERE}/build)
 run(${WHERE}/prefix/bin/lamina run -n 2 -c ${WHERE}/build/train)
 file(REMOVE_RECURSE ${WHERE})

@@ -122,7 +122,9 @@ TEST(ReferenceGradients, AHookOnAResultThatOtherResultsDependOnIsRefusedWhereItW
           model.backward(outside ? (hidden * 5).sum() : loss);
           if (watch == Watch::kKept) expect_all(hidden.grad(), 5);
           if (watch == Watch::kHook) expect_all(seen, 5);
-          if (watch == Watch::kHookOnLoss && !outside) EXPECT_EQ(seen.item<double>(), 1);
+          if (watch == Watch::kHookOnLoss && !outside) {
+            EXPECT_EQ(seen.item<double>(), 1);
+          }
         });
         const bool refused = !outside && (watch == Watch::kKept || watch == Watch::kHook);
         for (const auto& outcome : outcomes) {
