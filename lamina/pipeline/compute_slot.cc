@@ -141,7 +141,7 @@ ComputeSlot::Waiter* ComputeSlot::grant() {
   if (!next) return nullptr;
   Waiter* waiter = waiters_[*next];
   waiters_.erase(waiters_.begin() + static_cast<std::ptrdiff_t>(*next));
-  if (waiter->ticket.phase == plan::Phase::kStart) ++progress_.started;
+  progress_.go_on(waiter->ticket);
   held_ = true;
   waiter->granted = true;
   return waiter;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -22,12 +23,15 @@ struct Ticket {
   std::uint64_t arrival = 0;  // order in which the threads of this rank began to wait
 };
 
-// How far the step's microbatches are on this rank; all zero on a rank that only serves.
+// How far the step's microbatches are on this rank; a rank that only serves knows no more than who is ahead.
 struct Progress {
   int microbatches = 0;
   int started = 0;       // left kStart
   int forward_done = 0;  // reached kBackwardStart, or ended without a backward
   int finished = 0;      // their step body ended
+  std::set<base::Microbatch> ahead;  // have begun their forward here, and not come back to their backward
+
+  void go_on(const Ticket& picked);  // its thread computes from now on
 };
 
 // A schedule is a pure function: of the threads that wait, which computes next. Microbatches start in their order.
@@ -41,8 +45,8 @@ class Schedule {
 // All forwards, then all backwards. At most `active_microbatches` are in their forward at once.
 std::unique_ptr<Schedule> simple_schedule(int active_microbatches);
 
-// A backward as soon as one is ready. At most `active_microbatches` are between the start of their forward and the end
-// of their backward.
+// See [Note: two ahead]. At most `active_microbatches` are between the start of their forward and the end of their
+// backward.
 std::unique_ptr<Schedule> interleaved_schedule(int active_microbatches);
 
 // By its configuration name, "simple" or "interleaved". Throws base::ConfigError for any other.

@@ -18,7 +18,7 @@ class Simulation {
  public:
   Simulation(const Schedule& schedule, const Chain& chain)
       : schedule_(schedule), chain_(chain), end_(static_cast<int>(chain.visits.size())), ranks_(ranks_of(chain)) {
-    progress_.microbatches = chain.microbatches;
+    leader().microbatches = chain.microbatches;
     for (int i = 0; i < chain.microbatches; ++i) send({Phase::kStart, base::Microbatch(i)}, 0, 0);
   }
 
@@ -39,6 +39,7 @@ class Simulation {
   struct RankState {
     std::vector<Ticket> waiting;
     std::vector<int> visits;  // of each that waits
+    Progress progress;
     bool busy = false;
   };
 
@@ -46,7 +47,7 @@ class Simulation {
 
   void send(Ticket ticket, int visit, std::int64_t delay) {
     at(now_ + delay, [=, this]() mutable {
-      if (ticket.phase == Phase::kBackwardStart) ++progress_.forward_done;
+      if (ticket.phase == Phase::kBackwardStart) ++leader().forward_done;
       ticket.arrival = order_++;
       RankState& rank = ranks_[rank_of(visit)];
       rank.waiting.push_back(ticket);
@@ -57,20 +58,22 @@ class Simulation {
   void pick_everywhere() {
     for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
       if (ranks_[rank].busy || ranks_[rank].waiting.empty()) continue;
-      const auto chosen = schedule_.pick(ranks_[rank].waiting, rank == 0 ? progress_ : Progress{});
+      const auto chosen = schedule_.pick(ranks_[rank].waiting, ranks_[rank].progress);
       if (chosen) begin(rank, static_cast<std::ptrdiff_t>(*chosen));
     }
   }
 
   void begin(int rank, std::ptrdiff_t chosen) {
-    auto& [waiting, visits, busy] = ranks_[rank];
+    auto& [waiting, visits, progress, busy] = ranks_[rank];
     Turn turn{.start = now_, .rank = rank, .visit = visits[chosen], .ticket = waiting[chosen]};
     waiting.erase(waiting.begin() + chosen);
     visits.erase(visits.begin() + chosen);
     busy = true;
-    if (turn.ticket.phase == Phase::kStart) ++progress_.started;
+    progress.go_on(turn.ticket);
     at(now_ + cost(turn), [=, this] { end(turn); });
   }
+
+  Progress& leader() { return ranks_[0].progress; }
 
   int rank_of(int visit) const { return visit == end_ ? 0 : chain_.visits[visit].rank; }
 
@@ -90,14 +93,14 @@ class Simulation {
     } else if (phase == Phase::kBackward && turn.visit > 0) {
       send({Phase::kBackward, microbatch}, turn.visit - 1, message_after(turn.visit - 1));
     } else if (phase == Phase::kBackward) {
-      ++progress_.finished;
+      ++leader().finished;
     } else if (turn.visit == end_) {
       send({Phase::kBackwardStart, microbatch}, end_, 0);
     } else {
       send({Phase::kForward, microbatch}, turn.visit + 1, message_after(turn.visit));
     }
     turn.end = now_;
-    turn.after = progress_;
+    turn.after = leader();
     turns_.push_back(turn);
   }
 
@@ -105,7 +108,6 @@ class Simulation {
   const Chain chain_;
   const int end_;
   std::vector<RankState> ranks_;
-  Progress progress_;
   std::int64_t now_ = 0;
   std::uint64_t order_ = 0;
   std::map<std::pair<std::int64_t, std::uint64_t>, std::function<void()>> events_;  // by time, then by order
