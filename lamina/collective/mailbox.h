@@ -38,7 +38,7 @@ class Mailbox {
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
   std::string first_loss();
 
-  // [Note: roll call] Torch's collectives do not say for whom they wait. So whoever has waited long in the n-th
+  // [Note: presence] Torch's collectives do not say for whom they wait. So whoever has waited long in the n-th
   // operation of a group says to its other members that it is there; those who have not said so are the ones that are
   // awaited.
   std::int64_t next_operation(std::span<const base::Rank> members);  // its n

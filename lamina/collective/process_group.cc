@@ -12,8 +12,8 @@ using Clock = base::Deadline::Clock;
 // long: a rank that did its part may end while its last bytes are still on their way.
 constexpr auto kOtherWitness = std::chrono::seconds(1);
 
-// When a member that waits says so, before it has to say who does not: see [Note: roll call].
-Clock::duration roll_call_after(const base::Patience& patience) {
+// When a member that waits says so, before it has to say who does not: see [Note: presence].
+Clock::duration present_after(const base::Patience& patience) {
   return std::min<Clock::duration>(base::kSlow, patience.timeout) / 2;
 }
 
@@ -101,12 +101,12 @@ class C10dGroup : public ProcessGroup {
   base::Patience patience(std::int64_t operation) const {
     base::Patience patience = options_.patience;
     std::optional<Clock::time_point> lost_at;
-    std::optional<Clock::time_point> roll_call = Clock::now() + roll_call_after(patience);
+    std::optional<Clock::time_point> says_present_at = Clock::now() + present_after(patience);
     patience.check_interrupt = [=, this, interrupt = options_.patience.check_interrupt]() mutable {
       if (interrupt) interrupt();
-      if (roll_call && Clock::now() >= *roll_call) {
+      if (says_present_at && Clock::now() >= *says_present_at) {
         mailbox_.say_present(options_.members, operation);
-        roll_call.reset();
+        says_present_at.reset();
       }
       const auto loss = mailbox_.loss(options_.members, {});
       if (loss.empty()) return;

@@ -9,47 +9,37 @@
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 #include "lamina/dist/errors.h"
+#include "lamina/value/bytes.h"
 #include "lamina/value/encoding.h"
 
 namespace lamina::dist {
 namespace {
 
-// A tree of values as one tensor of bytes: the number of parts, the size of each, the parts; the first is the tree, the
-// others its tensors' buffers.
+at::Tensor tensor_of(std::string_view bytes) {
+  const auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+// A tree of values as one tensor of bytes.
 at::Tensor pack(const Value& tree) {
   const auto encoded = value::encode(tree);
-  std::vector<std::int64_t> head{1 + static_cast<std::int64_t>(encoded.buffers.size()),
-                                 static_cast<std::int64_t>(encoded.meta.size())};
-  for (const auto& buffer : encoded.buffers) head.push_back(buffer.numel());
-  std::string bytes(reinterpret_cast<const char*>(head.data()), head.size() * sizeof head[0]);
-  bytes += encoded.meta;
+  value::Writer out;
+  out.put_block(encoded.meta);
+  out.put<std::uint64_t>(encoded.buffers.size());
   for (const auto& buffer : encoded.buffers) {
     const at::Tensor here = buffer.cpu();
-    bytes.append(static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
+    out.put_block({static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel())});
   }
-  const auto packed = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());
-  return packed;
+  return tensor_of(out.take());
 }
 
 Value unpack(const at::Tensor& packed) {
-  const auto* at = static_cast<const char*>(packed.const_data_ptr());
-  const auto number = [&at] {
-    std::int64_t value = 0;
-    std::memcpy(&value, at, sizeof value);
-    at += sizeof value;
-    return value;
-  };
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(number()));
-  for (auto& size : sizes) size = number();
-  const std::string_view meta(at, static_cast<std::size_t>(sizes[0]));
-  at += sizes[0];
+  value::Reader in({static_cast<const char*>(packed.const_data_ptr()), static_cast<std::size_t>(packed.numel())});
+  const auto meta = in.get_block();
   std::vector<at::Tensor> buffers;
-  for (std::size_t i = 1; i < sizes.size(); ++i) {
-    buffers.push_back(at::empty({sizes[i]}, at::kByte));
-    std::memcpy(buffers.back().mutable_data_ptr(), at, static_cast<std::size_t>(sizes[i]));
-    at += sizes[i];
-  }
+  for (auto left = in.get_count(); left > 0; --left) buffers.push_back(tensor_of(in.get_block()));
+  in.expect_end();
   return value::decode(meta, std::move(buffers));
 }
 

@@ -10,6 +10,7 @@
 #include "lamina/face/calls.h"
 #include "lamina/face/model.h"
 #include "lamina/pipeline/streams.h"
+#include "lamina/transport/roll_call.h"
 
 namespace lamina::face {
 namespace {
@@ -42,8 +43,8 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(topology::Group gro
   if (!made) {
     if (!groups_) {
       const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
-      groups_ =
-          std::make_unique<collective::C10dGroups>(session->world(), base::str("lamina/c++/", jobs), timeout, nullptr);
+      groups_ = std::make_unique<collective::C10dGroups>(
+          session->world(), base::str(transport::start_of_job(), "c++/", jobs), timeout, nullptr);
     }
     made = groups_->make(std::string(topology::name(group)), session->members(group));
   }

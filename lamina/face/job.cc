@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/face/job.h"
 
-#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
@@ -9,17 +8,6 @@
 
 namespace lamina {
 namespace {
-
-std::string quoted(const std::string& text) {
-  std::ostringstream out;
-  out << '"';
-  for (const char letter : text) {
-    if (letter == '"' || letter == '\\') out << '\\';
-    out << letter;
-  }
-  out << '"';
-  return out.str();
-}
 
 void require_same(const base::Config& now, const base::Config& asked) {
   const auto differences = base::differences(now, asked);
@@ -32,19 +20,11 @@ void require_same(const base::Config& now, const base::Config& asked) {
 
 }  // namespace
 
-std::string Setting::json_of(bool value) { return value ? "true" : "false"; }
-std::string Setting::json_of(std::int64_t value) { return std::to_string(value); }
-std::string Setting::json_of(double value) {
-  std::ostringstream out;
-  out.precision(17);
-  out << value;
-  return out.str();
-}
-std::string Setting::json_of(const std::string& value) { return quoted(value); }
-
 void init(Settings settings) {
   std::string json;
-  for (const auto& [key, setting] : settings) json += (json.empty() ? "" : ", ") + quoted(key) + ": " + setting.json();
+  for (const auto& [key, setting] : settings) {
+    json += base::str(json.empty() ? "" : ", ", base::show(std::string(key)), ": ", setting.json());
+  }
   init("{" + json + "}");
 }
 

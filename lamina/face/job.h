@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/base/scalar.h"
 #include "lamina/face/travel.h"
 #include "lamina/topology/topology.h"
 
@@ -26,25 +27,23 @@ class Setting {
  public:
   template <class T>
     requires(std::integral<T> || std::floating_point<T> || std::convertible_to<T, std::string>)
-  Setting(const T& value) : json_(json_of(value)) {}
-  const std::string& json() const { return json_; }
+  Setting(const T& value) : value_(scalar(value)) {}
+  std::string json() const { return base::show(value_); }
 
  private:
-  static std::string json_of(bool value);
-  static std::string json_of(std::int64_t value);
-  static std::string json_of(double value);
-  static std::string json_of(const std::string& value);
   template <class T>
-  static std::string json_of(const T& value) {
-    if constexpr (std::integral<T>) {
-      return json_of(static_cast<std::int64_t>(value));
+  static base::Scalar scalar(const T& value) {
+    if constexpr (std::same_as<T, bool>) {
+      return value;
+    } else if constexpr (std::integral<T>) {
+      return static_cast<std::int64_t>(value);
     } else if constexpr (std::floating_point<T>) {
-      return json_of(static_cast<double>(value));
+      return static_cast<double>(value);
     } else {
-      return json_of(std::string(value));
+      return std::string(value);
     }
   }
-  std::string json_;
+  base::Scalar value_;
 };
 
 using Settings = std::initializer_list<std::pair<const char*, Setting>>;

@@ -36,19 +36,22 @@ concept Travelling = requires(const T& held, const Value& tree) {
 };
 
 template <class T>
-Value to_value(const T& held) {
+constexpr void require_travelling() {
   static_assert(Travelling<T>,
                 "lamina: a value of this type cannot pass between ranks. Pass tensors, numbers, bool, std::string, "
                 "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Travels for it");
+}
+
+template <class T>
+Value to_value(const T& held) {
+  require_travelling<T>();
   if constexpr (Travelling<T>) return Travels<T>::to_value(held);
 }
 
 // Throws base::FormatError when the tree holds something else.
 template <class T>
 T from_value(const Value& tree) {
-  static_assert(Travelling<T>,
-                "lamina: a value of this type cannot pass between ranks. Pass tensors, numbers, bool, std::string, "
-                "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Travels for it");
+  require_travelling<T>();
   if constexpr (Travelling<T>) return Travels<T>::from_value(tree);
 }
 

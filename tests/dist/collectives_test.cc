@@ -11,6 +11,7 @@
 namespace lamina::dist {
 namespace {
 
+using testing::expect_error;
 using ::testing::HasSubstr;
 
 at::Tensor number(double value) { return at::full({2}, value); }
@@ -74,16 +75,6 @@ TEST(Collectives, AListOfAnotherLengthIsAnErrorAndNobodyHangs) {
     if (get_global_rank() == 0) return broadcast_object_list(objects);
     EXPECT_THROW(broadcast_object_list(objects), base::UsageError);
   });
-}
-
-template <class Thrown>
-void expect_error(const std::function<void()>& call, const std::string& words) {
-  try {
-    call();
-    ADD_FAILURE() << "no error that says " << words;
-  } catch (const Thrown& error) {
-    EXPECT_THAT(error.what(), HasSubstr(words));
-  }
 }
 
 TEST(Collectives, WhatIsWrongIsSaidInAnyWorld) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gmock/gmock.h>
 #include <sys/types.h>
 
 #include <functional>
@@ -37,5 +38,16 @@ class RankForks {
 void in_world(int size, const std::function<void()>& body);
 // Runs it in a process that nobody launched.
 void alone(const std::function<void()>& body);
+
+// Expects that `call` throws a Thrown that says `words`.
+template <class Thrown>
+void expect_error(const std::function<void()>& call, const std::string& words) {
+  try {
+    call();
+    ADD_FAILURE() << "no error that says " << words;
+  } catch (const Thrown& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(words));
+  }
+}
 
 }  // namespace lamina::dist::testing

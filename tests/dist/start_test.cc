@@ -14,17 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
+using testing::expect_error;
 using testing::RankForks;
-
-template <class Thrown>
-void expect_error(const std::function<void()>& call, const std::string& words) {
-  try {
-    call();
-    ADD_FAILURE() << "no error that says " << words;
-  } catch (const Thrown& error) {
-    EXPECT_THAT(error.what(), HasSubstr(words));
-  }
-}
 
 TEST(Start, ARankThatIsMissingIsNamedWithinTheTimeoutAnd1s) {
   RankForks ranks(3);

@@ -10,6 +10,7 @@ import sys
 
 import torch
 from torch import nn
+from training import spread, train_step
 from victim import note
 
 import lamina
@@ -61,17 +62,8 @@ def main():
         auto_partition=False,
         default_partition=0,
     )
-    model = nn.Sequential(*(Layer(4, 4) for _ in range(2 * PARTITIONS)))
-    for i, layer in enumerate(model):
-        lamina.set_partition(layer, i % PARTITIONS)
-    model = lamina.distribute(model)
-
-    @lamina.step
-    def train(x):
-        reaches("body")
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
+    model = spread([Layer(4, 4) for _ in range(2 * PARTITIONS)], PARTITIONS)
+    train = train_step(model, lambda: reaches("body"))
 
     for Layer.step in range(1000):
         train(torch.randn(8, 4))

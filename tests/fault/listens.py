@@ -6,20 +6,13 @@ import pathlib
 
 import torch
 from torch import nn
+from training import train_step
 
 import lamina
 
 lamina.init(partitions=2, microbatches=2)
 model = lamina.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-
-
-@lamina.step
-def train(x):
-    loss = model(x).square().mean()
-    model.backward(loss)
-    return loss
-
-
+train = train_step(model)
 train(torch.randn(8, 4))
 while True:
     train(torch.randn(8, 4))

@@ -13,6 +13,7 @@ import time
 
 import torch
 from torch import nn
+from training import spread, train_step
 from victim import note
 
 import lamina
@@ -92,17 +93,9 @@ def finish_pass(replicas, original=Replicas.finish_pass):
 def main():
     Replicas.finish_pass = finish_pass
     lamina.init(partitions=PARTITIONS, microbatches=MICROBATCHES, ddp=True, auto_partition=False, default_partition=0)
-    model = nn.Sequential(*(Layer(128, 128) for _ in range(LAYERS)))
-    for i, layer in enumerate(model):
-        lamina.set_partition(layer, i % PARTITIONS)
-    model = lamina.distribute(model)
+    model = spread([Layer(128, 128) for _ in range(LAYERS)], PARTITIONS)
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
-
-    @lamina.step
-    def train(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
+    train = train_step(model)
 
     for phases.step in range(1000):
         phases.calls.clear()  # the trace of the model calls layers too

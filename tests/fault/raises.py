@@ -9,6 +9,7 @@ import sys
 
 import torch
 from torch import nn
+from training import spread, train_step
 
 import lamina
 
@@ -47,17 +48,8 @@ class Layer(nn.Linear):
 def main():
     size = int(os.environ["WORLD_SIZE"])
     lamina.init(partitions=size, microbatches=4, auto_partition=False, default_partition=0)
-    model = nn.Sequential(*(Layer(4, 4) for _ in range(2 * size)))
-    for i, layer in enumerate(model):
-        lamina.set_partition(layer, i % size)
-    model = lamina.distribute(model)
-
-    @lamina.step
-    def train(x):
-        reaches("body")
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
+    model = spread([Layer(4, 4) for _ in range(2 * size)], size)
+    train = train_step(model, lambda: reaches("body"))
 
     for Layer.step in range(10):
         train(torch.randn(8, 4))

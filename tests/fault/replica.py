@@ -11,6 +11,7 @@ import threading
 
 import torch
 from torch import nn
+from training import train_step
 from victim import note
 
 import lamina
@@ -38,12 +39,7 @@ def main():
     Replicas.finish_pass = fail_before_the_third
     lamina.init(partitions=int(sys.argv[3]), ddp=True, timeout_s=float(sys.argv[4]))
     model = lamina.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-
-    @lamina.step
-    def train(x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
+    train = train_step(model)
 
     for _ in range(1000):
         train(torch.randn(8, 4))

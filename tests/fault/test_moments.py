@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fault.test_rank_killed import BOUND_S, read
+from fault.test_rank_killed import BOUND_S, check_launcher, read
 
 MOMENTS = Path(__file__).with_name("moments.py")
 FATAL_STEP = 3
@@ -56,9 +56,4 @@ def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
 @pytest.mark.parametrize("phase", ["backward", "reduction"])
 def test_the_launcher_ends_within_5_s_with_the_signal_on_its_first_line(phase, launcher):
     victim, fraction = random.Random(phase).randrange(4), random.Random(phase).random()
-    run = launcher.run("run", "-n", 4, MOMENTS, victim, phase, fraction, 2)
-    ended = time.time()
-    assert run.returncode == 128 + 9, run.stderr
-    verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
-    assert verdicts[0] == f"lamina run: rank {victim} failed: killed by signal 9 (SIGKILL)"
-    assert ended - read(launcher, f"death.{victim}")["at"] < BOUND_S
+    check_launcher(launcher, 4, MOMENTS, victim, phase, fraction, 2)

@@ -24,6 +24,16 @@ def read(launcher, name):
     return json.loads((launcher.folder / name).read_text())
 
 
+def check_launcher(launcher, ranks, script, victim, *words):
+    """Runs the script, whose rank `victim` is killed: the launcher names it first, and ends in time."""
+    run = launcher.run("run", "-n", ranks, script, victim, *words)
+    ended = time.time()
+    assert run.returncode == 128 + 9, run.stderr
+    verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
+    assert verdicts[0] == f"lamina run: rank {victim} failed: killed by signal 9 (SIGKILL)"
+    assert ended - read(launcher, f"death.{victim}")["at"] < BOUND_S
+
+
 @pytest.mark.parametrize(("size", "victim", "place"), CHOSEN)
 def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, place, launcher):
     ranks = launcher.start_ranks(size, VICTIM, victim, place)
@@ -42,12 +52,7 @@ def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, pl
 
 @pytest.mark.parametrize(("victim", "place"), [(1, "backward"), (0, "forward")])
 def test_the_launcher_names_the_dead_rank_first_and_ends_within_5_s(victim, place, launcher):
-    run = launcher.run("run", "-n", 2, VICTIM, victim, place)
-    ended = time.time()
-    assert run.returncode == 128 + 9
-    verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
-    assert verdicts[0] == f"lamina run: rank {victim} failed: killed by signal 9 (SIGKILL)"
-    assert ended - read(launcher, f"death.{victim}")["at"] < BOUND_S
+    check_launcher(launcher, 2, VICTIM, victim, place)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from training import spread, train_step
 
 import lamina
 
@@ -51,18 +52,9 @@ def note(name, text):
 def main():
     place = sys.argv[2]
     lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=4, auto_partition=False, default_partition=0)
-    model = nn.Sequential(*(Dies(place) for _ in range(2 * lamina.pp_size())))
-    for i, layer in enumerate(model):
-        lamina.set_partition(layer, i % lamina.pp_size())
-    model = lamina.distribute(model)
+    model = spread([Dies(place) for _ in range(2 * lamina.pp_size())], lamina.pp_size())
     optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-
-    @lamina.step
-    def train(x):
-        die_at("body", place)
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
+    train = train_step(model, lambda: die_at("body", place))
 
     for Dies.step in range(1000):
         train(torch.randn(8, 4))

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lamina/pipeline/graph.h"
+#include "lamina/value/value.h"
+
+// What a module returned, made ready to leave its rank.
+namespace lamina::pipeline {
+
+// How often each was written to, so far.
+std::vector<std::uint32_t> versions(const Tensors& tensors);
+// The arguments that were written to since they had the versions `before`, with their positions.
+value::List written(const Tensors& arguments, const std::vector<std::uint32_t>& before);
+
+// References in the place of the arguments that a module hands back as they are.
+void replace_arguments(value::Value& outputs, const Tensors& arguments);
+
+// Copies in the place of outputs that the module, its arguments or its graph hold as well: the module's next call may
+// write to them, with the slot, while they are on their way without it. What has a graph of its own is left to the
+// check of its version, as autograd leaves it.
+void copy_what_others_hold(value::Value& outputs);
+
+// See delivered_spec().
+at::Tensor dense(const at::Tensor& tensor);
+// The same for every tensor of an answer that the caller waits for: the next time it has a reference in its place.
+void make_dense(value::Value& tree);
+
+}  // namespace lamina::pipeline

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scripts that meet a fault train."""
+
+from torch import nn
+
+import lamina
+
+
+def spread(layers, partitions):
+    """The layers one after the other, on the partitions in turn."""
+    model = nn.Sequential(*layers)
+    for i, layer in enumerate(model):
+        lamina.set_partition(layer, i % partitions)
+    return lamina.distribute(model)
+
+
+def train_step(model, begins=lambda: None):
+    """Trains on the mean of the squares of what the model returns; each body begins with `begins`."""
+
+    @lamina.step
+    def train(x):
+        begins()
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    return train
