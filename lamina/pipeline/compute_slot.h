@@ -27,7 +27,7 @@ class ComputeSlot {
   ComputeSlot(std::unique_ptr<plan::Schedule> schedule, base::Deadline::Clock::duration timeout,
               std::function<bool()> holds_interpreter_lock = nullptr);
 
-  // From the next step on.
+  // From the next pick on.
   void follow(std::unique_ptr<plan::Schedule> schedule);
   // What moves with the slot, to the microbatch that computes; nullptr for nothing.
   void carry(OrderedGradients* gradients) { gradients_ = gradients; }

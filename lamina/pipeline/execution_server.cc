@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/execution_server.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <atomic>
 
