@@ -49,10 +49,7 @@ void ComputeSlot::queue_again(plan::Phase phase, base::Microbatch microbatch) {
   std::unique_lock lock(mutex_);
   Waiter self;
   enqueue(self, phase, microbatch);
-  auto next = hand_over();
-  lock.unlock();
-  if (next) next->let_go();
-  lock.lock();
+  hand_over();
   wait_for_turn(self, lock);
 }
 
@@ -85,7 +82,6 @@ void ComputeSlot::enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch mi
 
 void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock) {
   check_lock_order();
-  self.thread.emplace();
   const auto ready = [&] { return self.granted || cancelled_; };
   const auto what = [&] {
     return base::str("turn of microbatch ", self.ticket.microbatch, " to compute on this rank");
@@ -96,16 +92,17 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
     std::erase(waiters_, &self);
     throw;
   }
-  if (self.granted) return self.thread->let_go();
-  std::erase(waiters_, &self);
-  throw base::CancelledError("the step was ended by an error elsewhere");
+  if (!self.granted) {
+    std::erase(waiters_, &self);
+    throw base::CancelledError("the step was ended by an error elsewhere");
+  }
+  lock.unlock();
+  processor_.return_to_it();
 }
 
 void ComputeSlot::release() {
-  std::unique_lock lock(mutex_);
-  auto next = hand_over();
-  lock.unlock();
-  if (next) next->let_go();
+  std::lock_guard guard(mutex_);
+  hand_over();
 }
 
 void ComputeSlot::forward_done() {
@@ -120,31 +117,24 @@ void ComputeSlot::finished() {
   pass_on();
 }
 
-void ComputeSlot::pass_on() {
-  if (Waiter* waiter = grant()) waiter->wake.notify_one();
-}
-
-std::optional<Handoff> ComputeSlot::hand_over() {
+void ComputeSlot::hand_over() {
+  processor_.leave();
   held_ = false;
-  Waiter* waiter = grant();
-  if (waiter == nullptr) return std::nullopt;
-  if (waiter->thread) waiter->thread->come_here();
-  waiter->wake.notify_one();
-  return waiter->thread;
+  pass_on();
 }
 
-ComputeSlot::Waiter* ComputeSlot::grant() {
-  if (held_ || cancelled_ || waiters_.empty()) return nullptr;
+void ComputeSlot::pass_on() {
+  if (held_ || cancelled_ || waiters_.empty()) return;
   std::vector<plan::Ticket> tickets(waiters_.size());
   std::ranges::transform(waiters_, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
   const auto next = schedule_->pick(tickets, progress_);
-  if (!next) return nullptr;
+  if (!next) return;
   Waiter* waiter = waiters_[*next];
   waiters_.erase(waiters_.begin() + static_cast<std::ptrdiff_t>(*next));
   progress_.go_on(waiter->ticket);
   held_ = true;
   waiter->granted = true;
-  return waiter;
+  waiter->wake.notify_one();
 }
 
 }  // namespace lamina::pipeline

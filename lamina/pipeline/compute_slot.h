@@ -10,7 +10,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/observe/recorder.h"
-#include "lamina/pipeline/handoff.h"
+#include "lamina/pipeline/processor.h"
 #include "lamina/plan/schedule.h"
 
 namespace lamina::pipeline {
@@ -67,19 +67,15 @@ class ComputeSlot {
  private:
   struct Waiter {
     plan::Ticket ticket;
-    std::optional<Handoff> thread;  // once it waits
     bool granted = false;
     std::condition_variable wake;
   };
 
   void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch);
-  void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);
+  void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);  // unlocks
   void abandon(Waiter& waiter);
-  // Gives a free slot to the waiter that the schedule picks.
-  void pass_on();
-  // The same by the thread that has it: see [Note: handoff]. What it returns is let go once the lock is free.
-  std::optional<Handoff> hand_over();
-  Waiter* grant();
+  void hand_over();  // by the thread that has it
+  void pass_on();    // gives a free slot to the waiter that the schedule picks
 
   std::unique_ptr<plan::Schedule> schedule_;
   const base::Patience patience_;
@@ -87,6 +83,7 @@ class ComputeSlot {
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;
   plan::Progress progress_;
+  Processor processor_;
   OrderedGradients* gradients_ = nullptr;
   observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;

@@ -47,11 +47,11 @@ class Simple : public Schedule {
   const int active_;
 };
 
-// [Note: two ahead] A backward goes first, so that activations are freed early, with two exceptions. What a microbatch has
-// begun here goes on: mostly the loss, which takes no time, and which another rank waits for. And a rank with fewer than
-// two microbatches ahead begins another: while one goes to its loss and back, the rank computes the other. A rank that
-// takes every backward at once is left with forwards whose losses wait for a busy rank 0, and idles: a step over even
-// stages is up to a tenth longer then, and keeps more activations, not fewer (docs/decisions.md).
+// [Note: two ahead] A backward goes before a new forward, so that activations are freed early, unless fewer than two
+// microbatches are ahead: while one goes to its loss and back, the rank computes the other. A rank that takes every
+// backward at once is left with forwards whose losses wait for a busy rank 0, and idles: a step over even stages is up
+// to a tenth longer then, and keeps more activations, not fewer (docs/decisions.md). What a microbatch has begun here
+// goes on before both: a forward first, which is mostly the loss, takes no time, and is waited for.
 class Interleaved : public Schedule {
  public:
   explicit Interleaved(int active) : active_(active) {}
@@ -61,21 +61,20 @@ class Interleaved : public Schedule {
       return ticket.phase != Phase::kStart ||
              (is_next(ticket, progress) && progress.started - progress.finished < active_);
     };
-    const bool too_few = progress.ahead.size() < kAhead;
+    enum { kForwardGoesOn, kBackwardGoesOn, kForwardWanted, kBackward, kForward };
+    const bool wanted = progress.ahead.size() < kAhead;
     return first(waiting, allowed, [&](const Ticket& ticket) {
-      if (goes_on(ticket, progress)) return 0;
-      return ticket.phase == Phase::kBackward ? 2 : too_few ? 1 : 3;
+      if (ticket.phase == Phase::kBackwardStart) return kForwardGoesOn;
+      if (ticket.phase == Phase::kBackward) {
+        return progress.back == ticket.microbatch ? kBackwardGoesOn : kBackward;
+      }
+      if (progress.ahead.contains(ticket.microbatch)) return kForwardGoesOn;
+      return wanted ? kForwardWanted : kForward;
     });
   }
 
  private:
   static constexpr std::size_t kAhead = 2;
-
-  static bool goes_on(const Ticket& ticket, const Progress& progress) {
-    return ticket.phase == Phase::kBackwardStart ||
-           (ticket.phase == Phase::kForward && progress.ahead.contains(ticket.microbatch));
-  }
-
   const int active_;
 };
 
@@ -83,8 +82,12 @@ class Interleaved : public Schedule {
 
 void Progress::go_on(const Ticket& picked) {
   if (picked.phase == Phase::kStart) ++started;
-  if (picked.phase == Phase::kBackward) ahead.erase(picked.microbatch);
-  if (!is_backward(picked.phase)) ahead.insert(picked.microbatch);
+  if (picked.phase == Phase::kBackward) {
+    ahead.erase(picked.microbatch);
+    back = picked.microbatch;
+  } else if (!is_backward(picked.phase)) {
+    ahead.insert(picked.microbatch);
+  }
 }
 
 std::unique_ptr<Schedule> simple_schedule(int active) { return std::make_unique<Simple>(active); }

@@ -23,13 +23,14 @@ struct Ticket {
   std::uint64_t arrival = 0;  // order in which the threads of this rank began to wait
 };
 
-// How far the step's microbatches are on this rank; a rank that only serves knows no more than who is ahead.
+// How far the step's microbatches are on this rank; a rank that only serves knows no more than who is ahead, and back.
 struct Progress {
   int microbatches = 0;
-  int started = 0;       // left kStart
-  int forward_done = 0;  // reached kBackwardStart, or ended without a backward
-  int finished = 0;      // their step body ended
-  std::set<base::Microbatch> ahead;  // have begun their forward here, and not come back to their backward
+  int started = 0;                       // left kStart
+  int forward_done = 0;                  // reached kBackwardStart, or ended without a backward
+  int finished = 0;                      // their step body ended
+  std::set<base::Microbatch> ahead;      // have begun their forward here, and not come back to their backward
+  std::optional<base::Microbatch> back;  // was the last in its backward here
 
   void go_on(const Ticket& picked);  // its thread computes from now on
 };

@@ -63,27 +63,6 @@ TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST(Handoff, WakesAThreadOnTheProcessorOfTheOneThatCallsIt) {
-  std::latch waits(1), called(1);
-  std::optional<Handoff> handoff;
-  cpu_set_t before, between, after;
-  std::thread thread([&] {
-    ::sched_getaffinity(0, sizeof before, &before);
-    handoff.emplace();
-    waits.count_down();
-    called.wait();
-    ::sched_getaffinity(0, sizeof between, &between);
-    handoff->let_go();
-    ::sched_getaffinity(0, sizeof after, &after);
-  });
-  waits.wait();
-  handoff->come_here();
-  called.count_down();
-  thread.join();
-  EXPECT_EQ(CPU_COUNT(&between), 1);
-  EXPECT_TRUE(CPU_EQUAL(&before, &after));
-}
-
 TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
   auto slot = slot_with("simple");
   slot.begin_step(3);
