@@ -101,8 +101,10 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
 }
 
 void ComputeSlot::release() {
-  std::lock_guard guard(mutex_);
-  hand_over();
+  std::unique_lock lock(mutex_);
+  const bool taken = hand_over();
+  lock.unlock();
+  if (!taken) idle_();
 }
 
 void ComputeSlot::forward_done() {
@@ -117,10 +119,11 @@ void ComputeSlot::finished() {
   pass_on();
 }
 
-void ComputeSlot::hand_over() {
+bool ComputeSlot::hand_over() {
   processor_.leave();
   held_ = false;
   pass_on();
+  return held_;
 }
 
 void ComputeSlot::pass_on() {

@@ -32,6 +32,8 @@ class ComputeSlot {
   // What moves with the slot, to the microbatch that computes; nullptr for nothing.
   void carry(OrderedGradients* gradients) { gradients_ = gradients; }
   OrderedGradients* gradients() const { return gradients_; }
+  // Called by the thread that gave it up, when nobody had been waiting for it.
+  void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
   // What notes who had it, and when; nullptr for nothing.
   void observe(observe::Recorder* recorder) { recorder_ = recorder; }
   observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
@@ -74,7 +76,7 @@ class ComputeSlot {
   void enqueue(Waiter& waiter, plan::Phase phase, base::Microbatch microbatch);
   void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);  // unlocks
   void abandon(Waiter& waiter);
-  void hand_over();  // by the thread that has it
+  bool hand_over();  // by the thread that has it; false: nobody takes it
   void pass_on();    // gives a free slot to the waiter that the schedule picks
 
   std::unique_ptr<plan::Schedule> schedule_;
@@ -84,6 +86,7 @@ class ComputeSlot {
   std::vector<Waiter*> waiters_;
   plan::Progress progress_;
   Processor processor_;
+  std::function<void()> idle_ = [] {};
   OrderedGradients* gradients_ = nullptr;
   observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;

@@ -63,6 +63,7 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
         calls_.cancel();
       }) {
   if (options_.deterministic) slot_.carry(&gradients_);
+  slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
   transport_->start({[this](transport::Message message) { receive(std::move(message)); },

@@ -17,6 +17,7 @@ class RecordingTransport : public transport::Transport {
   base::Rank rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   void start(Events events) override;
+  void look_out() override { inner_->look_out(); }
   void send(base::Rank to, const transport::Message& message) override;
   void close(bool orderly) override { inner_->close(orderly); }
   void tell_interrupted() override { inner_->tell_interrupted(); }

@@ -63,6 +63,21 @@ TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
   for (auto& thread : threads) thread.join();
 }
 
+TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
+  auto slot = slot_with("interleaved");
+  slot.begin_step(2);
+  int told = 0;
+  slot.when_idle([&] { ++told; });
+  std::optional<Activity> first(std::in_place, slot, base::Step(0), Microbatch(0), Phase::kForward);
+  const auto place = slot.reserve(Phase::kForward, Microbatch(1));
+  first.reset();
+  EXPECT_EQ(told, 0);
+  std::optional<Activity> second(std::in_place, *place, slot, base::Step(0), Microbatch(1), Phase::kForward);
+  second->without_slot(Phase::kForward, [&] { EXPECT_EQ(told, 1); });
+  second.reset();
+  EXPECT_EQ(told, 2);
+}
+
 TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
   auto slot = slot_with("simple");
   slot.begin_step(3);

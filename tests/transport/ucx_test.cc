@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <random>
 #include <thread>
@@ -176,6 +178,31 @@ TEST(Ucx, AWorldOfOneNeedsNobody) {
     transport->send(Rank(0), object("c", pattern(100000, 3)));
     EXPECT_TRUE(at::equal(inbox.next().body.as<at::Tensor>(), pattern(100000, 3)));
     transport->close(true);
+  });
+  job.expect_success();
+}
+
+double processor_seconds() {
+  timespec used;
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+// Looking out is for a moment: the processor is free again soon after, whether or not a message came.
+TEST(Ucx, WhoLooksOutGetsItsMessageAndThenSleeps) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    const Rank other(1 - transport.rank().value);
+    for (std::int64_t i = 0; i < 200; ++i) {
+      if (transport.rank().value == 0) transport.send(other, object("c", i));
+      transport.look_out();
+      EXPECT_EQ(inbox.next().body.as<std::int64_t>(), i);
+      if (transport.rank().value == 1) transport.send(other, object("c", i));
+    }
+    transport.look_out();
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    EXPECT_LT(processor_seconds() - before, 0.1);
   });
   job.expect_success();
 }

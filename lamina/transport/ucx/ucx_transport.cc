@@ -16,6 +16,7 @@ namespace lamina::transport::ucx {
 namespace {
 
 constexpr int kSpins = 200;                        // fruitless turns before sleeping: some ten microseconds
+constexpr auto kLookOut = std::chrono::microseconds(100);  // a small call's way there and back, and as long again
 constexpr int kPoliteSpins = 100;                  // times that UCX refuses to sleep before others get the processor
 constexpr int kListenEvery = 64;                   // busy turns between looks at the liveness sockets
 constexpr auto kSettle = std::chrono::seconds(1);  // for what a lost peer sent to be received among other traffic
@@ -67,6 +68,13 @@ void UcxTransport::start(Events events) {
   worker_->signal();
 }
 
+void UcxTransport::look_out() {
+  look_out_until_ = Clock::now() + kLookOut;
+  if (asleep_) worker_->signal();
+}
+
+bool UcxTransport::looks_out() const { return Clock::now() < look_out_until_.load(); }
+
 void UcxTransport::run() {
   int fruitless = 0;
   for (std::int64_t turns = 0; !stop_; ++turns) {
@@ -75,12 +83,18 @@ void UcxTransport::run() {
     deliver();
     if (entering_ > 0) std::this_thread::yield();
     fruitless = active ? 0 : fruitless + 1;
-    if (active) busy_ = 0;
-    if (turns % kListenEvery == 0) hear();
-    if (fruitless > kSpins) {
-      sleep();
-      hear();
+    if (active) {
+      busy_ = 0;
+      look_out_until_ = Clock::time_point();
     }
+    if (turns % kListenEvery == 0) hear();
+    if (fruitless <= kSpins) continue;
+    if (looks_out()) {
+      std::this_thread::yield();
+      continue;
+    }
+    sleep();
+    hear();
   }
 }
 
@@ -125,8 +139,10 @@ void UcxTransport::sleep() {
       if (busy_ < 10 * kPoliteSpins) return;
     }
   }
+  asleep_ = true;
   epoll_event events[3];
-  ::epoll_wait(wake_.get(), events, 3, busy_ < 10 * kPoliteSpins ? kSleepMs : 1);
+  if (!looks_out()) ::epoll_wait(wake_.get(), events, 3, busy_ < 10 * kPoliteSpins ? kSleepMs : 1);
+  asleep_ = false;
 }
 
 std::optional<UcxTransport::Delivery> UcxTransport::next_delivery() {

@@ -25,6 +25,8 @@ namespace lamina::transport::ucx {
 // [Note: threads] One lock guards UCX and all that is below. A sender calls UCX itself, under the lock, and where UCX
 // needs the receiver's help (rendezvous, a full queue) waits for the progress thread. That thread alone makes progress,
 // reads the liveness sockets and delivers; it delivers without the lock, sleeps when nothing happens, and never throws.
+// Where nobody computes on this rank it looks out for a moment before it sleeps: to be woken takes a processor that has
+// gone to sleep too longer than a small message its way.
 class UcxTransport : public Transport, public Probe {
  public:
   UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring);
@@ -34,6 +36,7 @@ class UcxTransport : public Transport, public Probe {
   int size() const override { return static_cast<int>(peers_.size()); }
   void start(Events events) override;
   void send(base::Rank to, const Message& message) override;
+  void look_out() override;
   void tell_interrupted() override;
   void close(bool orderly) override;
 
@@ -84,6 +87,7 @@ class UcxTransport : public Transport, public Probe {
   bool turn();  // false when nothing happened
   bool copy_offers();
   void collect();
+  bool looks_out() const;
   void sleep();
   void deliver();
   std::optional<Delivery> next_delivery();
@@ -117,6 +121,8 @@ class UcxTransport : public Transport, public Probe {
   Fd stop_event_;
   Fd wake_;  // epoll over UCX, the liveness sockets and stop_event_
   std::atomic<bool> stop_ = false;
+  std::atomic<Clock::time_point> look_out_until_ = Clock::time_point();
+  std::atomic<bool> asleep_ = false;
   int busy_ = 0;  // times in a row that UCX would not let us sleep
   std::mutex close_mutex_;
   bool closed_ = false;
