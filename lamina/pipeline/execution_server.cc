@@ -129,6 +129,7 @@ void ExecutionServer::await_inputs(Message&& request) {
   const auto one_more = [this, parked] {
     if (--parked->missing != 0) return;
     start_(parked->request.call.step, [this, parked]() -> Work {
+      bursts_.ready(parked->request);
       const auto place = slot_.reserve(phase_of(parked->request), parked->request.call.microbatch);
       return [this, parked, place] { serve(*parked, *place); };
     });
@@ -322,12 +323,14 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   answer.deliveries = std::move(owed);
   results = {};
   answer.done = failure || (held.empty() && !calls_.unsettled(activity));
-  transport_.send(request.caller, answer);
-  if (answer.done) return;
+  const bool done = answer.done;
+  const bool says_more = failure || !answer.deliveries.empty() || request.expected == 0 || !done;
+  for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
+  if (done) return;
   Message end;
   end.kind = Kind::kResult;
-  end.call = answer.call;
-  end.caller = answer.caller;
+  end.call = request.call;
+  end.caller = request.caller;
   try {
     calls_.settle(activity, held);
   } catch (const value::RemoteFailure& late) {
@@ -409,6 +412,7 @@ void ExecutionServer::forget(const transport::Release& release) {
 }
 
 void ExecutionServer::end_step(base::Step step) {
+  bursts_.end_step(step);
   decltype(served_) ended;  // destroyed outside the lock
   decltype(garbage_) garbage;
   {

@@ -6,9 +6,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "lamina/module/modules.h"
 #include "lamina/pipeline/activity.h"
+#include "lamina/pipeline/bursts.h"
 #include "lamina/pipeline/graph.h"
 #include "lamina/pipeline/inbox.h"
 #include "lamina/pipeline/remote_calls.h"
@@ -66,7 +68,6 @@ class ExecutionServer {
     std::vector<std::function<void()>> readers;  // to be told that it has finished
   };
   struct Parked;
-
   void await_inputs(transport::Message&& request);
   void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
   void await_earlier(Parked& parked, const std::function<void()>& finished);
@@ -92,6 +93,7 @@ class ExecutionServer {
   RemoteCalls& calls_;
   module::Failures& failures_;
   const Start start_;
+  Bursts bursts_;
   std::shared_ptr<module::Modules> modules_;
   std::mutex mutex_;
   std::map<base::CallId, std::shared_ptr<Served>> served_;
