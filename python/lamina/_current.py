@@ -18,6 +18,7 @@ from lamina import _lamina, clipping, compiled, intercept, interrupts, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from lamina.cut import Cut
     from lamina.groups import ProcessGroups
     from lamina.model import DistributedModel
     from lamina.optimizer_state import OptimizerState
@@ -31,6 +32,7 @@ class Job:
     session: _lamina.Session
     microbatches: int
     model: DistributedModel | None = None
+    cut: Cut | None = None  # the model's
     optimizers: list[OptimizerState] = field(default_factory=list)
     groups: ProcessGroups | None = None  # from the first use
     replicas: Replicas | None = None  # where gradients are averaged over several copies of the model
