@@ -225,8 +225,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (!modules_) throw base::UsageError("a module was called before the model was set");
   const auto owner = owners_.at(id.value);
   if (owner == rank()) {
-    std::optional<Stream> stream;
-    if (modules_->starts_stream(id) && in_streams()) stream.emplace(draw_seed());
+    const auto stream = modules_->starts_stream(id) ? stream_here() : std::optional<Stream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));
   }
   if (Activity::current() == nullptr) {

@@ -280,7 +280,6 @@ void bind_session(py::module_& module) {
       .def("lend_state", &lend_state)
       .def("run_step_here", &run_step_here)
       .def("backwards", [](Session& session) { return session.job().backwards(); })
-      .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)
       .def("close", &close_session)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextvars
 import gc
 import json
 import os
@@ -51,9 +50,6 @@ class Job:
 _job: Job | None = None
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
-
-# Set while a step body runs in its caller's thread, which the engine does not know of.
-running_body: contextvars.ContextVar[bool] = contextvars.ContextVar("lamina_running_body", default=False)
 
 
 def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
@@ -128,7 +124,7 @@ def session() -> _lamina.Session:
 
 def in_step() -> bool:
     """Whether this thread runs a step body, or a module for another rank."""
-    return running_body.get() or (_job is not None and _job.session.in_step())
+    return _lamina.in_step()
 
 
 def outside_step(what: str) -> Job:

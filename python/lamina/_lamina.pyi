@@ -32,6 +32,9 @@ def set_hooks(
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
+def in_step() -> bool:
+    """Whether this thread runs a step body, or a module for another rank."""
+
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 
@@ -186,8 +189,6 @@ class Session:
         alone. Each has a random stream and a default dtype of its own."""
     def backwards(self) -> int:
         """How many backwards of other ranks' modules this one has asked for so far."""
-    def in_step(self) -> bool:
-        """Whether this thread runs a step body, or a module for another rank."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:
         """Calls module `index` on the rank that owns it. Inside a step only."""
     def backward(

@@ -164,7 +164,6 @@ class StepFunction:
         return bodies
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        _current.running_body.set(True)
         output = self._function(*args, **kwargs)
         return nest.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
 
