@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import sys
@@ -178,8 +177,8 @@ def _at_exit() -> None:
         return
     groups = _job.groups if _job is not None else None
     interrupted = interrupts.is_interrupt(getattr(sys, "last_value", None))
-    if interrupted:  # somebody waits: four fifths of what a process with torch takes to end is looking for cycles
-        gc.freeze()
+    if interrupted:
+        uncaught.end_without_collecting()
     if (_job is None or _end().leave(interrupted)) and not _stuck and (groups is None or groups.close(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
