@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <exception>
 #include <string>
 
 #include "lamina/base/ids.h"
-#include "lamina/value/failure.h"
 #include "lamina/value/value.h"
 
 // What the pipeline knows of a model: modules that can be called by number. A face adapts its own kind of module to
@@ -31,17 +29,6 @@ class Modules {
   // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
   // throw anything.
   virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;
-};
-
-// How exceptions become values that travel. A face overrides it for its own kinds.
-class Failures {
- public:
-  virtual ~Failures() = default;
-  // A failure that came from another rank stays the one it was.
-  virtual value::Failure describe(std::exception_ptr error, base::Rank rank);
-
-  // What describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
-  value::Failure describe_to_send(std::exception_ptr error, base::Rank rank);
 };
 
 }  // namespace lamina::module

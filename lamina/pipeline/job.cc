@@ -28,7 +28,7 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   if (std::ranges::find(options.pipeline, rank) == options.pipeline.end()) {
     throw base::ConfigError(base::str("rank ", rank, " is not in its own pipeline"));
   }
-  if (!options.failures) options.failures = std::make_shared<module::Failures>();
+  if (!options.failures) options.failures = std::make_shared<value::Failures>();
   return options;
 }
 
