@@ -20,7 +20,8 @@ class Modules {
   // Whether what it returns must not be predicted from earlier calls.
   virtual bool dynamic(base::ModuleId) const { return false; }
 
-  // The caller's state that a call of the module should run under, in the face's own format; "" for none.
+  // The caller's state that a call of the module should run under, in the face's own format; "" for none. Results are
+  // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
   virtual std::string capture_state(base::ModuleId id) = 0;
 
   // Whether a call of the module runs in a random stream of its own (pipeline/streams.h).
