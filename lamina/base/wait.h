@@ -26,9 +26,9 @@ struct Patience {
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
 constexpr auto kSlow = std::chrono::seconds(10);                 // a longer wait is told of, once
 
-// Waits until `ready()`. After 10 s says so in one line, and at the end of the patience throws TimeoutError; both
-// begin with `what()`, a clause such as "forward of h.5 on rank 1 (microbatch 2)". `ready` is called under the lock
-// and may throw, which ends the wait.
+// Waits until `ready()`. After 10 s says so in one line that begins with `what()`, a clause such as "forward of h.5 on
+// rank 1 (microbatch 2)"; at the end of the patience throws TimeoutError, where `patience.who` comes before it. `ready`
+// is called under the lock and may throw, which ends the wait.
 template <class Ready, class What>
 void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const Patience& patience,
                 const Ready& ready, const What& what) {

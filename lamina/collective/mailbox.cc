@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/mailbox.h"
 
+#include "lamina/transport/lost.h"
+
 namespace lamina::collective {
 namespace {
 
@@ -29,7 +31,7 @@ value::Value Mailbox::receive(base::Rank from, const std::string& channel, const
   const auto ready = [&] {
     if (boxes_.contains(key)) return true;
     if (const auto lost = lost_.find(from); lost != lost_.end()) {
-      throw base::PeerError(base::str("rank ", from, " is lost: ", lost->second, "; ", what(), " will not come"));
+      throw base::PeerError(base::str(transport::lost(from, lost->second), "; ", what(), " will not come"));
     }
     return false;
   };
@@ -68,7 +70,7 @@ std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::mill
   arrived_.wait_for(lock, within, [&] {
     for (auto rank : members) {
       const auto lost = lost_.find(rank);
-      if (lost != lost_.end()) clause = base::str("rank ", rank, " is lost: ", lost->second);
+      if (lost != lost_.end()) clause = transport::lost(rank, lost->second);
     }
     return !clause.empty();
   });
@@ -121,7 +123,7 @@ void Mailbox::lose(base::Rank rank, const std::string& why) {
   {
     std::lock_guard guard(mutex_);
     lost_.try_emplace(rank, why);
-    if (first_loss_.empty()) first_loss_ = base::str("rank ", rank, " is lost: ", why);
+    if (first_loss_.empty()) first_loss_ = transport::lost(rank, why);
   }
   arrived_.notify_all();
 }

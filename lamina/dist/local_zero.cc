@@ -3,14 +3,13 @@
 
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
-#include "lamina/module/modules.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::dist {
 
 void share_failures(std::exception_ptr failure) {
   if (failure) {
-    const auto described = module::Failures().describe_to_send(failure, base::Rank(get_global_rank()));
+    const auto described = value::Failures().describe_to_send(failure, base::Rank(get_global_rank()));
     try {
       all_gather_object(value::to_value(described));
     } catch (const std::exception&) {  // the others are gone; the error to look at is this one

@@ -10,6 +10,7 @@
 #include "lamina/dist/dist.h"
 #include "lamina/dist/local_zero.h"
 #include "lamina/transport/roll_call.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::dist {
 namespace {
@@ -17,16 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kLookAgain = std::chrono::milliseconds(100);
-
-std::string in_words(std::exception_ptr failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
 
 // `look` may throw, which ends the wait.
 template <class Look>
@@ -104,7 +95,10 @@ void local_rank_zero_download_and_wait(const std::string& expected_file, const s
   try {
     body();
   } catch (...) {
-    if (store != nullptr) store->set(failure, in_words(std::current_exception()));
+    if (store != nullptr) {
+      const base::Rank rank(get_global_rank());
+      store->set(failure, value::Failures().describe(std::current_exception(), rank).message);
+    }
     throw;
   }
 }

@@ -79,11 +79,12 @@ Invoke call_kind(std::int64_t number) {
   return found->second.invoke;
 }
 
-void note_called(const std::shared_ptr<torch::nn::Module>& module) {
+void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope) {
   std::lock_guard guard(modules().mutex);
   auto& known = modules().known;
   Called& entry = known[module.get()];
   if (entry.module.expired()) entry = {.module = module};  // new, or where another one was
+  if (scope) entry.scope = scope;
   if (known.size() >= modules().sweep_at) {
     std::erase_if(known, [](const auto& item) { return item.second.module.expired(); });
     modules().sweep_at = 2 * known.size() + 64;

@@ -30,10 +30,11 @@ Invoke call_kind(std::int64_t number);
 // What a module is to the calls of it: the modules that are called as a Child are those that can be owned.
 struct Called {
   std::weak_ptr<torch::nn::Module> module;
-  std::optional<int> partition;  // by hand
+  std::optional<int> partition;  // by set_partition
+  std::optional<int> scope;      // by the Partition around it, which counts without auto_partition only
   bool dynamic = false;
 };
-void note_called(const std::shared_ptr<torch::nn::Module>& module);
+void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
 const Called* called(const torch::nn::Module* module);  // nullptr for what is no Child
 // Of what is a Child; both throw base::UsageError for any other module.
 void place(const torch::nn::Module* module, int partition);

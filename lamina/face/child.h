@@ -85,9 +85,7 @@ class Child : public face::HolderOf<T> {
 
  private:
   void note() const {
-    if (this->is_empty()) return;
-    face::note_called(this->ptr());
-    if (const auto index = face::partition_around()) face::place(this->get(), *index);
+    if (!this->is_empty()) face::note_called(this->ptr(), face::partition_around());
   }
 };
 

@@ -71,10 +71,8 @@ Current& current() {
   return *the_current;
 }
 
-bool in_step() { return pipeline::in_streams(); }
-
 Current& outside_step(const std::string& what) {
-  if (in_step()) {
+  if (pipeline::in_step()) {
     throw base::UsageError(base::str(what,
                                      " was called inside a step function, which runs once per microbatch and on one "
                                      "rank of the pipeline only: call it before or after the step"));

@@ -40,8 +40,6 @@ void end();                           // of the current one
 Current& current();
 bool has_current();
 
-// Whether this thread runs a step's body, or a module for another rank.
-bool in_step();
 // The current job; throws base::UsageError inside a step, where `what` is not allowed.
 Current& outside_step(const std::string& what);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/face/model.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 
@@ -47,6 +48,18 @@ std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& e
   }
 }
 
+// For whoever wonders why a Partition has no effect.
+void tell_of_ignored_scopes(const ModuleTree& tree) {
+  const auto count = std::ranges::count_if(tree.nodes(), [](const auto& node) {
+    const Called* known = called(node.module.get());
+    return known != nullptr && known->scope;
+  });
+  if (count == 0) return;
+  base::log_warning(base::str(count,
+                              " modules became a Child while a Partition lived, which auto_partition ignores: set "
+                              "auto_partition to false, or place them by set_partition()"));
+}
+
 base::UsageError before_partition() {
   return base::UsageError(
       "the model is partitioned in the first step; nothing is local, and there is no report, before");
@@ -91,7 +104,9 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
     try {
       std::optional<std::vector<Cost>> costs;
       if (example) costs = traced(tree_, *example);
-      const auto [rows, nodes] = planned_tree(tree_, costs);
+      const bool scopes_count = !session.config().auto_partition;
+      if (!scopes_count) tell_of_ignored_scopes(tree_);
+      const auto [rows, nodes] = planned_tree(tree_, costs, scopes_count);
       const auto report = plan::plan_for(session.config(), rows);
       table = plan::printed(rows, report, session.config());
       for (std::size_t row = 0; job_.pipelined() && row < nodes.size(); ++row) {

@@ -30,13 +30,12 @@ struct ModelOptions {
 namespace face {
 
 struct Current;
+class Routing;
 
 using NamedTensors = std::vector<data_parallel::NamedTensor>;
 
 // The job's model: who owns what of it, and what is done with all of it. Everything but a call of it, which needs its
 // type (distributed_model.h).
-class Routing;
-
 class Model {
  public:
   Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options);

@@ -5,6 +5,7 @@
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 #include "lamina/face/routing.h"
+#include "lamina/pipeline/streams.h"
 
 // What a model does in steps.
 namespace lamina::face {
@@ -92,7 +93,7 @@ void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& 
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
-  const bool inside = in_step();
+  const bool inside = pipeline::in_step();
   passed_ = true;
   const int count = job_.session->config().microbatches;
   const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;

@@ -7,8 +7,8 @@ namespace torch::nn {
 class Module;
 }
 
-// What is said of modules by hand: where they live (with `auto_partition` on, which is the default, lamina places
-// the others), and that what they return varies.
+// What is said of modules by hand: where they live, and that what they return varies. With `auto_partition` on, which
+// is the default, set_partition counts and lamina places the others.
 namespace lamina {
 
 // Places a module, which is called as a Child, and those under it that are placed nowhere themselves; before the first
@@ -20,7 +20,8 @@ void set_partition(const torch::nn::Module& module, int index);
 // the first step. Throws base::UsageError for what is no Child.
 void set_dynamic(const torch::nn::Module& module);
 
-// While it lives, what becomes a Child in this thread is placed on a partition. The innermost counts.
+// While it lives, what becomes a Child in this thread is placed on a partition, where `auto_partition` is off; else it
+// is ignored, as in Python. The innermost counts; set_partition comes before all of them.
 class Partition {
  public:
   explicit Partition(int index);

@@ -19,10 +19,17 @@ void visit(const ModuleTree& tree, const std::optional<std::vector<Cost>>& costs
   for (const int child : children) visit(tree, costs, child, order);
 }
 
+std::optional<int> by_hand(const torch::nn::Module& module, bool scopes_count) {
+  const Called* known = called(&module);
+  if (known == nullptr) return std::nullopt;
+  return known->partition || !scopes_count ? known->partition : known->scope;
+}
+
 }  // namespace
 
 std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tree,
-                                                           const std::optional<std::vector<Cost>>& costs) {
+                                                           const std::optional<std::vector<Cost>>& costs,
+                                                           bool scopes_count) {
   std::vector<int> order;
   visit(tree, costs, 0, order);
   std::vector<int> place(order.size());
@@ -36,8 +43,7 @@ std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tre
     row.parameter_ids = tree.parameter_ids()[node];
     for (const auto id : row.parameter_ids)
       row.parameter_bytes += static_cast<std::int64_t>(tree.parameters()[id].tensor.nbytes());
-    const Called* placed = called(own.module.get());
-    if (placed != nullptr && placed->partition) row.placed_at = base::Partition(*placed->partition);
+    if (const auto partition = by_hand(*own.module, scopes_count)) row.placed_at = base::Partition(*partition);
     if (costs) {
       const Cost& cost = (*costs)[node];
       row.forward_us = cost.forward_us;

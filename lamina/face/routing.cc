@@ -31,7 +31,7 @@ bool varies(const torch::nn::Module& module) {
 }
 
 struct InStream : Router::Scope {
-  pipeline::Stream stream{pipeline::draw_seed()};
+  std::optional<pipeline::Stream> stream = pipeline::stream_here();
 };
 
 }  // namespace
@@ -99,8 +99,6 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
   return session_.job().call(id, value::Tuple{{kind, std::move(arguments)}});
 }
 
-std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId) {
-  return pipeline::in_streams() ? std::make_unique<InStream>() : nullptr;
-}
+std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId) { return std::make_unique<InStream>(); }
 
 }  // namespace lamina::face

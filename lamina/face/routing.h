@@ -10,7 +10,7 @@
 
 namespace lamina::face {
 
-// torch::nn modules as the engine calls them: by number, with the flags that the caller's have.
+// torch::nn modules as the engine calls them: by number, in training or evaluation as the caller's are.
 class TorchModules : public module::Modules {
  public:
   explicit TorchModules(const ModuleTree& tree);
@@ -18,7 +18,8 @@ class TorchModules : public module::Modules {
   std::string name(base::ModuleId id) const override;
   bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
-  // Whether each module under it is in training, one letter when all are alike; then which parameters are trained.
+  // Whether each module under it is in training, one letter when all are alike; then, for predictions alone, which
+  // parameters require gradients.
   std::string capture_state(base::ModuleId id) override;
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override;
 

@@ -4,7 +4,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
-#include "lamina/face/current.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
 
 namespace lamina {
 namespace {
@@ -44,8 +45,6 @@ Value face::detached(Value output) {
   });
   return output;
 }
-
-int face::microbatches() { return current().session->config().microbatches; }
 
 at::Tensor StepOutput::reduce_mean() const {
   auto stacked = stack();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/face/job.h"
 #include "lamina/face/model.h"
 #include "lamina/face/step_output.h"
 #include "lamina/face/travel.h"
@@ -61,8 +62,6 @@ T part_of(const Along<T>& argument, base::Microbatch microbatch, int microbatche
   return part_of(argument.held, microbatch, microbatches, place, argument.axis);
 }
 
-int microbatches();
-
 }  // namespace face
 
 // The part of a training loop that runs once per microbatch; see step().
@@ -80,7 +79,7 @@ class StepFunction {
   template <std::size_t... I, class... Args>
   auto run(std::index_sequence<I...>, const Args&... args) const {
     using Result = decltype(function_(face::part_of(args, base::Microbatch(0), 1, 0)...));
-    [[maybe_unused]] const int count = face::microbatches();
+    [[maybe_unused]] const int count = num_microbatches();
     const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
       return function_(face::part_of(args, microbatch, count, static_cast<int>(I))...);
     };

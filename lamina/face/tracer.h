@@ -34,8 +34,9 @@ struct Cost {
 std::vector<Cost> trace(const ModuleTree& tree, const Example& example);
 
 // The tree as the planner takes it, children in the order in which they were called, and the node each row stands for.
-// Without costs it is cut by the bytes of its parameters.
+// Without costs it is cut by the bytes of its parameters. `scopes_count`: whether Partition places modules.
 std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tree,
-                                                           const std::optional<std::vector<Cost>>& costs);
+                                                           const std::optional<std::vector<Cost>>& costs,
+                                                           bool scopes_count);
 
 }  // namespace lamina::face

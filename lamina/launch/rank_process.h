@@ -35,7 +35,7 @@ class RankProcess {
   explicit RankProcess(const RankStart& start);
   RankProcess(RankProcess&&) = default;
   RankProcess& operator=(RankProcess&&) = delete;
-  ~RankProcess();  // kills what is left of the group; waits at most kReapLimit for the rank to be gone
+  ~RankProcess();  // kills what is left of the group; waits at most 2 s for the rank to be gone
 
   base::Rank rank() const { return rank_; }
   pid_t pid() const { return pid_; }

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <exception>
 #include <string>
 
 #include "lamina/base/ids.h"
-#include "lamina/value/failure.h"
 #include "lamina/value/value.h"
 
 // What the pipeline knows of a model: modules that can be called by number. A face adapts its own kind of module to
@@ -22,7 +20,8 @@ class Modules {
   // Whether what it returns must not be predicted from earlier calls.
   virtual bool dynamic(base::ModuleId) const { return false; }
 
-  // The caller's state that a call of the module should run under, in the face's own format; "" for none.
+  // The caller's state that a call of the module should run under, in the face's own format; "" for none. Results are
+  // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
   virtual std::string capture_state(base::ModuleId id) = 0;
 
   // Whether a call of the module runs in a random stream of its own (pipeline/streams.h).
@@ -31,17 +30,6 @@ class Modules {
   // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
   // throw anything.
   virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;
-};
-
-// How exceptions become values that travel. A face overrides it for its own kinds.
-class Failures {
- public:
-  virtual ~Failures() = default;
-  // A failure that came from another rank stays the one it was.
-  virtual value::Failure describe(std::exception_ptr error, base::Rank rank);
-
-  // What describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
-  value::Failure describe_to_send(std::exception_ptr error, base::Rank rank);
 };
 
 }  // namespace lamina::module

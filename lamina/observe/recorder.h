@@ -26,7 +26,7 @@ struct Totals {
 };
 
 // What one rank does. Off at first: then whoever has something to record pays for one look at `on()`. May be used from
-// any thread.
+// any thread, but for what is said of the file.
 class Recorder {
  public:
   bool on() const { return on_.load(std::memory_order_relaxed); }
@@ -44,7 +44,8 @@ class Recorder {
   Totals take_totals();  // since the last time
 
   // Keeps events as start() does, also in a file that read_part() reads: whoever starts ranks may end them before they
-  // can say a last word. save() writes what is new there; save_sometimes() the same, but not twice in a second.
+  // can say a last word. save() writes what is new there; save_sometimes() the same, but not twice in a second. All
+  // three are called by one thread.
   void start_part(std::string path, Timeline mine);
   void save();
   void save_sometimes();

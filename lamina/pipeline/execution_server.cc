@@ -90,7 +90,7 @@ bool ExecutionServer::Results::written(std::int64_t output) const {
 }
 
 ExecutionServer::ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
-                                 module::Failures& failures, Start start)
+                                 value::Failures& failures, Start start)
     : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
 
 void ExecutionServer::set_modules(std::shared_ptr<module::Modules> modules) {

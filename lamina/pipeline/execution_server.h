@@ -15,6 +15,7 @@
 #include "lamina/pipeline/inbox.h"
 #include "lamina/pipeline/remote_calls.h"
 #include "lamina/transport/transport.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
 
@@ -28,7 +29,7 @@ class ExecutionServer {
   using Start = std::function<void(base::Step step, std::function<Work()> ready)>;
 
   ExecutionServer(transport::Transport& transport, ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
-                  module::Failures& failures, Start start);
+                  value::Failures& failures, Start start);
 
   void set_modules(std::shared_ptr<module::Modules> modules);
 
@@ -91,7 +92,7 @@ class ExecutionServer {
   ComputeSlot& slot_;
   Inbox& inbox_;
   RemoteCalls& calls_;
-  module::Failures& failures_;
+  value::Failures& failures_;
   const Start start_;
   Bursts bursts_;
   std::shared_ptr<module::Modules> modules_;

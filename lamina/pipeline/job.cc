@@ -28,7 +28,7 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   if (std::ranges::find(options.pipeline, rank) == options.pipeline.end()) {
     throw base::ConfigError(base::str("rank ", rank, " is not in its own pipeline"));
   }
-  if (!options.failures) options.failures = std::make_shared<module::Failures>();
+  if (!options.failures) options.failures = std::make_shared<value::Failures>();
   return options;
 }
 
@@ -226,8 +226,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (!modules_) throw base::UsageError("a module was called before the model was set");
   const auto owner = owners_.at(id.value);
   if (owner == rank()) {
-    std::optional<Stream> stream;
-    if (modules_->starts_stream(id) && in_streams()) stream.emplace(draw_seed());
+    const auto stream = modules_->starts_stream(id) ? stream_here() : std::optional<Stream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));
   }
   if (Activity::current() == nullptr) {

@@ -17,6 +17,7 @@
 #include "lamina/pipeline/remote_calls.h"
 #include "lamina/pipeline/step_state.h"
 #include "lamina/pipeline/streams.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
 
@@ -29,8 +30,8 @@ struct JobOptions {
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   WorkerPool::Hooks thread_hooks;
-  std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
-  std::string timeline_part;                   // a file for what this rank does, see observe::Recorder; "": none
+  std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
+  std::string timeline_part;                  // a file for what this rank does, see observe::Recorder; "": none
 };
 
 // The engine of one rank: everything between a step function and the messages. Several may live in one process.

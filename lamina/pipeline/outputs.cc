@@ -2,12 +2,11 @@
 #include "lamina/pipeline/outputs.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
-
-#include "lamina/value/reference_tensor.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -76,6 +75,14 @@ at::Tensor dense(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_non_overlapping_and_dense()) return tensor;
   const at::NoGradGuard no_grad;
   return tensor.contiguous();
+}
+
+value::TensorSpec delivered_spec(const at::Tensor& tensor) {
+  value::TensorSpec spec = value::spec_of(tensor);
+  if (tensor.is_non_overlapping_and_dense()) return spec;
+  const auto strides = c10::contiguous_strides(spec.sizes);
+  spec.strides.assign(strides.begin(), strides.end());
+  return spec;
 }
 
 void make_dense(value::Value& tree) {

@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "lamina/pipeline/graph.h"
+#include "lamina/value/reference_tensor.h"
 #include "lamina/value/value.h"
 
-// What a module returned, made ready to leave its rank.
+// The arguments and results of a module, made ready to leave its rank.
 namespace lamina::pipeline {
 
 // How often each was written to, so far.
@@ -23,9 +24,11 @@ void replace_arguments(value::Value& outputs, const Tensors& arguments);
 // check of its version, as autograd leaves it.
 void copy_what_others_hold(value::Value& outputs);
 
-// See delivered_spec().
+// A tensor as it is delivered: dense, with its own strides where it is dense already.
 at::Tensor dense(const at::Tensor& tensor);
-// The same for every tensor of an answer that the caller waits for: the next time it has a reference in its place.
+// How that looks: what a reference in its place is told.
+value::TensorSpec delivered_spec(const at::Tensor& tensor);
+// dense() of every tensor of an answer that the caller waits for: the next time it has a reference in its place.
 void make_dense(value::Value& tree);
 
 }  // namespace lamina::pipeline

@@ -9,14 +9,16 @@
 #include "lamina/base/world.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/topology/topology.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
 
 // What a face lends to the engine.
 struct FaceHooks {
   WorkerPool::Hooks thread_hooks;
-  std::shared_ptr<module::Failures> failures;  // nullptr: those of C++
-  std::function<void()> check_interrupt;       // called at least every 50 ms by waits of the main thread; may throw
+  std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
+  // Called by waits of the main thread at least every 50 ms, while ranks join every 200 ms; may throw.
+  std::function<void()> check_interrupt;
 };
 
 // The library on one rank, from init to shutdown: the configuration, this rank's place, and its job.

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/signature.h"
 
-#include <c10/util/strides.h>
-
 #include <functional>
 #include <unordered_map>
 
+#include "lamina/pipeline/outputs.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::pipeline {
@@ -145,14 +144,6 @@ Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors) {
     if (const auto* number = leaf.get_if<std::int64_t>()) leaf = at::Tensor(tensors.at(*number));
   });
   return tree;
-}
-
-value::TensorSpec delivered_spec(const at::Tensor& tensor) {
-  value::TensorSpec spec = value::spec_of(tensor);
-  if (tensor.is_non_overlapping_and_dense()) return spec;
-  const auto strides = c10::contiguous_strides(spec.sizes);
-  spec.strides.assign(strides.begin(), strides.end());
-  return spec;
 }
 
 }  // namespace lamina::pipeline

@@ -38,7 +38,4 @@ std::optional<Outline> outline(const value::Value& outputs);
 // The tree with `tensors` for its outputs.
 value::Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors);
 
-// How `tensor` looks when it has been delivered: dense, with its own strides where it is dense already.
-value::TensorSpec delivered_spec(const at::Tensor& tensor);
-
 }  // namespace lamina::pipeline

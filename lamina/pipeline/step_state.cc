@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "lamina/base/error.h"
+#include "lamina/transport/lost.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -125,7 +126,7 @@ base::Step StepState::latest() {
 
 void StepState::lose(base::Rank rank, const std::string& why) {
   fail_for_good(
-      std::make_exception_ptr(base::PeerError(base::str("rank ", rank, " is lost: ", why, "; start the job again"))));
+      std::make_exception_ptr(base::PeerError(base::str(transport::lost(rank, why), "; start the job again"))));
 }
 
 std::exception_ptr StepState::error() {

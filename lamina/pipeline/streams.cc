@@ -50,7 +50,12 @@ InlineBody::~InlineBody() {
   callers_.swap();
 }
 
-bool in_streams() { return inline_bodies > 0 || Activity::current() != nullptr; }
+bool in_step() { return inline_bodies > 0 || Activity::current() != nullptr; }
+
+std::optional<Stream> stream_here() {
+  if (!in_step()) return std::nullopt;
+  return std::optional<Stream>(std::in_place, draw_seed());
+}
 
 void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }
 

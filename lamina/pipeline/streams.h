@@ -43,7 +43,10 @@ class InlineBody {
 };
 
 // Whether this thread runs a step body, or a module for another rank: where modules have streams.
-bool in_streams();
+bool in_step();
+
+// The stream of a module that is called here: in a step it begins by one draw, elsewhere there is none.
+std::optional<Stream> stream_here();
 
 // The seeds of the root streams.
 class RootSeeds {

@@ -18,13 +18,12 @@ namespace lamina::transport {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr auto kSlice = milliseconds(200);
 constexpr auto kOperation = std::chrono::seconds(10);  // for one answer of a store that accepted our connection
 
 bool connects(const Address& remote) {
   const Fd socket = remote.begin_connect();
   pollfd ready{socket.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, static_cast<int>(kSlice.count())) <= 0) return false;
+  if (::poll(&ready, 1, static_cast<int>(kJoinSlice.count())) <= 0) return false;
   int error = 0;
   socklen_t length = sizeof error;
   return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;

@@ -14,7 +14,6 @@ namespace lamina::transport {
 namespace {
 
 using Clock = base::Deadline::Clock;
-constexpr auto kSlice = std::chrono::milliseconds(200);
 constexpr auto kPatience = std::chrono::seconds(5);      // for one handshake; a silent stranger is closed then
 constexpr auto kRetry = std::chrono::milliseconds(100);  // before connecting again to a rank that closed on us
 constexpr std::size_t kMostStrangers = 256;              // open at once; the oldest gives way
@@ -31,7 +30,7 @@ class Mesh {
       if (deadline_.expired()) throw base::TimeoutError(explain());
       if (Clock::now() >= next_check) {
         if (check_interrupt) check_interrupt();
-        next_check = Clock::now() + kSlice;
+        next_check = Clock::now() + kJoinSlice;
       }
       connect_again();
       wait();
@@ -58,7 +57,7 @@ class Mesh {
   void wait() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
     for (const auto& handshake : running_) polled.push_back({handshake.fd(), handshake.events(), 0});
-    ::poll(polled.data(), polled.size(), static_cast<int>((retry_at_.empty() ? kSlice : kRetry).count()));
+    ::poll(polled.data(), polled.size(), static_cast<int>((retry_at_.empty() ? kJoinSlice : kRetry).count()));
   }
 
   void accept_all() {

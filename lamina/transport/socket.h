@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,9 @@
 namespace lamina::transport {
 
 using base::Fd;
+
+// How late an interrupt may be noticed while ranks join.
+constexpr auto kJoinSlice = std::chrono::milliseconds(200);
 
 // A numeric internet address with a port. All sockets made from one are non-blocking and close on exec.
 class Address {

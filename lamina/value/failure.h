@@ -32,4 +32,15 @@ class RemoteFailure : public base::Error {
   Failure failure_;
 };
 
+// How exceptions become values that travel. A face overrides it for its own kinds.
+class Failures {
+ public:
+  virtual ~Failures() = default;
+  // A failure that came from another rank stays the one it was.
+  virtual Failure describe(std::exception_ptr error, base::Rank rank);
+
+  // What describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
+  Failure describe_to_send(std::exception_ptr error, base::Rank rank);
+};
+
 }  // namespace lamina::value

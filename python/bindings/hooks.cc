@@ -37,7 +37,7 @@ py::object take_python_error() {
   return exception;
 }
 
-class PythonFailures : public module::Failures {
+class PythonFailures : public value::Failures {
  public:
   value::Failure describe(std::exception_ptr error, base::Rank rank) override {
     py::gil_scoped_acquire gil;

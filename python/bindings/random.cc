@@ -13,8 +13,7 @@ PyObject* call_in_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count
     return nullptr;
   }
   const auto call = [&] { return PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, keywords); };
-  if (!pipeline::in_streams()) return call();
-  const pipeline::Stream stream(pipeline::draw_seed());
+  const auto stream = pipeline::stream_here();
   return call();
 }
 
@@ -26,6 +25,7 @@ PyMethodDef kCallInStream = {"call_in_stream",
 }  // namespace
 
 void bind_random(py::module_& module) {
+  module.def("in_step", &pipeline::in_step);
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }
 

@@ -6,6 +6,7 @@
 
 #include "lamina/module/state_exchange.h"
 #include "lamina/plan/configured.h"
+#include "lamina/transport/lost.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -250,6 +251,7 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 }  // namespace
 
 void bind_session(py::module_& module) {
+  module.attr("LOST_BY_INTERRUPT") = transport::lost("(\\d+)", transport::kInterrupted);
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
@@ -280,7 +282,6 @@ void bind_session(py::module_& module) {
       .def("lend_state", &lend_state)
       .def("run_step_here", &run_step_here)
       .def("backwards", [](Session& session) { return session.job().backwards(); })
-      .def("in_step", [](Session&) { return pipeline::Activity::current() != nullptr; })
       .def("call", &call)
       .def("backward", &backward)
       .def("close", &close_session)

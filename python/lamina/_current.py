@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextvars
-import gc
 import json
 import os
 import sys
@@ -18,6 +16,7 @@ from lamina import _lamina, clipping, compiled, intercept, interrupts, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from lamina.cut import Cut
     from lamina.groups import ProcessGroups
     from lamina.model import DistributedModel
     from lamina.optimizer_state import OptimizerState
@@ -31,6 +30,7 @@ class Job:
     session: _lamina.Session
     microbatches: int
     model: DistributedModel | None = None
+    cut: Cut | None = None  # the model's
     optimizers: list[OptimizerState] = field(default_factory=list)
     groups: ProcessGroups | None = None  # from the first use
     replicas: Replicas | None = None  # where gradients are averaged over several copies of the model
@@ -49,9 +49,6 @@ class Job:
 _job: Job | None = None
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
-
-# Set while a step body runs in its caller's thread, which the engine does not know of.
-running_body: contextvars.ContextVar[bool] = contextvars.ContextVar("lamina_running_body", default=False)
 
 
 def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
@@ -126,7 +123,7 @@ def session() -> _lamina.Session:
 
 def in_step() -> bool:
     """Whether this thread runs a step body, or a module for another rank."""
-    return running_body.get() or (_job is not None and _job.session.in_step())
+    return _lamina.in_step()
 
 
 def outside_step(what: str) -> Job:
@@ -180,8 +177,8 @@ def _at_exit() -> None:
         return
     groups = _job.groups if _job is not None else None
     interrupted = interrupts.is_interrupt(getattr(sys, "last_value", None))
-    if interrupted:  # somebody waits: four fifths of what a process with torch takes to end is looking for cycles
-        gc.freeze()
+    if interrupted:
+        uncaught.end_without_collecting()
     if (_job is None or _end().leave(interrupted)) and not _stuck and (groups is None or groups.close(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.

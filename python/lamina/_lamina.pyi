@@ -32,6 +32,9 @@ def set_hooks(
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
+def in_step() -> bool:
+    """Whether this thread runs a step body, or a module for another rank."""
+
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 
@@ -113,6 +116,8 @@ class Meeting:
         """`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError
         when two processes have one rank, or ranks know of different numbers of ranks. Notices signals."""
 
+LOST_BY_INTERRUPT: str  # in the error of a rank that lost another: a regular expression with that one's number
+
 class Session:
     """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""
 
@@ -186,8 +191,6 @@ class Session:
         alone. Each has a random stream and a default dtype of its own."""
     def backwards(self) -> int:
         """How many backwards of other ranks' modules this one has asked for so far."""
-    def in_step(self) -> bool:
-        """Whether this thread runs a step body, or a module for another rank."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:
         """Calls module `index` on the rank that owns it. Inside a step only."""
     def backward(

@@ -59,13 +59,13 @@ def capture_state(number: int) -> bytes:
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
     trained = bytes([parameter.requires_grad for parameter in parameters])
-    conversion = b"%d" % _current.job().model._partitioned.conversions
+    conversion = b"%d" % _current.job().cut.model.conversions
     return (uniform if training == uniform * len(training) else training) + _END + trained + conversion
 
 
 def _parts(number: int) -> tuple[list[nn.Module], list[nn.Parameter]]:
     """Module `number` and all under it, and their parameters."""
-    model = _current.job().model._partitioned
+    model = _current.job().cut.model
     if number not in model.parts:
         module = model.tree.modules[number]
         model.parts[number] = list(module.modules()), list(module.parameters())
@@ -73,11 +73,11 @@ def _parts(number: int) -> tuple[list[nn.Module], list[nn.Parameter]]:
 
 
 def _name(number: int) -> str:
-    return _current.job().model._partitioned.tree.names[number] or "the model"
+    return _current.job().cut.model.tree.names[number] or "the model"
 
 
 def _modules() -> list[nn.Module]:
-    return _current.job().model._partitioned.tree.modules
+    return _current.job().cut.model.tree.modules
 
 
 def _apply_state(number: int, state: bytes) -> None:

@@ -3,6 +3,7 @@
 
 import re
 
+from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
@@ -16,7 +17,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 def interrupted_rank(error: BaseException | None) -> int | None:
     """The other rank whose Ctrl-C caused this error: it came from there, or that rank was lost by it."""
     if isinstance(error, PeerError):
-        lost = re.search(r"\brank (\d+) is lost: it was interrupted\b", str(error))
+        lost = re.search(_lamina.LOST_BY_INTERRUPT, str(error))
         return int(lost[1]) if lost else None
     failure = getattr(error, "_failure", None)
     is_foreign = isinstance(error, RemoteError) and failure is not None and failure.type == "KeyboardInterrupt"

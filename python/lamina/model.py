@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model spread over the ranks of its pipeline."""
 
-import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,17 +11,15 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, _lamina, clipping, compiled, groups, hugging_face, intercept, streams
-from lamina.adapter import call_remote
+from lamina import _current, groups
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
+from lamina.cut import Cut
 from lamina.delayed import is_delayed
-from lamina.dynamic import waited_for
-from lamina.errors import ConfigError, UsageError
-from lamina.first_call import FirstCall, Tracer
-from lamina.partitioning import PartitionedModel, bring_together, let_go, only_own, partition
+from lamina.errors import UsageError
+from lamina.partitioning import only_own
 from lamina.replicas import Replicas
-from lamina.state_dicts import ModelState, is_partial, saved_elsewhere, without_mark
+from lamina.state_dicts import is_partial, saved_elsewhere, without_mark
 from lamina.tracing import options_of
 
 _NOT_YET = {
@@ -109,23 +106,19 @@ class DistributedModel(nn.Module):
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
         self._pipelined = job.pipelined
-        self._partitioned: PartitionedModel | None = None
-        self._routed = False
-        self._trace_options = trace_options
-        self._whole = False  # by cpu(), until the next step
-        self._waiting: list[tuple[Mapping[str, Any], bool, bool]] = []  # partial states, for the partition
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
-        job.model = self
+        self._cut = Cut(self.get_module, job.pipelined, trace_options, self._run_post_partition_hooks)
+        job.model, job.cut = self, self._cut
         if job.session.config.ddp:
             groups.of_job()
             reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
-            owns = lambda name: self._partitioned.owns(name)  # noqa: E731
+            owns = lambda name: self._cut.model.owns(name)  # noqa: E731
             self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
         if not self._pipelined:
-            self._partition()
+            self._cut.make()
 
     # Calls.
 
@@ -273,16 +266,16 @@ class DistributedModel(nn.Module):
     @property
     def partitioned(self) -> bool:
         """Whether it is known who owns what: from the first step on, with one partition from the start."""
-        return self._partitioned is not None
+        return self._cut.model is not None
 
     def partition_report(self) -> dict[str, Any]:
         """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
         [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
         "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
         random numbers, "notes", what could not be found out. Before partition: UsageError."""
-        if self._partitioned is None:
+        if not self.partitioned:
             raise UsageError("the model is partitioned at the first call of a step function; there is no report before")
-        return self._partitioned.report
+        return self._cut.model.report
 
     def get_module(self) -> nn.Module:
         """The module that is wrapped."""
@@ -341,7 +334,7 @@ class DistributedModel(nn.Module):
             self._nothing_waits("state_dict()")
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         self._job("state_dict()")
-        state = self._state().whole(gather_to_rank0)
+        state = self._cut.state().whole(gather_to_rank0)
         for name in list(state) if prefix else ():
             state[prefix + name] = state.pop(name)
         return state
@@ -354,7 +347,7 @@ class DistributedModel(nn.Module):
         """
         self._job("local_state_dict()")
         self._require_partitioned()
-        return self._state().local()
+        return self._cut.state().local()
 
     def load_state_dict(
         self,
@@ -386,13 +379,13 @@ class DistributedModel(nn.Module):
             self._job("load_state_dict()")
             if assign:
                 raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
-            self._cut_again()
-            return self._state().load(state_dict, strict, same_partition_load)
-        waits = is_partial(state_dict) or self._waiting or any(map(is_delayed, self.parameters()))
+            self._cut.make_again()
+            return self._cut.state().load(state_dict, strict, same_partition_load)
+        waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
         if self._pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._job("load_state_dict()").session):
                 raise UsageError(problem)
-            self._waiting.append((state_dict, strict, same_partition_load))
+            self._cut.waiting.append((state_dict, strict, same_partition_load))
             return nn.modules.module._IncompatibleKeys([], [])
         loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
         if assign:
@@ -408,9 +401,7 @@ class DistributedModel(nn.Module):
         """
         if self._pipelined and self.partitioned:
             self._job("cpu()")
-            bring_together(self._partitioned, _current.session())
-            intercept.remove()
-            self._whole = True
+            self._cut.take_back()
         return super().cpu()
 
     # Hooks.
@@ -425,7 +416,7 @@ class DistributedModel(nn.Module):
         Returns:
             A handle; its `remove()` takes the hook back.
         """
-        return self._register(self._post_partition_hooks, hook, at_once=self._routed)
+        return self._register(self._post_partition_hooks, hook, at_once=self._cut.routed)
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
         """Has `hook(model, optimizer)` called at the end of every call of a step function, on every rank.
@@ -445,89 +436,11 @@ class DistributedModel(nn.Module):
 
     # Inside.
 
-    def _enter_step(self) -> FirstCall | None:
-        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
-        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
-        job = _current.job()
-        config = job.session.config
-        traced = self._pipelined and not self.partitioned and config.auto_partition and not config.skip_tracing
-        if traced and job.leads:
-            return FirstCall(job.session, self.module, self._trace_options, self._cut)
-        try:
-            self._cut(None)
-        except (ConfigError, UsageError):
-            if traced:
-                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
-            raise
-        return None
-
-    def _cut(self, tracer: Tracer | None) -> None:
-        """Cuts the model, with what the tracer finds, and routes its calls, the first time."""
-        self._partition(tracer)
-        self._cut_again()
-        session, model = _current.session(), self._partitioned
-        if self._pipelined:
-            compiled.install()
-        if self._pipelined and session.config.deterministic_server:
-            session.set_order(list(self.local_parameters()), any(True for _ in self.buffers()))
-        if self._routed:
-            return
-        own_stream = streams.agree(model.tree.modules, session)
-        if self._pipelined:
-            session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
-        remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (remote, self._call_remote, streamed)
-        if remote or streamed:
-            intercept.install(*self._interception)
-        self._routed = True
-        if _lamina.records_events(session):
-            self._name_turns()
-        self._run_hooks(self._post_partition_hooks)
-
-    def _name_turns(self, recorded: bool = True) -> None:
-        """Whether a timeline shows the modules that this rank calls itself."""
-        if self._routed and self._pipelined:
-            intercept.name_turns(self._partitioned.whole_parts() if recorded else {})
-
-    def _partition(self, tracer: Tracer | None = None) -> None:
-        """Cuts the model, the first time; collective over the world."""
-        if self._partitioned is not None:
-            return
-        job = _current.job()
-        model = partition(self.module, job.session, tracer)
-        for optimizer in job.optimizers:
-            optimizer.roster.trim(model)
-        self._partitioned = model
-        self._watch()
-        if self._pipelined:
-            clipping.install(self.module, model)
-        self._load_what_waits()
-        for optimizer in job.optimizers:
-            optimizer.load_what_waits()
-
-    def _state(self) -> ModelState:
-        return ModelState(self.module, self._partitioned, _current.session())
-
-    def _load_what_waits(self) -> None:
-        """Loads what came before the model was partitioned."""
-        waited, self._waiting = self._waiting, []
-        for arguments in waited:
-            self._state().load(*arguments)
-
     def _nothing_waits(self, what: str) -> None:
-        if self._waiting:
+        if self._cut.waiting:
             raise UsageError(
                 f"{what} while a partial state dict waits for the model to be partitioned: call it after the first step"
             )
-
-    def _cut_again(self) -> None:
-        """Ends what `cpu()` began."""
-        if not self._whole:
-            return
-        self._whole = False
-        let_go(self._partitioned, _current.session())
-        intercept.install(*self._interception)
-        self._name_turns(_lamina.records_events(_current.session()))
 
     def _register(self, hooks: dict, hook: Hook, at_once: bool = False) -> RemovableHandle:
         if not callable(hook):
@@ -543,6 +456,9 @@ class DistributedModel(nn.Module):
         for hook in list(hooks.values()):
             hook(self, self._optimizer())
 
+    def _run_post_partition_hooks(self) -> None:
+        self._run_hooks(self._post_partition_hooks)
+
     def _leave_step(self) -> None:
         """A step has ended well."""
         self._run_hooks(self._post_step_hooks)
@@ -553,35 +469,25 @@ class DistributedModel(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         """What `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
-        if self._whole:
-            self._partitioned.conversions += 1
-        if not self._pipelined or not self.partitioned or self._whole:
+        cut = self._cut
+        if cut.whole:
+            cut.model.conversions += 1
+        if not self._pipelined or not self.partitioned or cut.whole:
             return super()._apply(fn, recurse)
-        with only_own(self._partitioned) as foreign:
+        with only_own(cut.model) as foreign:
             super()._apply(fn, recurse)
         for name, tensor, owner in foreign:
             like = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
             if (like.dtype, like.device) != (tensor.dtype, tensor.device):
                 whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
                 _current.session().release(tensor, name, owner, whole)
-        self._partitioned.conversions += 1
+        cut.model.conversions += 1
         return self
 
     def _watch(self) -> None:
         """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
         if (replicas := _current.job().replicas) is not None and self.partitioned:
             replicas.watch()
-
-    def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not _current.in_step():
-            name = self._partitioned.tree.names[number] or "the model"
-            raise UsageError(
-                f"{name} lives on partition {self._partitioned.owners[number]}: call it inside a function decorated "
-                "with @lamina.step"
-            )
-        output = call_remote(_current.session(), number, args, kwargs)
-        hugging_face.collect(self._partitioned.tree.modules[number], args, output)
-        return output
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)
@@ -602,10 +508,10 @@ class DistributedModel(nn.Module):
 
     def _local(self, named: Names) -> Names:
         self._require_partitioned()
-        return ((name, value) for name, value in named if self._partitioned.owns(name))
+        return ((name, value) for name, value in named if self._cut.model.owns(name))
 
     def _require_partitioned(self) -> None:
-        if self._partitioned is None:
+        if not self.partitioned:
             raise UsageError("the model is partitioned at the first call of a step function; nothing is local before")
 
 

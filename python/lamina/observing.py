@@ -31,14 +31,14 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
     session = job.session
     _lamina.start_timeline(session)
     try:
-        if job.model is not None:
-            job.model._name_turns()
+        if job.cut is not None:
+            job.cut.name_turns()
         yield
     except BaseException:
         _lamina.stop_timeline(session)
         raise
     finally:
-        if job.model is not None:
-            job.model._name_turns(False)
+        if job.cut is not None:
+            job.cut.name_turns(False)
     if summary := _lamina.write_timeline(session, os.fspath(path)):
         print(summary, end="", flush=True)

@@ -47,5 +47,5 @@ def DistributedOptimizer(  # noqa: N802
         state.install()
         job.optimizers.append(state)
     if job.model is not None and job.model.partitioned:
-        state.roster.trim(job.model._partitioned)
+        state.roster.trim(job.cut.model)
     return optimizer

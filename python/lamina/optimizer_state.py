@@ -139,7 +139,7 @@ class OptimizerState:
             return named_state.without_marks(state_dict)
         parts = job.session.all_gather("pp", named_state.without_marks(state_dict))
         named = named_state.merged(parts, parts[job.session.group_rank("pp")])
-        named_state.check_names(named, layout, lambda name: job.model._partitioned.home_of(name, job.session))
+        named_state.check_names(named, layout, lambda name: job.cut.model.home_of(name, job.session))
         return named
 
     def _problem(self, state_dict: Mapping[str, Any], job: _current.Job, layout: Layout) -> str:

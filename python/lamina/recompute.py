@@ -41,8 +41,8 @@ def recompute(
 
 def elsewhere(module: nn.Module) -> int | None:
     """The partition of a module that another rank owns, None for any other module."""
-    model = _current.job().model if _current.is_initialized() else None
-    return model._partitioned.elsewhere(module) if model is not None and model.partitioned else None
+    cut = _current.job().cut if _current.is_initialized() else None
+    return cut.model.elsewhere(module) if cut is not None and cut.model is not None else None
 
 
 def _recompute_split(

@@ -94,7 +94,7 @@ class StepFunction:
 
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
-        first_call = job.model._enter_step() if job.model is not None else None
+        first_call = job.cut.enter_step() if job.cut is not None else None
         merged = self._run_microbatches(job, owner, args, kwargs, first_call)
         if job.model is not None:
             job.model._leave_step()
@@ -164,7 +164,6 @@ class StepFunction:
         return bodies
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        _current.running_body.set(True)
         output = self._function(*args, **kwargs)
         return nest.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
 

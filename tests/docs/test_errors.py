@@ -21,8 +21,10 @@ MADE_ELSEWHERE = {
     ],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
+    "lamina/transport/inproc/network.cc": ["rank … is lost"],
     "lamina/transport/mesh.cc": ["no connection with rank … in time"],
     "lamina/transport/roll_call.cc": ["… did not join within …"],
+    "lamina/transport/ucx/ucx_send.cc": ["rank … is lost"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",
         "this parameter was created inside delay_param_initialization()",

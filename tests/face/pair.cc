@@ -91,6 +91,22 @@ void placement() {
   shutdown();
 }
 
+struct LeftoverImpl : torch::nn::Module {
+  Child<Layer> layer;
+  LeftoverImpl() {
+    const Partition on(7);  // which there is not
+    layer = register_module("layer", Layer());
+  }
+  Tensor forward(const Tensor& x) { return layer(x).sum(); }
+};
+
+void ignored_scopes() {
+  init({{"partitions", 2}});
+  DistributedModel model(std::make_shared<LeftoverImpl>());
+  step([&](const Tensor& x) { model.backward(model(x)); })(torch::ones({2, kWidth}));
+  shutdown();
+}
+
 struct NormsImpl : torch::nn::Module {
   Child<Layer> a, b;
   NormsImpl() {
@@ -130,9 +146,10 @@ struct FailingImpl : torch::nn::Module {
   Child<Throws> throws;
   Child<Layer> layer;
   FailingImpl() {
-    const Partition on(1);
     throws = register_module("throws", Throws());
     layer = register_module("layer", Layer());
+    set_partition(*throws, 1);
+    set_partition(*layer, 1);
   }
   Tensor forward(const Tensor& x) {
     if (x.size(0) == 3) return torch::linear(x, layer->linear->weight);  // of another rank
@@ -188,8 +205,8 @@ void states() {
 struct DropImpl : torch::nn::Module {
   Child<torch::nn::Dropout> drop;
   DropImpl() {
-    const Partition on(1);
     drop = register_module("drop", torch::nn::Dropout(0.5));
+    set_partition(*drop, 1);
   }
   Tensor forward(const Tensor& x) { return drop(x); }
 };
@@ -214,8 +231,8 @@ struct VaryingImpl : torch::nn::Module {
   TORCH_MODULE(Counter);
   Child<Counter> counter;
   VaryingImpl() {
-    const Partition on(1);
     counter = register_module("counter", Counter());
+    set_partition(*counter, 1);
   }
   Tensor forward(const Tensor& x) { return counter(x).sum(); }
 };
@@ -249,8 +266,8 @@ struct WritesImpl : torch::nn::Module {
   TORCH_MODULE(Adder);
   Child<Adder> adder;
   WritesImpl() {
-    const Partition on(1);
     adder = register_module("adder", Adder());
+    set_partition(*adder, 1);
   }
   std::tuple<Tensor, Tensor> forward(const Tensor& x) {
     Tensor written = x.clone();
@@ -315,8 +332,8 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups, placement, clipping, states, errors, evaluation, varying, writes, first_step_fails,
-                            calls_a_part_first, different_models, left_open})
+  for (const auto& check : {groups, placement, ignored_scopes, clipping, states, errors, evaluation, varying, writes,
+                            first_step_fails, calls_a_part_first, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
 }

@@ -86,7 +86,7 @@ TEST(Trace, ThrowsWhatTheModelThrowsAndLeavesItsCallsAsTheyWere) {
 
 TEST(PlannedTree, HasChildrenInTheOrderOfTheirCallsAndTiesReadersToWhatTheyRead) {
   const Traced traced;
-  const auto [rows, nodes] = planned_tree(traced.tree, trace(traced.tree, traced.example));
+  const auto [rows, nodes] = planned_tree(traced.tree, trace(traced.tree, traced.example), true);
   std::vector<std::string> names;
   for (const auto& row : rows) names.push_back(row.name);
   EXPECT_EQ(names, (std::vector<std::string>{"", "first", "norm", "drop", "last", "never", "table"}));
@@ -94,6 +94,28 @@ TEST(PlannedTree, HasChildrenInTheOrderOfTheirCallsAndTiesReadersToWhatTheyRead)
   EXPECT_EQ(nodes[6], traced.node("table"));
   EXPECT_EQ(rows[0].parameter_bytes, (4 * 4 + 4) * 4);  // of what is plain
   EXPECT_EQ(rows[1].backward_us, 2 * rows[1].forward_us);
+}
+
+struct ScopedImpl : torch::nn::Module {
+  Child<torch::nn::Linear> scoped, placed;
+  ScopedImpl() {
+    const Partition on(1);
+    scoped = register_module("scoped", torch::nn::Linear(4, 4));
+    placed = register_module("placed", torch::nn::Linear(4, 4));
+    set_partition(*placed, 2);
+  }
+};
+
+TEST(PlannedTree, PlacesByScopesOnlyWhereTheyCountAndBySetPartitionAlways) {
+  const ModuleTree tree(std::make_shared<ScopedImpl>());
+  const auto placed = [&](bool scopes_count) {
+    std::vector<std::optional<base::Partition>> partitions;
+    for (const auto& row : planned_tree(tree, std::nullopt, scopes_count).first) partitions.push_back(row.placed_at);
+    return partitions;
+  };
+  using Partitions = std::vector<std::optional<base::Partition>>;
+  EXPECT_EQ(placed(true), (Partitions{std::nullopt, base::Partition(1), base::Partition(2)}));
+  EXPECT_EQ(placed(false), (Partitions{std::nullopt, std::nullopt, base::Partition(2)}));
 }
 
 }  // namespace

@@ -118,20 +118,20 @@ TEST_F(Streams, BeginAndEndWithinTheCallersAlsoWhenTheWorkThrows) {
 }
 
 TEST_F(Streams, AreInABodyAndAnActivityAndNowhereElse) {
-  EXPECT_FALSE(in_streams());
+  EXPECT_FALSE(in_step());
   {
     const InlineBody body(3);
-    EXPECT_TRUE(in_streams());
-    std::thread([] { EXPECT_FALSE(in_streams()); }).join();
+    EXPECT_TRUE(in_step());
+    std::thread([] { EXPECT_FALSE(in_step()); }).join();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(at::kDouble));
     draw();
   }
   slot_.begin_step(1);
   {
     Activity activity(slot_, Step(0), Microbatch(0), Phase::kStart);
-    EXPECT_TRUE(in_streams());
+    EXPECT_TRUE(in_step());
   }
-  EXPECT_FALSE(in_streams());
+  EXPECT_FALSE(in_step());
   EXPECT_TRUE(undisturbed(0));
 }
 

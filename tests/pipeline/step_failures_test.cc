@@ -151,7 +151,7 @@ TEST(Outputs, ThatCannotTravelEndTheStepOnAllRanksWithThatError) {
 }
 
 // A face whose description of an error fails, or cannot travel.
-class ClumsyFailures : public module::Failures {
+class ClumsyFailures : public value::Failures {
  public:
   value::Failure describe(std::exception_ptr error, base::Rank rank) override {
     if (message_of(error) == "indescribable") throw std::runtime_error("no words");

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include "tests/value/sent.h"
 
 namespace lamina::value {
@@ -35,6 +37,29 @@ TEST(Failure, AnyOtherTreeIsMalformed) {
     wrong.erase(wrong.begin() + static_cast<std::ptrdiff_t>(part));
     EXPECT_THROW(to_failure(Tuple{wrong}), base::FormatError) << part;
   }
+}
+
+Failure described(std::exception_ptr error) { return Failures().describe(error, base::Rank(4)); }
+
+TEST(Failures, AnExceptionKeepsItsTypeAndItsText) {
+  const auto failure = described(std::make_exception_ptr(std::out_of_range("too far")));
+  EXPECT_EQ(failure.type, "std::out_of_range");
+  EXPECT_EQ(failure.message, "too far");
+  EXPECT_EQ(failure.rank, base::Rank(4));
+  EXPECT_EQ(described(std::make_exception_ptr(base::UsageError("no"))).type, "lamina::base::UsageError");
+}
+
+TEST(Failures, AFailureOfAnotherRankStaysTheOneItWas) {
+  const Failure first{"ValueError", "m", "traceback", base::Rank(1), Opaque{"pickle", "b", {}}};
+  const auto failure = described(std::make_exception_ptr(RemoteFailure(first)));
+  EXPECT_EQ(failure.type, "ValueError");
+  EXPECT_EQ(failure.traceback, "traceback");
+  EXPECT_EQ(failure.rank, base::Rank(1));
+  EXPECT_EQ(failure.object.as<Opaque>().bytes, "b");
+}
+
+TEST(Failures, WhatIsNoExceptionIsDescribedToo) {
+  EXPECT_NE(described(std::make_exception_ptr(3)).message.find("no std::exception"), std::string::npos);
 }
 
 }  // namespace

@@ -3,8 +3,11 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/transport/lost.h"
 
 namespace lamina::transport::inproc {
+
+constexpr auto kEnded = "its process ended";
 
 class Endpoint : public Transport {
  public:
@@ -44,7 +47,7 @@ void Network::post(base::Rank from, base::Rank to, Frame frame) {
   {
     std::lock_guard guard(mutex_);
     if (to.value < 0 || to.value >= size_) throw base::UsageError(base::str("there is no rank ", to));
-    if (dead_[to.value]) throw base::PeerError(base::str("rank ", to, " is lost: its process ended"));
+    if (dead_[to.value]) throw base::PeerError(lost(to, kEnded));
     if (dead_[from.value]) return;
     queues_[{from, to}].emplace_back(std::move(frame));
   }
@@ -105,7 +108,7 @@ void Network::deliver_until_stopped() {
     if (frame) {
       events.message(unpack(frame->head, std::move(frame->buffers)));
     } else {
-      events.lost(pair->first, "its process ended");
+      events.lost(pair->first, kEnded);
     }
     lock.lock();
     delivering_to_.reset();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/transport/lost.h"
 #include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
@@ -22,7 +23,7 @@ UcxTransport::Lock UcxTransport::enter() {
 void UcxTransport::refuse_if_lost(base::Rank to) const {
   if (closing_) throw base::UsageError("the transport is closed");
   const std::string& why = peers_[to.value].why;
-  if (!why.empty()) throw base::PeerError(base::str("rank ", to, " is lost: ", why));
+  if (!why.empty()) throw base::PeerError(lost(to, why));
 }
 
 void UcxTransport::send(base::Rank to, const Message& message) {

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cut of a job's model: made in the first step, taken back for a while by `cpu()`; the way of its calls since."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lamina import _current, _lamina, clipping, compiled, hugging_face, intercept, streams
+from lamina.adapter import call_remote
+from lamina.dynamic import waited_for
+from lamina.errors import ConfigError, UsageError
+from lamina.first_call import FirstCall, Tracer
+from lamina.partitioning import PartitionedModel, bring_together, let_go, partition
+from lamina.state_dicts import ModelState
+from lamina.tracing import TraceOptions
+
+
+class Cut:
+    """What becomes of a job's model: whole at first, then cut, then one whose calls go to the owners of its modules.
+
+    Args:
+        module: says which model is wrapped.
+        pipelined: whether there are several ranks to cut it over.
+        trace_options: how it is traced.
+        when_routed: called once, when its calls go to the owners.
+
+    Attributes:
+        model: who owns what of it; None before it is cut.
+        routed: whether its calls go to the owners.
+        whole: whether it was brought together again, until the next step.
+        waiting: partial states that came before the cut: what `ModelState.load` takes.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], nn.Module],
+        pipelined: bool,
+        trace_options: TraceOptions,
+        when_routed: Callable[[], None],
+    ):
+        self.model: PartitionedModel | None = None
+        self.routed = False
+        self.whole = False
+        self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
+        self._module = module
+        self._pipelined = pipelined
+        self._trace_options = trace_options
+        self._when_routed = when_routed
+
+    def enter_step(self) -> FirstCall | None:
+        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
+        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
+        job = _current.job()
+        config = job.session.config
+        traced = self._pipelined and self.model is None and config.auto_partition and not config.skip_tracing
+        if traced and job.leads:
+            return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route)
+        try:
+            self._make_and_route(None)
+        except (ConfigError, UsageError):
+            if traced:
+                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+            raise
+        return None
+
+    def make(self, tracer: Tracer | None = None) -> None:
+        """Cuts the model, the first time, with what the tracer finds; collective over the world."""
+        if self.model is not None:
+            return
+        job = _current.job()
+        model = partition(self._module(), job.session, tracer)
+        for optimizer in job.optimizers:
+            optimizer.roster.trim(model)
+        self.model = model
+        if job.replicas is not None:
+            job.replicas.watch()
+        if self._pipelined:
+            clipping.install(self._module(), model)
+        self._load_what_waits()
+        for optimizer in job.optimizers:
+            optimizer.load_what_waits()
+
+    def take_back(self) -> None:
+        """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
+        over the pipeline."""
+        bring_together(self.model, _current.session())
+        intercept.remove()
+        self.whole = True
+
+    def make_again(self) -> None:
+        """Ends what `take_back` began."""
+        if not self.whole:
+            return
+        self.whole = False
+        let_go(self.model, _current.session())
+        intercept.install(*self._interception)
+        self.name_turns(_lamina.records_events(_current.session()))
+
+    def name_turns(self, recorded: bool = True) -> None:
+        """Whether a timeline shows the modules that this rank calls itself."""
+        if self.routed and self._pipelined:
+            intercept.name_turns(self.model.whole_parts() if recorded else {})
+
+    def state(self) -> ModelState:
+        """The state of the model, which is cut."""
+        return ModelState(self._module(), self.model, _current.session())
+
+    def _make_and_route(self, tracer: Tracer | None) -> None:
+        self.make(tracer)
+        self.make_again()
+        session, model = _current.session(), self.model
+        if self._pipelined:
+            compiled.install()
+        if self._pipelined and session.config.deterministic_server:
+            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
+            session.set_order(own, any(True for _ in self._module().buffers()))
+        if self.routed:
+            return
+        own_stream = streams.agree(model.tree.modules, session)
+        if self._pipelined:
+            session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
+        remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
+        self._interception = (remote, self._call_remote, streamed)
+        if remote or streamed:
+            intercept.install(*self._interception)
+        self.routed = True
+        if _lamina.records_events(session):
+            self.name_turns()
+        self._when_routed()
+
+    def _load_what_waits(self) -> None:
+        waited, self.waiting = self.waiting, []
+        for arguments in waited:
+            self.state().load(*arguments)
+
+    def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not _current.in_step():
+            name = self.model.tree.names[number] or "the model"
+            raise UsageError(
+                f"{name} lives on partition {self.model.owners[number]}: call it inside a function decorated "
+                "with @lamina.step"
+            )
+        output = call_remote(_current.session(), number, args, kwargs)
+        hugging_face.collect(self.model.tree.modules[number], args, output)
+        return output
