@@ -37,37 +37,47 @@ Variables torchrun_contract(const Job& job, const Place& place) {
   };
 }
 
-// UCX installs signal handlers and memory hooks when it is loaded; only the environment before that can stop it.
-Variables defaults(const Job& job) {
-  return {
-      {"OMP_NUM_THREADS", str(std::max(1, job.cores / std::max(1, job.local_world_size)))},
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
-      {"UCX_HANDLE_ERRORS", "none"},
-      {"UCX_MEM_EVENTS", "n"},
-  };
-}
-
-// An outer torchrun's word on a store and an error file that are not this job's.
-constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "LAMINA_SECRET_FD",
-                                         "LAMINA_PROGRESS_FD"};
-
-}  // namespace
-
-Environment rank_environment(const Job& job, const Place& place, const Environment& inherited) {
+// What the launcher alone says.
+Variables contract(const Job& job, const Place& place) {
   Variables set = torchrun_contract(job, place);
-  set["PYTHONUNBUFFERED"] = "1";
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
   if (place.secret_fd >= 0) set["LAMINA_SECRET_FD"] = str(place.secret_fd);
   if (place.progress_fd >= 0) set["LAMINA_PROGRESS_FD"] = str(place.progress_fd);
-  Variables missing = defaults(job);
-  if (job.stacks) missing["PYTHONFAULTHANDLER"] = "1";
+  return set;
+}
 
+// UCX installs signal handlers and memory hooks when it is loaded; only the environment before that can stop it.
+Variables defaults(const Job& job) {
+  Variables set = {
+      {"OMP_NUM_THREADS", str(std::max(1, job.cores / std::max(1, job.local_world_size)))},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"UCX_HANDLE_ERRORS", "none"},
+      {"UCX_MEM_EVENTS", "n"},
+      {"PYTHONUNBUFFERED", "1"},
+  };
+  if (job.stacks) set["PYTHONFAULTHANDLER"] = "1";
+  return set;
+}
+
+// An outer torchrun's word on a store and an error file that are not this job's.
+constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
+
+}  // namespace
+
+bool is_launchers(const std::string& name) {
+  static const Variables set = contract({}, {.secret_fd = 0, .progress_fd = 0});
+  return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
+}
+
+Environment rank_environment(const Job& job, const Place& place, const Environment& inherited) {
+  Variables set = contract(job, place);
+  Variables missing = defaults(job);
   Environment result;
   for (const std::string& entry : inherited) {
     const std::string name = entry.substr(0, entry.find('='));
     missing.erase(name);
-    if (!set.contains(name) && std::ranges::find(kDropped, name) == std::end(kDropped)) result.push_back(entry);
+    if (!is_launchers(name)) result.push_back(entry);
   }
   set.merge(missing);
   for (const auto& [name, value] : set) result.push_back(str(name, "=", value));

@@ -33,8 +33,11 @@ struct Place {
   int progress_fd = -1;  // and reports its steps there, see base::ProgressReporter
 };
 
-// The environment of one rank: `inherited`, with torchrun's contract and lamina's variables in place of what it says
-// of them. What only has a default (OMP_NUM_THREADS, UCX_*) yields to an inherited value. A pure function.
+// Whether the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
+bool is_launchers(const std::string& name);
+
+// The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only
+// has a default (OMP_NUM_THREADS, PYTHONUNBUFFERED, UCX_*) yields to an inherited value. A pure function.
 Environment rank_environment(const Job& job, const Place& place, const Environment& inherited);
 
 // This process's own environment, and the number of cores it may use.

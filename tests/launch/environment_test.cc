@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "lamina/base/error.h"
+#include "lamina/launch/variables.h"
+
 namespace lamina::launch {
 namespace {
 
@@ -62,6 +65,19 @@ TEST(RankEnvironment, DefaultsYieldToTheUser) {
   const auto environment = rank_environment(job(), kPlace, own);
   for (const std::string& entry : own) EXPECT_TRUE(holds(environment, entry)) << entry;
   EXPECT_EQ(count(environment, "OMP_NUM_THREADS"), 1);
+}
+
+// Never accepted and then overwritten.
+TEST(WithVariables, WhatItSetsIsWhatRanksReadElseItIsRefused) {
+  constexpr Place kFull{.secret_fd = 9, .progress_fd = 8};
+  for (const std::string& entry : rank_environment(job(), kFull, {})) {
+    const std::string own = entry.substr(0, entry.find('=')) + "=own";
+    if (holds(rank_environment(job(), kFull, {own}), own)) {
+      EXPECT_EQ(with_variables({}, {own}, "-x"), Environment{own});
+    } else {
+      EXPECT_THROW(with_variables({}, {own}, "-x"), base::ConfigError) << own;
+    }
+  }
 }
 
 TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }
