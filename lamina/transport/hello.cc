@@ -10,14 +10,12 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/message.h"
-#include "lamina/transport/secret.h"
 
 namespace lamina::transport {
 namespace {
 
 constexpr std::string Hello::* kFields[] = {
-    &Hello::process,       &Hello::lamina,           &Hello::torch,       &Hello::wire, &Hello::size,
-    &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
+    &Hello::lamina, &Hello::torch, &Hello::wire, &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
 
 // The part of `text` around the first place where it differs from `other`.
 std::string around_difference(const std::string& text, const std::string& other) {
@@ -53,10 +51,8 @@ std::string differing_keys(const std::string& ours, const std::string& theirs, s
 
 }  // namespace
 
-Hello Hello::of_this_process() {
+Hello Hello::of_this_version() {
   Hello hello;
-  const Secret random = random_secret();
-  hello.process.assign(random.begin(), random.begin() + 16);
   hello.lamina = LAMINA_VERSION;
   hello.torch = TORCH_VERSION;
   hello.wire = wire_version();
@@ -96,7 +92,6 @@ void check_compatible(const std::vector<Hello>& hellos) {
   constexpr Aspect kAspects[] = {{&Hello::lamina, "version of lamina"},
                                  {&Hello::torch, "version of torch"},
                                  {&Hello::wire, "version of the format of messages"},
-                                 {&Hello::size, "world size"},
                                  {&Hello::configuration, "configuration"}};
   for (std::size_t rank = 1; rank < hellos.size(); ++rank) {
     for (const auto& [field, name] : kAspects) {

@@ -129,6 +129,10 @@ std::string JobStore::get(const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
+std::int64_t JobStore::add(const std::string& key, std::int64_t value) {
+  return attempt([&](auto& store) { return store.add(key, value); });
+}
+
 c10::intrusive_ptr<c10d::Store> JobStore::c10d() const { return connection_->store; }
 
 void JobStore::remove(const std::string& key) {

@@ -3,6 +3,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,7 +42,8 @@ class JobStore {
 
   // Setting again what was set is harmless: after a lost connection everything is.
   void set(const std::string& key, const std::string& value);
-  std::string get(const std::string& key);  // of a key that exists
+  std::string get(const std::string& key);                       // of a key that exists
+  std::int64_t add(const std::string& key, std::int64_t value);  // to the number that is there, or 0; the sum
 
   // Waits until all keys exist or the deadline has come; returns those still missing.
   std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);

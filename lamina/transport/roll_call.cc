@@ -39,20 +39,33 @@ void RollCall::announce(const std::string& key, const std::string& value) {
 }
 
 std::vector<std::string> RollCall::call(const std::string& said) {
-  store_.set(base::str(options_.name, "hello/", options_.rank), said);
+  if (store_.add(key("processes", options_.rank), 1) > 1) {
+    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
+  }
+  const std::string own_size = std::to_string(options_.size);
+  store_.set(key("hello", options_.rank), base::str(own_size, " ", said));
   const std::string verdict = options_.rank == base::Rank(0) ? judge() : await_verdict();
   if (!verdict.starts_with(kAllCame)) {
     leave();
     throw base::TimeoutError(verdict);
   }
-  if (const std::string size = verdict.substr(kAllCame.size()); size != std::to_string(options_.size)) {
-    leave();
-    throw base::ConfigError(base::str("ranks 0 and ", options_.rank, " differ in their WORLD_SIZE: ", size, " and ",
-                                      options_.size, ": start them alike"));
+  if (const std::string size = verdict.substr(kAllCame.size()); size != own_size) {
+    differ(options_.rank, size, own_size);
   }
   std::vector<std::string> all;
-  for (const auto& key : keys("hello")) all.push_back(store_.get(key));
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const std::string heard = store_.get(key("hello", base::Rank(rank)));
+    const auto space = heard.find(' ');
+    if (const std::string size = heard.substr(0, space); size != own_size) differ(base::Rank(rank), own_size, size);
+    all.push_back(heard.substr(space + 1));
+  }
   return all;
+}
+
+void RollCall::differ(base::Rank rank, const std::string& size, const std::string& its_size) {
+  leave();
+  throw base::ConfigError(
+      base::str("ranks 0 and ", rank, " differ in their WORLD_SIZE: ", size, " and ", its_size, ": start them alike"));
 }
 
 std::string RollCall::judge() {
@@ -81,20 +94,22 @@ std::string RollCall::await_verdict() {
 void RollCall::leave() {
   // Not "": c10d's store announces each value's size as the begin of something longer, so the kernel holds an empty one
   // back for 200 ms.
-  store_.set(base::str(options_.name, "left/", options_.rank), "left");
+  store_.set(key("left", options_.rank), "left");
   if (options_.rank != base::Rank(0)) return;
   auto awaited = keys("left");
   for (const auto& rank : absent_) std::erase(awaited, base::str(options_.name, "left/", rank));
   store_.wait(awaited, base::Deadline::after(kFarewell));
   for (const auto& key : announced_) store_.remove(options_.name + key);
-  for (const char* what : {"hello", "left"}) {
+  for (const char* what : {"processes", "hello", "left"}) {
     for (const auto& key : keys(what)) store_.remove(key);
   }
 }
 
+std::string RollCall::key(const char* what, base::Rank rank) const { return base::str(options_.name, what, "/", rank); }
+
 std::vector<std::string> RollCall::keys(const char* what) const {
   std::vector<std::string> keys;
-  for (int rank = 0; rank < options_.size; ++rank) keys.push_back(base::str(options_.name, what, "/", rank));
+  for (int rank = 0; rank < options_.size; ++rank) keys.push_back(key(what, base::Rank(rank)));
   return keys;
 }
 
