@@ -40,8 +40,8 @@ std::string named(const std::vector<base::Rank>& ranks) {
 
 class C10dGroup : public ProcessGroup {
  public:
-  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options)
-      : group_(group), mailbox_(mailbox), options_(std::move(options)) {}
+  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence, GroupOptions options)
+      : group_(group), mailbox_(mailbox), presence_(presence), options_(std::move(options)) {}
 
   int size() const override { return group_.getSize(); }
 
@@ -68,7 +68,7 @@ class C10dGroup : public ProcessGroup {
   template <class Start>
   void run(const Start& start) {
     c10::intrusive_ptr<c10d::Work> work;
-    const auto operation = mailbox_.next_operation(options_.members);
+    const auto operation = presence_.next_operation(options_.members);
     blaming([&] { work = start(); });
     wait(*work, operation);
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
@@ -105,7 +105,7 @@ class C10dGroup : public ProcessGroup {
     patience.check_interrupt = [=, this, interrupt = options_.patience.check_interrupt]() mutable {
       if (interrupt) interrupt();
       if (says_present_at && Clock::now() >= *says_present_at) {
-        mailbox_.say_present(options_.members, operation);
+        presence_.say(options_.members, operation);
         says_present_at.reset();
       }
       const auto loss = mailbox_.loss(options_.members, {});
@@ -129,7 +129,7 @@ class C10dGroup : public ProcessGroup {
   std::string what() const { return base::str(options_.purpose, " over ", named(options_.members)); }
 
   std::string awaited(std::int64_t operation) const {
-    const auto absent = mailbox_.absent(options_.members, operation);
+    const auto absent = presence_.absent(options_.members, operation);
     return absent.empty() ? what()
                           : base::str(what(), " without ", named(absent),
                                       absent.size() == 1 ? ", which has" : ", which have", " not come");
@@ -137,13 +137,15 @@ class C10dGroup : public ProcessGroup {
 
   c10d::ProcessGroup& group_;
   Mailbox& mailbox_;
+  Presence& presence_;
   const GroupOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options) {
-  return std::make_unique<C10dGroup>(group, mailbox, std::move(options));
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence,
+                                   GroupOptions options) {
+  return std::make_unique<C10dGroup>(group, mailbox, presence, std::move(options));
 }
 
 }  // namespace lamina::collective
