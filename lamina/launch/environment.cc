@@ -9,6 +9,7 @@
 #include <string_view>
 #include <thread>
 
+#include "lamina/base/rank_contract.h"
 #include "lamina/base/str.h"
 
 namespace lamina::launch {
@@ -42,8 +43,8 @@ Variables contract(const Job& job, const Place& place) {
   Variables set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
-  if (place.secret_fd >= 0) set["LAMINA_SECRET_FD"] = str(place.secret_fd);
-  if (place.progress_fd >= 0) set["LAMINA_PROGRESS_FD"] = str(place.progress_fd);
+  if (place.secret_fd >= 0) set[base::kSecretVariable] = str(place.secret_fd);
+  if (place.progress_fd >= 0) set[base::kProgressVariable] = str(place.progress_fd);
   return set;
 }
 

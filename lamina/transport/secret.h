@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "lamina/base/ids.h"
+#include "lamina/base/rank_contract.h"
 #include "lamina/transport/message.h"
 
 // [Note: job secret] 32 bytes that all processes of a job share and no other process knows. The launcher passes them
@@ -14,7 +15,7 @@
 // read them from the job's store, which anyone who reaches its port can read as well.
 namespace lamina::transport {
 
-using Secret = std::array<std::uint8_t, 32>;
+using Secret = std::array<std::uint8_t, base::kSecretBytes>;
 using Mac = std::array<std::uint8_t, 32>;
 
 // The secret behind the descriptor named in LAMINA_SECRET_FD (a pipe, or a file that is read from its beginning), which
