@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -48,7 +49,8 @@ void become(const RankStart& start, pid_t launcher, char* const* arguments, char
 }
 
 [[noreturn]] void fail(const RankStart& start, int code) {
-  throw StartError(base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", system_words(code)));
+  throw StartError(
+      base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", base::system_error(code)));
 }
 
 }  // namespace

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "lamina/base/fd.h"
+#include "lamina/base/system_error.h"
 
 namespace lamina::transport {
 
 using base::Fd;
+using base::system_error;
 
 // A numeric internet address with a port. All sockets made from one are non-blocking and close on exec.
 class Address {
@@ -39,8 +41,5 @@ class Address {
   sockaddr_storage storage_{};
   socklen_t length_ = 0;
 };
-
-// "No such file or directory" for the last error of the system.
-std::string system_error();
 
 }  // namespace lamina::transport
