@@ -3,6 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "lamina/base/rank_list.h"
+
 namespace lamina::collective {
 namespace {
 
@@ -31,12 +33,6 @@ struct End {
     changed.notify_all();
   }
 };
-
-std::string named(const std::vector<base::Rank>& ranks) {
-  std::string text;
-  for (auto rank : ranks) text += base::str(text.empty() ? "" : ", ", rank);
-  return base::str(ranks.size() == 1 ? "rank " : "ranks ", text);
-}
 
 class C10dGroup : public ProcessGroup {
  public:
@@ -126,12 +122,12 @@ class C10dGroup : public ProcessGroup {
     throw base::PeerError(base::str(what(), ": ", loss, "\n", text));
   }
 
-  std::string what() const { return base::str(options_.purpose, " over ", named(options_.members)); }
+  std::string what() const { return base::str(options_.purpose, " over ", base::name_ranks(options_.members)); }
 
   std::string awaited(std::int64_t operation) const {
     const auto absent = presence_.absent(options_.members, operation);
     return absent.empty() ? what()
-                          : base::str(what(), " without ", named(absent),
+                          : base::str(what(), " without ", base::name_ranks(absent),
                                       absent.size() == 1 ? ", which has" : ", which have", " not come");
   }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "lamina/base/error.h"
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 
 namespace lamina::transport {
@@ -70,15 +71,14 @@ void RollCall::differ(base::Rank rank, const std::string& size, const std::strin
 
 std::string RollCall::judge() {
   const auto missing = store_.wait(keys("hello"), options_.deadline);
-  std::string ranks;
-  for (const auto& key : missing) {
-    absent_.push_back(key.substr(key.rfind('/') + 1));
-    ranks += base::str(ranks.empty() ? "" : ", ", absent_.back());
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const base::Rank each(rank);
+    if (std::ranges::find(missing, key("hello", each)) != missing.end()) absent_.push_back(each);
   }
-  const std::string verdict =
-      absent_.empty() ? base::str(kAllCame, options_.size)
-                      : base::str(absent_.size() == 1 ? "rank " : "ranks ", ranks, " did not join within ", seconds(),
-                                  ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
+  const std::string verdict = absent_.empty()
+                                  ? base::str(kAllCame, options_.size)
+                                  : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
+                                              ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
   announce("verdict", verdict);
   return verdict;
 }
@@ -97,7 +97,7 @@ void RollCall::leave() {
   store_.set(key("left", options_.rank), "left");
   if (options_.rank != base::Rank(0)) return;
   auto awaited = keys("left");
-  for (const auto& rank : absent_) std::erase(awaited, base::str(options_.name, "left/", rank));
+  for (auto rank : absent_) std::erase(awaited, key("left", rank));
   store_.wait(awaited, base::Deadline::after(kFarewell));
   for (const auto& key : announced_) store_.remove(options_.name + key);
   for (const char* what : {"processes", "hello", "left"}) {

@@ -50,7 +50,7 @@ class RollCall {
   const Options options_;
   const base::Deadline verdict_by_;
   std::vector<std::string> announced_;
-  std::vector<std::string> absent_;  // rank 0: who did not come
+  std::vector<base::Rank> absent_;  // rank 0: who did not come
 };
 
 }  // namespace lamina::transport

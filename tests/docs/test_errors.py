@@ -21,7 +21,7 @@ MADE_ELSEWHERE = {
     ],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
-    "lamina/transport/mesh.cc": ["no connection with rank … in time"],
+    "lamina/transport/mesh.cc": ["no connection with … in time"],
     "lamina/transport/roll_call.cc": ["… did not join within …"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",
