@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/message.h"
+#include "lamina/value/bytes.h"
 
 namespace lamina::transport {
 namespace {
@@ -60,26 +61,21 @@ Hello Hello::of_this_version() {
 }
 
 std::string Hello::encode() const {
-  std::string bytes;
-  for (const auto field : kFields) {
-    const std::uint64_t size = (this->*field).size();
-    bytes.append(reinterpret_cast<const char*>(&size), sizeof size).append(this->*field);
-  }
-  return bytes;
+  value::Writer out;
+  for (const auto field : kFields) out.put_block(this->*field);
+  return out.take();
 }
 
 Hello Hello::decode(const std::string& bytes) {
   Hello hello;
-  std::size_t at = 0;
-  for (const auto field : kFields) {
-    std::uint64_t size = 0;
-    if (bytes.size() - at < sizeof size) throw base::FormatError("the store holds a malformed greeting");
-    std::memcpy(&size, bytes.data() + at, sizeof size);
-    at += sizeof size;
-    if (bytes.size() - at < size) throw base::FormatError("the store holds a malformed greeting");
-    hello.*field = bytes.substr(at, size);
-    at += size;
-    if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
+  value::Reader in(bytes);
+  try {
+    for (const auto field : kFields) {
+      hello.*field = in.get_block();
+      if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
+    }
+  } catch (const base::FormatError&) {
+    throw base::FormatError("the store holds a malformed greeting");
   }
   return hello;
 }
