@@ -52,11 +52,20 @@ class ImpatientNames {
   const int initialized_, retrans_, retry_;
 };
 
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
 }  // namespace
 
 bool hosts_store(base::Rank rank) {
-  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  return rank == base::Rank(0) && (agent == nullptr || std::string(agent) != "True");
+  return rank == base::Rank(0) && variable("TORCHELASTIC_USE_AGENT_STORE", "") != "True";
+}
+
+std::string start_of_job() {
+  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
+                   "/");
 }
 
 struct JobStore::Connection {

@@ -22,6 +22,9 @@ namespace lamina::transport {
 // Whether that rank hosts the job's store: the first one does, unless torchrun's agent does.
 bool hosts_store(base::Rank rank);
 
+// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
+std::string start_of_job();
+
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0
 // does while this object lives, shared with any other user of the same port in its process, so that a script's own
 // torch.distributed.init_process_group works before, beside and after. No wait here is longer than the deadline, and

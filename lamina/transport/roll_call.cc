@@ -2,7 +2,6 @@
 #include "lamina/transport/roll_call.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "lamina/base/error.h"
 #include "lamina/base/rank_list.h"
@@ -17,17 +16,7 @@ constexpr auto kFarewell = std::chrono::seconds(10);
 // The verdict when nobody is missing, before the number of ranks.
 const std::string kAllCame = "all of ";
 
-std::string variable(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value ? value : otherwise;
-}
-
 }  // namespace
-
-std::string start_of_job() {
-  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
-                   "/");
-}
 
 RollCall::RollCall(JobStore& store, Options options)
     : store_(store),

@@ -10,9 +10,6 @@
 
 namespace lamina::transport {
 
-// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
-std::string start_of_job();
-
 // All ranks at the job's store: each says something and hears what all have said. Rank 0 alone decides who is missing,
 // so that all report the same.
 class RollCall {
