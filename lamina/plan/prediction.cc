@@ -123,7 +123,7 @@ std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment&
   std::vector<std::int64_t> memory(held.size());
   for (std::size_t node = 0; node < tree.size(); ++node) {
     const auto rank = owners[node].value;
-    memory[rank] += 2 * sharing.bytes[node] + held[rank] * tree[node].activation_bytes;
+    memory[rank] += held_bytes(sharing.bytes[node], tree[node].activation_bytes, held[rank]);
   }
   return memory;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/plan/prediction.h"
 #include "lamina/plan/sharing.h"
 
 namespace lamina::plan {
@@ -69,7 +70,7 @@ void Task::set_partitions(int partitions) {
   goal.partitions = partitions;
   total = {};
   for (int item = 0; item < items.size(); ++item) {
-    weights[item].memory_bytes = 2 * parameter_bytes_[item] + goal.held() * activation_bytes_[item];
+    weights[item].memory_bytes = held_bytes(parameter_bytes_[item], activation_bytes_[item], goal.held());
     total += weights[item];
   }
 }
