@@ -11,4 +11,7 @@ class StartError : public base::Error {
   using Error::Error;
 };
 
+// A job's exit code then, as of a shell.
+constexpr int kCannotStart = 127;
+
 }  // namespace lamina::launch

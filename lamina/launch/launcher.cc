@@ -18,8 +18,6 @@
 namespace lamina::launch {
 namespace {
 
-constexpr int kCannotStart = 127;
-
 // The launchers of several machines cannot ask each other: they name the job by where its ranks meet.
 std::string run_id(const Layout& layout) {
   if (!layout.several_machines()) return base::str("lamina-", ::getpid());

@@ -69,7 +69,7 @@ RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
     become(start, launcher, arguments.data(), environment.data());
     const int code = errno;
     [[maybe_unused]] auto written = ::write(writer.get(), &code, sizeof code);
-    ::_exit(127);
+    ::_exit(kCannotStart);
   }
   writer.reset();
   pidfd_ = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));

@@ -18,11 +18,11 @@ void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal
   const auto fullest = std::ranges::max_element(needed) - needed.begin();
   const std::int64_t missing = needed[fullest] - *goal.memory_limit_bytes;
   if (missing <= 0) return;
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   std::size_t largest = 0;
   std::int64_t most = -1;
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    const std::int64_t bytes = held_bytes(sharing.bytes[node], tree[node].activation_bytes, goal.held());
+    const std::int64_t bytes = held_bytes(parameter_bytes[node], tree[node].activation_bytes, goal.held());
     if (owners[node].value == fullest && bytes > most) {
       most = bytes;
       largest = node;

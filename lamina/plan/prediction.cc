@@ -119,11 +119,11 @@ std::vector<int> simulated_held(const Route& route, const Assignment& owners, co
 }
 
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held) {
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   std::vector<std::int64_t> memory(held.size());
   for (std::size_t node = 0; node < tree.size(); ++node) {
     const auto rank = owners[node].value;
-    memory[rank] += held_bytes(sharing.bytes[node], tree[node].activation_bytes, held[rank]);
+    memory[rank] += held_bytes(parameter_bytes[node], tree[node].activation_bytes, held[rank]);
   }
   return memory;
 }

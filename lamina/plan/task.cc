@@ -31,10 +31,10 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
       passes_on_(items.size()),
       parameter_bytes_(items.size()),
       activation_bytes_(items.size()) {
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   for (std::size_t node = 0; node < tree.size(); ++node) {
     parents_.push_back(tree[node].parent);
-    parameter_bytes_[items.of[node]] += sharing.bytes[node];
+    parameter_bytes_[items.of[node]] += parameter_bytes[node];
     activation_bytes_[items.of[node]] += tree[node].activation_bytes;
     by_hand |= tree[node].placed_at.has_value();
   }
