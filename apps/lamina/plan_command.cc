@@ -14,6 +14,7 @@
 #include "lamina/base/system_error.h"
 #include "lamina/launch/command_line.h"
 #include "lamina/plan/plan_file.h"
+#include "lamina/plan/planner.h"
 
 namespace lamina::command {
 namespace {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/configured.h"
 
+#include "lamina/plan/planner.h"
+
 namespace lamina::plan {
 namespace {
 

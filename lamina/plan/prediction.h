@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lamina/plan/goal.h"
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 #include "lamina/plan/route.h"
 
 namespace lamina::plan {
