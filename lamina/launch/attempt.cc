@@ -42,7 +42,7 @@ class Starter {
     const base::Fd progress = vitals_.add();
     auto environment = rank_environment(
         attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
-        attempt_.prepared.environment);
+        attempt_.prepared.inherited);
     const Program program = attempt_.prepared.program.for_rank(environment);
     std::vector<int> kept{progress.get()};
     if (secret) kept.push_back(secret.get());

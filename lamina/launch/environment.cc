@@ -16,9 +16,9 @@ namespace lamina::launch {
 namespace {
 
 using base::str;
-using Variables = std::map<std::string, std::string>;
+using Values = std::map<std::string, std::string>;
 
-Variables torchrun_contract(const Job& job, const Place& place) {
+Values torchrun_contract(const Job& job, const Place& place) {
   return {
       {"RANK", str(place.rank)},
       {"LOCAL_RANK", str(place.local_rank)},
@@ -39,8 +39,8 @@ Variables torchrun_contract(const Job& job, const Place& place) {
 }
 
 // What the launcher alone says.
-Variables contract(const Job& job, const Place& place) {
-  Variables set = torchrun_contract(job, place);
+Values contract(const Job& job, const Place& place) {
+  Values set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
   if (place.secret_fd >= 0) set[base::kSecretVariable] = str(place.secret_fd);
@@ -49,8 +49,8 @@ Variables contract(const Job& job, const Place& place) {
 }
 
 // UCX installs signal handlers and memory hooks when it is loaded; only the environment before that can stop it.
-Variables defaults(const Job& job) {
-  Variables set = {
+Values defaults(const Job& job) {
+  Values set = {
       {"OMP_NUM_THREADS", str(std::max(1, job.cores / std::max(1, job.local_world_size)))},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
       {"UCX_HANDLE_ERRORS", "none"},
@@ -67,14 +67,14 @@ constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHE
 }  // namespace
 
 bool is_launchers(const std::string& name) {
-  static const Variables set = contract({}, {.secret_fd = 0, .progress_fd = 0});
+  static const Values set = contract({}, {.secret_fd = 0, .progress_fd = 0});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
 
-Environment rank_environment(const Job& job, const Place& place, const Environment& inherited) {
-  Variables set = contract(job, place);
-  Variables missing = defaults(job);
-  Environment result;
+Variables rank_environment(const Job& job, const Place& place, const Variables& inherited) {
+  Values set = contract(job, place);
+  Values missing = defaults(job);
+  Variables result;
   for (const std::string& entry : inherited) {
     const std::string name = entry.substr(0, entry.find('='));
     missing.erase(name);
@@ -85,8 +85,15 @@ Environment rank_environment(const Job& job, const Place& place, const Environme
   return result;
 }
 
-Environment own_environment() {
-  Environment result;
+std::optional<std::string> find(const Variables& variables, const std::string& name) {
+  for (const std::string& entry : variables) {
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+Variables own_environment() {
+  Variables result;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
   return result;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,9 @@
 
 namespace lamina::launch {
 
-using Environment = std::vector<std::string>;  // "NAME=value"
+using Variables = std::vector<std::string>;  // "NAME=value" each
+
+std::optional<std::string> find(const Variables& variables, const std::string& name);
 
 // What all ranks of a job are told.
 struct Job {
@@ -38,10 +41,10 @@ bool is_launchers(const std::string& name);
 
 // The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only
 // has a default (OMP_NUM_THREADS, PYTHONUNBUFFERED, UCX_*) yields to an inherited value. A pure function.
-Environment rank_environment(const Job& job, const Place& place, const Environment& inherited);
+Variables rank_environment(const Job& job, const Place& place, const Variables& inherited);
 
 // This process's own environment, and the number of cores it may use.
-Environment own_environment();
+Variables own_environment();
 int available_cores();
 
 }  // namespace lamina::launch

@@ -76,7 +76,7 @@ Program find_program(const Options& options) {
   return program;
 }
 
-Program Program::for_rank(const Environment& environment) const {
+Program Program::for_rank(const Variables& environment) const {
   Program program = *this;
   for (std::size_t i = own_words; i < program.arguments.size(); ++i) {
     program.arguments[i] = expand(program.arguments[i], environment);
