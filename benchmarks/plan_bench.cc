@@ -15,6 +15,7 @@
 #include <limits>
 #include <random>
 
+#include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/task.h"
 

@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "lamina/base/error.h"
 #include "lamina/base/fd.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/program.h"
 
 extern char** environ;
@@ -36,7 +36,8 @@ pid_t start(std::vector<std::string> words, int output) {
   pid_t process = 0;
   const int failed = posix_spawn(&process, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (failed != 0) throw base::ConfigError(base::str(words.front(), " cannot be started: ", std::strerror(failed)));
+  if (failed != 0)
+    throw base::ConfigError(base::str(words.front(), " cannot be started: ", base::system_error(failed)));
   return process;
 }
 
@@ -54,7 +55,7 @@ std::string read_all(int input) {
 
 std::optional<std::string> model_nodes(const Model& model) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw base::ConfigError(base::str("no pipe: ", std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw base::ConfigError(base::str("no pipe: ", base::system_error()));
   base::Fd input(ends[0]);
   base::Fd output(ends[1]);
   const pid_t process = start(command_of(model), output.get());

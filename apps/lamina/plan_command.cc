@@ -4,8 +4,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -13,8 +11,10 @@
 #include "apps/lamina/model_costs.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/command_line.h"
 #include "lamina/plan/plan_file.h"
+#include "lamina/plan/planner.h"
 
 namespace lamina::command {
 namespace {
@@ -23,7 +23,7 @@ std::string read(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
-  if (!file || file.bad()) throw base::ConfigError(base::str(path, ": cannot be read: ", std::strerror(errno)));
+  if (!file || file.bad()) throw base::ConfigError(base::str(path, ": cannot be read: ", base::system_error()));
   return text.str();
 }
 

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/cluster_task.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
 
 namespace lamina::base {
 namespace {
 
 std::optional<int> parse(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= 0) return value;
-  return {};
+  const auto value = whole_number(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 // Names of the variables of one launcher.

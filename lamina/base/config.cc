@@ -73,13 +73,23 @@ void validate(const Config& config) {
 }
 
 Config with_defaults(Config config) {
-  // In 64 bits: a number of partitions that no machine has must not overflow here.
-  const auto active = std::min<std::int64_t>(2 * std::int64_t{config.partitions} + 1, std::numeric_limits<int>::max());
-  if (!config.active_microbatches) config.active_microbatches = static_cast<int>(active);
+  if (!config.active_microbatches) config.active_microbatches = default_window(config.partitions);
   if (!config.default_partition) config.default_partition = 0;
   if (!config.memory_weight) config.memory_weight = config.optimize == Optimize::kSpeed ? 0.2 : 0.8;
   if (!config.ddp_dist_backend && config.ddp) config.ddp_dist_backend = DistBackend::kAuto;
   return config;
+}
+
+int default_window(int partitions) {
+  // In 64 bits: a number of partitions that no machine has must not overflow here.
+  const auto window = std::min<std::int64_t>(2 * std::int64_t{partitions} + 1, std::numeric_limits<int>::max());
+  return static_cast<int>(window);
+}
+
+std::string schedule_name(Schedule schedule) {
+  Config config;
+  config.schedule = schedule;
+  return std::get<std::string>(find_key("schedule")->write(config));
 }
 
 std::string differences(const Config& a, const Config& b) {

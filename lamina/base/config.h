@@ -91,6 +91,12 @@ void validate(const Config& config);
 // Fills in the fields whose default depends on other fields.
 Config with_defaults(Config config);
 
+// The default of active_microbatches.
+int default_window(int partitions);
+
+// The name by which a configuration knows it: "simple".
+std::string schedule_name(Schedule schedule);
+
 // Throws ConfigError naming every value that is right but whose part of lamina does not exist yet. `replicas` is the
 // number of model copies in the job (its data-parallel size): what concerns replicas asks nothing of a job with one.
 void require_available(const Config& config, int replicas);

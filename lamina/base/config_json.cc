@@ -7,19 +7,13 @@
 #include "lamina/base/config.h"
 #include "lamina/base/config_keys.h"
 #include "lamina/base/error.h"
+#include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
 
 namespace lamina::base {
 namespace {
 
 using Json = nlohmann::json;
-
-// "line 1, column 5: syntax error ...", without the prefix of the library. A number beyond doubles has no position.
-std::string reason(const Json::exception& error) {
-  const std::string text = error.what();
-  const auto at = text.find("line ");
-  return at == std::string::npos ? text : text.substr(at);
-}
 
 Scalar scalar(const Json& json) {
   constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
@@ -37,7 +31,7 @@ Json parse_object(std::string_view text, std::string_view source) {
   try {
     json = Json::parse(text);
   } catch (const Json::exception& error) {
-    throw ConfigError(str(source, " is not valid JSON: ", reason(error)));
+    throw ConfigError(str(source, " is not valid JSON: ", json_reason(error)));
   }
   if (!json.is_object()) throw ConfigError(not_allowed(source, show(scalar(json)), "an object"));
   return json;

@@ -5,7 +5,7 @@
 #include <array>
 #include <utility>
 
-#include "lamina/base/config_rules.h"
+#include "lamina/base/config_kinds.h"
 #include "lamina/base/edit_distance.h"
 
 namespace lamina::base {

@@ -9,7 +9,6 @@ namespace lamina::base {
 void set_log_name(std::string_view name);
 
 // One line on stderr, written whole. Thread-safe.
-void log_info(std::string_view line);
 void log_warning(std::string_view line);
 
 }  // namespace lamina::base

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "lamina/base/rank_contract.h"
+
 namespace lamina::base {
 
 namespace {
@@ -22,7 +24,7 @@ int option(int socket, int name) {
 
 // A program that a rank starts inherits the variable, but where the descriptor was there may be something else.
 ProgressReporter::ProgressReporter() {
-  const char* variable = std::getenv("LAMINA_PROGRESS_FD");
+  const char* variable = std::getenv(kProgressVariable);
   const int socket = variable != nullptr ? static_cast<int>(std::strtol(variable, nullptr, 10)) : -1;
   if (option(socket, SO_DOMAIN) == AF_UNIX && option(socket, SO_TYPE) == SOCK_DGRAM) socket_ = socket;
 }

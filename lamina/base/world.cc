@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/world.h"
 
-#include <charconv>
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
@@ -11,6 +10,7 @@
 #include "lamina/base/problems.h"
 #include "lamina/base/scalar.h"
 #include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
 
 namespace lamina::base {
 namespace {
@@ -32,9 +32,8 @@ class WorldReader {
   int number(const std::string& name, int low, int high = kAny) {
     const std::string value = text(name);
     if (problems_.concern(name)) return low;
-    int result = low;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    if (error == std::errc() && end == value.data() + value.size() && result >= low && result <= high) return result;
+    const auto result = whole_number(value);
+    if (result && *result >= low && *result <= high) return *result;
     const std::string expected = high == kAny ? str("at least ", low) : str("from ", low, " to ", high);
     problems_.add(name, not_allowed(name, show(value), str("an integer, ", expected)));
     return low;

@@ -4,16 +4,12 @@
 #include "lamina/transport/lost.h"
 
 namespace lamina::collective {
-namespace {
 
-// One channel per group: what its members exchange arrives in order between each two of them.
 std::string group_channel(const char* what, std::span<const base::Rank> members) {
   std::string name = what;
   for (auto rank : members) name += base::str(" ", rank);
   return name;
 }
-
-}  // namespace
 
 void Mailbox::send(base::Rank to, const std::string& channel, value::Value value) {
   transport::Message message;
@@ -36,7 +32,16 @@ value::Value Mailbox::receive(base::Rank from, const std::string& channel, const
     return false;
   };
   base::wait_until(lock, arrived_, patience, ready, what);
-  const auto box = boxes_.find(key);
+  return take(boxes_.find(key));
+}
+
+std::optional<value::Value> Mailbox::poll(base::Rank from, const std::string& channel) {
+  std::lock_guard guard(mutex_);
+  const auto box = boxes_.find({from, channel});
+  return box == boxes_.end() ? std::nullopt : std::optional(take(box));
+}
+
+value::Value Mailbox::take(Boxes::iterator box) {
   auto value = std::move(box->second.front());
   box->second.pop_front();
   if (box->second.empty()) boxes_.erase(box);
@@ -80,35 +85,6 @@ std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::mill
 std::string Mailbox::first_loss() {
   std::lock_guard guard(mutex_);
   return first_loss_;
-}
-
-std::int64_t Mailbox::next_operation(std::span<const base::Rank> members) {
-  std::lock_guard guard(mutex_);
-  return ++operations_[group_channel("present", members)];
-}
-
-void Mailbox::say_present(std::span<const base::Rank> members, std::int64_t operation) {
-  const auto channel = group_channel("present", members);
-  for (auto rank : members) {
-    if (rank == transport_.rank()) continue;
-    try {
-      send(rank, channel, operation);
-    } catch (const base::Error&) {  // of a rank that is lost, others tell
-    }
-  }
-}
-
-std::vector<base::Rank> Mailbox::absent(std::span<const base::Rank> members, std::int64_t operation) {
-  const auto channel = group_channel("present", members);
-  std::lock_guard guard(mutex_);
-  std::vector<base::Rank> ranks;
-  for (auto rank : members) {
-    const Key key{rank, channel};
-    auto& latest = present_[key];
-    if (auto said = boxes_.extract(key)) latest = said.mapped().back().as<std::int64_t>();
-    if (rank != transport_.rank() && latest < operation) ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 void Mailbox::deliver(transport::Message&& message) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,17 +16,25 @@
 
 namespace lamina::collective {
 
+// The name of a group's own channel: what its members exchange there arrives in order between each two of them.
+std::string group_channel(const char* what, std::span<const base::Rank> members);
+
 // Values between ranks outside the pipeline: objects of the user, plans, parameters. Each pair of ranks has any number
 // of channels, told apart by name; within one, values arrive in the order sent.
 class Mailbox {
  public:
   explicit Mailbox(transport::Transport& transport) : transport_(transport) {}
 
+  base::Rank rank() const { return transport_.rank(); }
+
   void send(base::Rank to, const std::string& channel, value::Value value);
 
   // The next value of `channel` from `from`. Throws base::PeerError when that rank is lost and has sent no more,
   // base::TimeoutError, and what the patience's interrupt throws.
   value::Value receive(base::Rank from, const std::string& channel, const base::Patience& patience);
+
+  // The same where it has come already.
+  std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
   // Every member calls with the same `members`, its own rank among them: the members' values in that order.
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
@@ -38,30 +47,23 @@ class Mailbox {
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
   std::string first_loss();
 
-  // [Note: presence] Torch's collectives do not say for whom they wait. So whoever has waited long in the n-th
-  // operation of a group says to its other members that it is there; those who have not said so are the ones that are
-  // awaited.
-  std::int64_t next_operation(std::span<const base::Rank> members);  // its n
-  void say_present(std::span<const base::Rank> members, std::int64_t operation);
-  std::vector<base::Rank> absent(std::span<const base::Rank> members, std::int64_t operation);
-
   void deliver(transport::Message&& message);          // from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread
 
  private:
   using Key = std::pair<base::Rank, std::string>;
+  using Boxes = std::map<Key, std::deque<value::Value>>;
 
+  value::Value take(Boxes::iterator box);
   std::vector<value::Value> exchange(std::span<const base::Rank> members, const std::string& channel,
                                      const value::Value& value, const base::Patience& patience);
 
   transport::Transport& transport_;
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::map<Key, std::deque<value::Value>> boxes_;  // none is empty
+  Boxes boxes_;  // none is empty
   std::map<base::Rank, std::string> lost_;
   std::string first_loss_;
-  std::map<std::string, std::int64_t> operations_;  // of each group, so far
-  std::map<Key, std::int64_t> present_;             // the latest operation that a member said it is in
 };
 
 }  // namespace lamina::collective

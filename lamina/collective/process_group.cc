@@ -3,6 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "lamina/base/rank_list.h"
+
 namespace lamina::collective {
 namespace {
 
@@ -32,16 +34,10 @@ struct End {
   }
 };
 
-std::string named(const std::vector<base::Rank>& ranks) {
-  std::string text;
-  for (auto rank : ranks) text += base::str(text.empty() ? "" : ", ", rank);
-  return base::str(ranks.size() == 1 ? "rank " : "ranks ", text);
-}
-
 class C10dGroup : public ProcessGroup {
  public:
-  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options)
-      : group_(group), mailbox_(mailbox), options_(std::move(options)) {}
+  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence, GroupOptions options)
+      : group_(group), mailbox_(mailbox), presence_(presence), options_(std::move(options)) {}
 
   int size() const override { return group_.getSize(); }
 
@@ -68,7 +64,7 @@ class C10dGroup : public ProcessGroup {
   template <class Start>
   void run(const Start& start) {
     c10::intrusive_ptr<c10d::Work> work;
-    const auto operation = mailbox_.next_operation(options_.members);
+    const auto operation = presence_.next_operation(options_.members);
     blaming([&] { work = start(); });
     wait(*work, operation);
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
@@ -105,7 +101,7 @@ class C10dGroup : public ProcessGroup {
     patience.check_interrupt = [=, this, interrupt = options_.patience.check_interrupt]() mutable {
       if (interrupt) interrupt();
       if (says_present_at && Clock::now() >= *says_present_at) {
-        mailbox_.say_present(options_.members, operation);
+        presence_.say(options_.members, operation);
         says_present_at.reset();
       }
       const auto loss = mailbox_.loss(options_.members, {});
@@ -126,24 +122,26 @@ class C10dGroup : public ProcessGroup {
     throw base::PeerError(base::str(what(), ": ", loss, "\n", text));
   }
 
-  std::string what() const { return base::str(options_.purpose, " over ", named(options_.members)); }
+  std::string what() const { return base::str(options_.purpose, " over ", base::name_ranks(options_.members)); }
 
   std::string awaited(std::int64_t operation) const {
-    const auto absent = mailbox_.absent(options_.members, operation);
+    const auto absent = presence_.absent(options_.members, operation);
     return absent.empty() ? what()
-                          : base::str(what(), " without ", named(absent),
+                          : base::str(what(), " without ", base::name_ranks(absent),
                                       absent.size() == 1 ? ", which has" : ", which have", " not come");
   }
 
   c10d::ProcessGroup& group_;
   Mailbox& mailbox_;
+  Presence& presence_;
   const GroupOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options) {
-  return std::make_unique<C10dGroup>(group, mailbox, std::move(options));
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence,
+                                   GroupOptions options) {
+  return std::make_unique<C10dGroup>(group, mailbox, presence, std::move(options));
 }
 
 }  // namespace lamina::collective

@@ -9,6 +9,7 @@
 #include "lamina/base/ids.h"
 #include "lamina/base/wait.h"
 #include "lamina/collective/mailbox.h"
+#include "lamina/collective/presence.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -37,7 +38,8 @@ struct GroupOptions {
   base::Patience patience;
 };
 
-// torch's group, which has to outlive this one. `mailbox` knows who is lost.
-std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, GroupOptions options);
+// torch's group, which has to outlive this one. `mailbox` knows who is lost, `presence` who has come.
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence,
+                                   GroupOptions options);
 
 }  // namespace lamina::collective

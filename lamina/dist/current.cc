@@ -9,7 +9,7 @@
 #include "lamina/dist/dist.h"
 #include "lamina/dist/errors.h"
 #include "lamina/dist/ranks.h"
-#include "lamina/transport/roll_call.h"
+#include "lamina/transport/job_store.h"
 
 namespace lamina::dist {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "lamina/collective/c10d_group.h"
+#include "lamina/collective/c10d_groups.h"
 #include "lamina/dist/meeting.h"
 
 namespace lamina::dist {

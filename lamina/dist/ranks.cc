@@ -2,11 +2,11 @@
 #include "lamina/dist/ranks.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 
@@ -17,9 +17,7 @@ constexpr const char* kContract[] = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", 
                                      "MASTER_ADDR", "MASTER_PORT"};
 
 int number(const std::string& name, const std::string& text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size()) return value;
+  if (const auto value = base::whole_number(text)) return *value;
   throw base::ConfigError(base::str(name, ": '", text, "' is not allowed; expected a launcher's integer"));
 }
 

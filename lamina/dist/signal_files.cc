@@ -9,7 +9,7 @@
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 #include "lamina/dist/local_zero.h"
-#include "lamina/transport/roll_call.h"
+#include "lamina/transport/job_store.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::dist {

@@ -10,7 +10,7 @@
 #include "lamina/face/calls.h"
 #include "lamina/face/model.h"
 #include "lamina/pipeline/streams.h"
-#include "lamina/transport/roll_call.h"
+#include "lamina/transport/job_store.h"
 
 namespace lamina::face {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <memory>
 
-#include "lamina/collective/c10d_group.h"
+#include "lamina/collective/c10d_groups.h"
 #include "lamina/collective/process_group.h"
 #include "lamina/face/when_cut.h"
 #include "lamina/pipeline/session.h"

@@ -108,7 +108,7 @@ void Model::finish_pass() {
   if (++passes_ % options_.backward_passes_per_step != 0) return;
   const auto& group = job_.group(Group::kDp);
   const auto replicas = [&](const char* purpose) {
-    return collective::wrap(*group, session.job().mailbox(),
+    return collective::wrap(*group, session.job().mailbox(), session.job().presence(),
                             {purpose, session.members(Group::kDp), session.patience()});
   };
   const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lamina/face/module_tree.h"
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 #include "lamina/value/value.h"
 
 // What the modules of a torch::nn model cost, found out by running it.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "lamina/base/log.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/descendants.h"
 #include "lamina/launch/error.h"
 #include "lamina/launch/rank_process.h"
@@ -26,7 +27,7 @@ struct Sweep {
 
 base::Fd open_null() {
   base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  if (!null) throw StartError("cannot open /dev/null: " + system_words());
+  if (!null) throw StartError("cannot open /dev/null: " + base::system_error());
   return null;
 }
 
@@ -41,7 +42,7 @@ class Starter {
     const base::Fd progress = vitals_.add();
     auto environment = rank_environment(
         attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
-        attempt_.prepared.environment);
+        attempt_.prepared.inherited);
     const Program program = attempt_.prepared.program.for_rank(environment);
     std::vector<int> kept{progress.get()};
     if (secret) kept.push_back(secret.get());

@@ -8,8 +8,9 @@
 
 #include "lamina/base/config.h"
 #include "lamina/base/error.h"
+#include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
-#include "lamina/launch/error.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/yaml.h"
 
 namespace lamina::launch {
@@ -49,16 +50,13 @@ class DistributionReader {
 
   Json parse() const {
     std::ifstream file(path_);
-    if (!file) fail("cannot be read: " + system_words());
+    if (!file) fail("cannot be read: " + base::system_error());
     const std::string text(std::istreambuf_iterator<char>(file), {});
     if (path_.ends_with(".yaml") || path_.ends_with(".yml")) return parse_yaml(text, "--config " + path_);
     try {
       return Json::parse(text);
     } catch (const Json::exception& error) {
-      const std::string words = error.what();
-      const auto at = words.find("line ");
-      fail(str("is not valid JSON: ", at == std::string::npos ? words : words.substr(at),
-               " (YAML is read from files named .yaml)"));
+      fail(str("is not valid JSON: ", base::json_reason(error), " (YAML is read from files named .yaml)"));
     }
   }
 

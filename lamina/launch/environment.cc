@@ -9,15 +9,16 @@
 #include <string_view>
 #include <thread>
 
+#include "lamina/base/rank_contract.h"
 #include "lamina/base/str.h"
 
 namespace lamina::launch {
 namespace {
 
 using base::str;
-using Variables = std::map<std::string, std::string>;
+using Values = std::map<std::string, std::string>;
 
-Variables torchrun_contract(const Job& job, const Place& place) {
+Values torchrun_contract(const Job& job, const Place& place) {
   return {
       {"RANK", str(place.rank)},
       {"LOCAL_RANK", str(place.local_rank)},
@@ -37,45 +38,62 @@ Variables torchrun_contract(const Job& job, const Place& place) {
   };
 }
 
+// What the launcher alone says.
+Values contract(const Job& job, const Place& place) {
+  Values set = torchrun_contract(job, place);
+  set["LAMINA_LAUNCHER"] = "1";
+  set["LAMINA_RESTART"] = str(job.restart);
+  if (place.secret_fd >= 0) set[base::kSecretVariable] = str(place.secret_fd);
+  if (place.progress_fd >= 0) set[base::kProgressVariable] = str(place.progress_fd);
+  return set;
+}
+
 // UCX installs signal handlers and memory hooks when it is loaded; only the environment before that can stop it.
-Variables defaults(const Job& job) {
-  return {
+Values defaults(const Job& job) {
+  Values set = {
       {"OMP_NUM_THREADS", str(std::max(1, job.cores / std::max(1, job.local_world_size)))},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
       {"UCX_HANDLE_ERRORS", "none"},
       {"UCX_MEM_EVENTS", "n"},
+      {"PYTHONUNBUFFERED", "1"},
   };
+  if (job.stacks) set["PYTHONFAULTHANDLER"] = "1";
+  return set;
 }
 
 // An outer torchrun's word on a store and an error file that are not this job's.
-constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "LAMINA_SECRET_FD",
-                                         "LAMINA_PROGRESS_FD"};
+constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
 
 }  // namespace
 
-Environment rank_environment(const Job& job, const Place& place, const Environment& inherited) {
-  Variables set = torchrun_contract(job, place);
-  set["PYTHONUNBUFFERED"] = "1";
-  set["LAMINA_LAUNCHER"] = "1";
-  set["LAMINA_RESTART"] = str(job.restart);
-  if (place.secret_fd >= 0) set["LAMINA_SECRET_FD"] = str(place.secret_fd);
-  if (place.progress_fd >= 0) set["LAMINA_PROGRESS_FD"] = str(place.progress_fd);
-  Variables missing = defaults(job);
-  if (job.stacks) missing["PYTHONFAULTHANDLER"] = "1";
+bool is_launchers(const std::string& name) {
+  static const Values set = contract({}, {.secret_fd = 0, .progress_fd = 0});
+  return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
+}
 
-  Environment result;
+Variables rank_environment(const Job& job, const Place& place, const Variables& inherited) {
+  Values set = contract(job, place);
+  Values missing = defaults(job);
+  Variables result;
   for (const std::string& entry : inherited) {
     const std::string name = entry.substr(0, entry.find('='));
     missing.erase(name);
-    if (!set.contains(name) && std::ranges::find(kDropped, name) == std::end(kDropped)) result.push_back(entry);
+    if (!is_launchers(name)) result.push_back(entry);
   }
   set.merge(missing);
   for (const auto& [name, value] : set) result.push_back(str(name, "=", value));
   return result;
 }
 
-Environment own_environment() {
-  Environment result;
+std::optional<std::string> find(const Variables& variables, const std::string& name) {
+  for (const std::string& entry : variables) {
+    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+Variables own_environment() {
+  Variables result;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
   return result;
 }

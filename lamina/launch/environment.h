@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,9 @@
 
 namespace lamina::launch {
 
-using Environment = std::vector<std::string>;  // "NAME=value"
+using Variables = std::vector<std::string>;  // "NAME=value" each
+
+std::optional<std::string> find(const Variables& variables, const std::string& name);
 
 // What all ranks of a job are told.
 struct Job {
@@ -33,12 +36,15 @@ struct Place {
   int progress_fd = -1;  // and reports its steps there, see base::ProgressReporter
 };
 
-// The environment of one rank: `inherited`, with torchrun's contract and lamina's variables in place of what it says
-// of them. What only has a default (OMP_NUM_THREADS, UCX_*) yields to an inherited value. A pure function.
-Environment rank_environment(const Job& job, const Place& place, const Environment& inherited);
+// Whether the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
+bool is_launchers(const std::string& name);
+
+// The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only
+// has a default (OMP_NUM_THREADS, PYTHONUNBUFFERED, UCX_*) yields to an inherited value. A pure function.
+Variables rank_environment(const Job& job, const Place& place, const Variables& inherited);
 
 // This process's own environment, and the number of cores it may use.
-Environment own_environment();
+Variables own_environment();
 int available_cores();
 
 }  // namespace lamina::launch

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cerrno>
-#include <string>
-#include <system_error>
-
 #include "lamina/base/error.h"
 
 namespace lamina::launch {
@@ -15,7 +11,7 @@ class StartError : public base::Error {
   using Error::Error;
 };
 
-// The system's words for an errno.
-inline std::string system_words(int code = errno) { return std::generic_category().message(code); }
+// A job's exit code then, as of a shell.
+constexpr int kCannotStart = 127;
 
 }  // namespace lamina::launch

@@ -10,21 +10,12 @@
 namespace lamina::launch {
 namespace {
 
-std::optional<std::string> value(const std::string& name, const Environment& environment) {
-  for (const std::string& entry : environment) {
-    if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=') {
-      return entry.substr(name.size() + 1);
-    }
-  }
-  return {};
-}
-
-std::string expand_home(const std::string& word, const Environment& environment) {
+std::string expand_home(const std::string& word, const Variables& environment) {
   if (word.empty() || word.front() != '~') return word;
   const auto slash = std::min(word.find('/'), word.size());
   const std::string user = word.substr(1, slash - 1);
   std::optional<std::string> home;
-  if (user.empty()) home = value("HOME", environment);
+  if (user.empty()) home = find(environment, "HOME");
   if (!home) {
     const passwd* entry = user.empty() ? ::getpwuid(::getuid()) : ::getpwnam(user.c_str());
     if (entry == nullptr) return word;
@@ -43,7 +34,7 @@ std::size_t name_end(const std::string& word, std::size_t begin) {
 
 }  // namespace
 
-std::string expand(const std::string& word, const Environment& environment) {
+std::string expand(const std::string& word, const Variables& environment) {
   const std::string text = expand_home(word, environment);
   std::string result;
   std::size_t at = 0;
@@ -55,7 +46,7 @@ std::string expand(const std::string& word, const Environment& environment) {
     const auto begin = dollar + (braced ? 2 : 1);
     const auto end = braced ? text.find('}', begin) : name_end(text, begin);
     at = end == std::string::npos ? dollar + 1 : end + (braced ? 1 : 0);
-    const auto found = end == std::string::npos ? std::nullopt : value(text.substr(begin, end - begin), environment);
+    const auto found = end == std::string::npos ? std::nullopt : find(environment, text.substr(begin, end - begin));
     result += found && end > begin ? *found : text.substr(dollar, at - dollar);
   }
   return result;

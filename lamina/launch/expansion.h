@@ -9,6 +9,6 @@ namespace lamina::launch {
 
 // `word` with a leading `~` or `~user` replaced by that home folder, then every $NAME and ${NAME} by its value in
 // `environment`. What is not known there stays as it is written.
-std::string expand(const std::string& word, const Environment& environment);
+std::string expand(const std::string& word, const Variables& environment);
 
 }  // namespace lamina::launch

@@ -2,15 +2,14 @@
 #include "lamina/launch/gpus.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <set>
 #include <sstream>
 
+#include "lamina/base/whole_number.h"
+
 namespace lamina::launch {
 namespace {
-
-bool is_number(const std::string& text) { return !text.empty() && std::ranges::all_of(text, ::isdigit); }
 
 int present_gpus(const std::string& folder) {
   constexpr std::string_view kPrefix = "nvidia";
@@ -18,7 +17,7 @@ int present_gpus(const std::string& folder) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
-    if (name.starts_with(kPrefix) && is_number(name.substr(kPrefix.size()))) ++count;
+    if (name.starts_with(kPrefix) && base::whole_number(name.substr(kPrefix.size()))) ++count;
   }
   return count;
 }
@@ -26,9 +25,8 @@ int present_gpus(const std::string& folder) {
 // An index below `present`, or a GPU's identifier. An instance of a split GPU (MIG-...) is the only one CUDA shows.
 bool names_one(const std::string& entry, int present) {
   if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) return true;
-  int index = 0;
-  return is_number(entry) && std::from_chars(entry.data(), entry.data() + entry.size(), index).ec == std::errc() &&
-         index < present;
+  const auto index = base::whole_number(entry);
+  return index && *index >= 0 && *index < present;
 }
 
 int listed(const std::string& list, int present) {

@@ -9,6 +9,7 @@
 
 #include <iostream>
 
+#include "lamina/base/system_error.h"
 #include "lamina/launch/descendants.h"
 #include "lamina/launch/error.h"
 #include "lamina/launch/rank_end.h"
@@ -61,10 +62,10 @@ int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>
   Signals signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP});
   adopt_descendants();
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw StartError("cannot make a pipe: " + system_words());
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw StartError("cannot make a pipe: " + base::system_error());
   base::Fd reader(ends[0]), writer(ends[1]);
   const pid_t pid = ::fork();
-  if (pid < 0) throw StartError("cannot start the guardian of the ranks: " + system_words());
+  if (pid < 0) throw StartError("cannot start the guardian of the ranks: " + base::system_error());
   if (pid == 0) {
     writer.reset();
     be_guardian(body, std::move(reader), signals.mask_before());

@@ -18,8 +18,6 @@
 namespace lamina::launch {
 namespace {
 
-constexpr int kCannotStart = 127;
-
 // The launchers of several machines cannot ask each other: they name the job by where its ranks meet.
 std::string run_id(const Layout& layout) {
   if (!layout.several_machines()) return base::str("lamina-", ::getpid());
@@ -97,13 +95,13 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
     const auto begin = base::Deadline::Clock::now();
     job.restart = restarts.count();
     const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, orders, children, mask}.run();
-    const auto verdict = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
-    if (verdict == Restarts::Verdict::kAgain) {
+    const auto next = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
+    if (next == Restarts::Next::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
       if (const auto code = pause(restarts.pause(), orders)) return *code;
       continue;
     }
-    if (verdict == Restarts::Verdict::kHopeless) report.giving_up(Restarts::kQuick);
+    if (next == Restarts::Next::kHopeless) report.giving_up(Restarts::kQuick);
     after_all_ended(report, outcome, terminal, orders);
     return outcome.exit_code;
   }

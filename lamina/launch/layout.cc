@@ -2,11 +2,11 @@
 #include "lamina/launch/layout.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "lamina/base/cluster_task.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
 
 namespace lamina::launch {
 namespace {
@@ -20,10 +20,9 @@ struct Said {
   std::string words;
 };
 
-int whole_number(const std::string& name, const std::string& text, int least) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= least) return value;
+int number_of(const std::string& name, const std::string& text, int least) {
+  const auto value = base::whole_number(text);
+  if (value && *value >= least) return *value;
   throw ConfigError(str(name, "=", text, " in the environment is not a whole number, ", least,
                         " or greater: ", "correct or unset it"));
 }
@@ -64,7 +63,7 @@ class LayoutFinder {
     if (option) return Said{*option, str(flag, " ", *option)};
     const auto text = variable(name);
     if (!text) return {};
-    return Said{whole_number(name, *text, least), str(name, "=", *text)};
+    return Said{number_of(name, *text, least), str(name, "=", *text)};
   }
 
   void find_processes() {

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -19,7 +20,7 @@ constexpr std::size_t kLongestLine = 1 << 16;  // a longer one is cut
 
 base::Fd LineTee::add(base::Rank rank, int fd, int copy) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw StartError("cannot make a pipe: " + system_words());
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw StartError("cannot make a pipe: " + base::system_error());
   base::Fd reader(ends[0]), writer(ends[1]);
   ::fcntl(reader.get(), F_SETFL, O_NONBLOCK);
   Outlet* outlet = fd == STDERR_FILENO ? &terminal_.err() : &terminal_.out();

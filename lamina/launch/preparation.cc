@@ -16,7 +16,7 @@ void take_config(Preparation& job) {
   if (!job.options.processes) job.options.processes = file.processes;
   std::vector<std::string> variables = file.variables;
   if (file.parameters) variables.push_back("SM_HP_MP_PARAMETERS=" + *file.parameters);
-  job.environment = with_variables(std::move(job.environment), variables, "--config " + *job.options.config_file + ":");
+  job.inherited = with_variables(std::move(job.inherited), variables, "--config " + *job.options.config_file + ":");
   job.warnings.insert(job.warnings.end(), file.warnings.begin(), file.warnings.end());
 }
 
@@ -24,9 +24,9 @@ void take_config(Preparation& job) {
 
 Preparation prepare(const Options& options) {
   options.validate();
-  Preparation job{.options = options, .environment = own_environment()};
+  Preparation job{.options = options, .inherited = own_environment()};
   if (options.config_file) take_config(job);
-  job.environment = with_variables(std::move(job.environment), options.variables, "-x");
+  job.inherited = with_variables(std::move(job.inherited), options.variables, "-x");
   const base::Environment environment = base::process_environment();
   job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
   if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);

@@ -13,7 +13,7 @@ struct Preparation {
   Options options;
   Layout layout;
   Program program;
-  Environment environment;            // what ranks inherit
+  Variables inherited;                // by all ranks
   std::vector<std::string> warnings;  // a line each
 };
 

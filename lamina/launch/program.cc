@@ -7,8 +7,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/launch/error.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/expansion.h"
 
 namespace lamina::launch {
@@ -29,7 +30,7 @@ std::string variable(const char* name) {
 // A folder is a script too: Python runs its __main__.py.
 void require_script(const std::string& path) {
   if (::access(path.c_str(), R_OK) == 0) return;
-  throw base::ConfigError(base::str("cannot read script ", path, ": ", system_words(),
+  throw base::ConfigError(base::str("cannot read script ", path, ": ", base::system_error(),
                                     " (check the path, or use -m for a module, -c for a program)"));
 }
 
@@ -75,7 +76,7 @@ Program find_program(const Options& options) {
   return program;
 }
 
-Program Program::for_rank(const Environment& environment) const {
+Program Program::for_rank(const Variables& environment) const {
   Program program = *this;
   for (std::size_t i = own_words; i < program.arguments.size(); ++i) {
     program.arguments[i] = expand(program.arguments[i], environment);

@@ -17,7 +17,7 @@ struct Program {
   std::size_t own_words = 1;           // of the arguments: what comes after them was given to the script
 
   // The same with `~` and $NAME in the script's arguments expanded, see expand().
-  Program for_rank(const Environment& environment) const;
+  Program for_rank(const Variables& environment) const;
 };
 
 // The executable that a shell would start for `name`: itself if it has a slash, else the first one in PATH.

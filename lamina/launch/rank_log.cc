@@ -8,8 +8,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/launch/error.h"
+#include "lamina/base/system_error.h"
 
 namespace lamina::launch {
 namespace {
@@ -33,7 +34,7 @@ RankLog::RankLog() {
   const std::string folder = variable && *variable ? variable : "/tmp";
   file_ = open_unnamed(folder);
   if (!file_) {
-    throw base::ConfigError(base::str("cannot keep the ranks' output in ", folder, ": ", system_words(),
+    throw base::ConfigError(base::str("cannot keep the ranks' output in ", folder, ": ", base::system_error(),
                                       " (set TMPDIR to a folder that can be written)"));
   }
 }
@@ -43,7 +44,7 @@ RankLog::RankLog(const std::string& path) : named_(true) {
   const auto folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   file_ = base::Fd(::open(path.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0666));
-  if (!file_) throw base::ConfigError(base::str("cannot write ", path, ": ", system_words()));
+  if (!file_) throw base::ConfigError(base::str("cannot write ", path, ": ", base::system_error()));
   begin_here();
 }
 

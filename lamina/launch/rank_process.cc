@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -48,7 +49,8 @@ void become(const RankStart& start, pid_t launcher, char* const* arguments, char
 }
 
 [[noreturn]] void fail(const RankStart& start, int code) {
-  throw StartError(base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", system_words(code)));
+  throw StartError(
+      base::str("cannot start rank ", start.rank, " (", start.program.path, "): ", base::system_error(code)));
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
     become(start, launcher, arguments.data(), environment.data());
     const int code = errno;
     [[maybe_unused]] auto written = ::write(writer.get(), &code, sizeof code);
-    ::_exit(127);
+    ::_exit(kCannotStart);
   }
   writer.reset();
   pidfd_ = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));

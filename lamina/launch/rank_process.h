@@ -19,7 +19,7 @@ namespace lamina::launch {
 struct RankStart {
   base::Rank rank;
   const Program& program;
-  Environment environment;
+  Variables environment;
   int input;              // becomes its stdin
   int output;             // becomes its stdout
   int error;              // becomes its stderr

@@ -3,8 +3,8 @@
 
 #include <map>
 
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
-#include "lamina/launch/rank_list.h"
 
 namespace lamina::launch {
 namespace {
@@ -73,11 +73,11 @@ void Report::interrupted(int signal, int ranks) const {
 }
 
 void Report::killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const {
-  say(name_ranks(ranks), " still ran ", grace.count(), " s after SIGTERM: killed");
+  say(base::name_ranks(ranks), " still ran ", grace.count(), " s after SIGTERM: killed");
 }
 
 void Report::left(const std::vector<base::Rank>& ranks) const {
-  say(name_ranks(ranks), " could not be killed: stuck in the kernel");
+  say(base::name_ranks(ranks), " could not be killed: stuck in the kernel");
 }
 
 void Report::keep_logs() const {
@@ -99,7 +99,7 @@ void Report::hung(std::chrono::seconds timeout, const Places& places) {
     if (!together.contains(words)) order.push_back(words);
     together[words].push_back(rank);
   }
-  for (const std::string& words : order) say(name_ranks(together[words]), ": ", words);
+  for (const std::string& words : order) say(base::name_ranks(together[words]), ": ", words);
 }
 
 void Report::stacks() const {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -39,7 +40,7 @@ ReservedPort::ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOE
   if (!socket_ || ::bind(socket_.get(), generic, size) != 0 ||
       ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       ::getsockname(socket_.get(), generic, &size) != 0) {
-    throw StartError("no free TCP port on 127.0.0.1: " + system_words());
+    throw StartError("no free TCP port on 127.0.0.1: " + base::system_error());
   }
   number_ = ntohs(address.sin_port);
 }

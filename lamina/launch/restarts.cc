@@ -11,15 +11,15 @@ constexpr std::chrono::milliseconds kLongestPause{60000};
 
 }  // namespace
 
-Restarts::Verdict Restarts::judge(const Outcome& outcome, Span lasted) {
-  if (!outcome.again || count_ == most_) return Verdict::kOver;
+Restarts::Next Restarts::judge(const Outcome& outcome, Span lasted) {
+  if (!outcome.again || count_ == most_) return Next::kOver;
   const bool quick = lasted < kQuick;
   if (quick && quick_ && quick_->exit_code == outcome.exit_code && quick_->end == outcome.end) {
-    return Verdict::kHopeless;
+    return Next::kHopeless;
   }
   quick_ = quick ? std::optional(outcome) : std::nullopt;
   ++count_;
-  return Verdict::kAgain;
+  return Next::kAgain;
 }
 
 std::chrono::milliseconds Restarts::pause() const {

@@ -20,9 +20,9 @@ class Restarts {
   int count() const { return count_; }
   int most() const { return most_; }
 
-  enum class Verdict { kOver, kHopeless, kAgain };
-  Verdict judge(const Outcome& outcome, Span lasted);  // kAgain counts
-  std::chrono::milliseconds pause() const;             // before the start that was judged last
+  enum class Next { kOver, kHopeless, kAgain };
+  Next judge(const Outcome& outcome, Span lasted);  // kAgain counts
+  std::chrono::milliseconds pause() const;          // before the start that was judged last
 
  private:
   const int most_;

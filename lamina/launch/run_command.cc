@@ -42,7 +42,7 @@ int run_command(const std::vector<std::string>& arguments) {
   } catch (const base::ConfigError& error) {
     return complain(error, 2);
   } catch (const StartError& error) {
-    return complain(error, 127);
+    return complain(error, kCannotStart);
   }
 }
 

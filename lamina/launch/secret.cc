@@ -8,20 +8,21 @@
 #include <sys/stat.h>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
 
 Secret::Secret() {
   // Up to 256 bytes come whole.
-  if (::getrandom(bytes_.data(), kBytes, 0) != kBytes) throw StartError("no random bytes: " + system_words());
+  if (::getrandom(bytes_.data(), kBytes, 0) != kBytes) throw StartError("no random bytes: " + base::system_error());
 }
 
 Secret::Secret(const std::string& path) {
   const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat state{};
   if (!file || ::fstat(file.get(), &state) != 0) {
-    throw base::ConfigError(base::str("--secret-file ", path, " cannot be read: ", system_words()));
+    throw base::ConfigError(base::str("--secret-file ", path, " cannot be read: ", base::system_error()));
   }
   if ((state.st_mode & 077) != 0) {
     throw base::ConfigError(base::str("--secret-file ", path, " may be read by others: chmod 600 ", path));
@@ -37,7 +38,7 @@ Secret::~Secret() { ::explicit_bzero(bytes_.data(), kBytes); }
 base::Fd Secret::copy() const {
   base::Fd file(::memfd_create("lamina-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ::pwrite(file.get(), bytes_.data(), kBytes, 0) != kBytes) {
-    throw StartError("cannot hold the job's secret in memory: " + system_words());
+    throw StartError("cannot hold the job's secret in memory: " + base::system_error());
   }
   ::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
   return file;

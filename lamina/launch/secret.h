@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lamina/base/fd.h"
+#include "lamina/base/rank_contract.h"
 
 namespace lamina::launch {
 
@@ -13,7 +14,7 @@ namespace lamina::launch {
 // never by argument or environment, which other users of the machine can or may read.
 class Secret {
  public:
-  static constexpr std::size_t kBytes = 32;
+  static constexpr std::size_t kBytes = base::kSecretBytes;
 
   Secret();  // throws StartError if the system gives no random bytes
 

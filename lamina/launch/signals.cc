@@ -3,6 +3,7 @@
 
 #include <sys/signalfd.h>
 
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -26,7 +27,7 @@ Signals::Signals(std::initializer_list<int> signals) {
   sigaddset(&blocked_, SIGPIPE);
   ::sigprocmask(SIG_BLOCK, &blocked_, &before_);
   fd_ = base::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd_) throw StartError("cannot receive signals: " + system_words());
+  if (!fd_) throw StartError("cannot receive signals: " + base::system_error());
 }
 
 Signals::~Signals() {

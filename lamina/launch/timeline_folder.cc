@@ -3,12 +3,11 @@
 
 #include <stdlib.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
 
@@ -21,7 +20,7 @@ TimelineFolder::TimelineFolder(std::string file)
   const bool folder_given = std::filesystem::is_directory(file_, ignored);
   if (folder_given || ::mkdtemp(folder_.data()) == nullptr) {
     throw base::ConfigError(
-        base::str("--timeline ", file, " cannot be written: ", folder_given ? "it is a folder" : std::strerror(errno)));
+        base::str("--timeline ", file, " cannot be written: ", folder_given ? "it is a folder" : base::system_error()));
   }
 }
 

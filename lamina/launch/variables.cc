@@ -1,54 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/variables.h"
 
-#include <algorithm>
-
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
 namespace lamina::launch {
-namespace {
 
-constexpr std::string_view kOurs[] = {"RANK",
-                                      "LOCAL_RANK",
-                                      "WORLD_SIZE",
-                                      "LOCAL_WORLD_SIZE",
-                                      "GROUP_RANK",
-                                      "GROUP_WORLD_SIZE",
-                                      "ROLE_RANK",
-                                      "ROLE_NAME",
-                                      "NODE_RANK",
-                                      "ROLE_WORLD_SIZE",
-                                      "MASTER_ADDR",
-                                      "MASTER_PORT",
-                                      "LAMINA_LAUNCHER",
-                                      "LAMINA_SECRET_FD",
-                                      "LAMINA_PROGRESS_FD",
-                                      "LAMINA_RESTART"};
-
-bool sets(const std::string& entry, const std::string& name) {
-  return entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=';
-}
-
-}  // namespace
-
-Environment with_variables(Environment environment, const std::vector<std::string>& assignments,
-                           const std::string& source) {
+Variables with_variables(Variables variables, const std::vector<std::string>& assignments, const std::string& source) {
   for (const std::string& assignment : assignments) {
     const std::string name = assignment.substr(0, assignment.find('='));
     if (name.empty()) throw base::ConfigError(base::str(source, " ", assignment, " has no name: write NAME=VALUE"));
-    if (std::ranges::find(kOurs, name) != std::end(kOurs)) {
+    if (is_launchers(name)) {
       throw base::ConfigError(base::str(source, " ", name, " cannot be set: it is the launcher that sets it"));
     }
-    const auto has_name = [&](const std::string& entry) { return sets(entry, name); };
     if (assignment.size() == name.size()) {
-      if (std::ranges::any_of(environment, has_name)) continue;
+      if (find(variables, name)) continue;
       throw base::ConfigError(base::str(source, " ", name, ": this variable is not set; write ", name, "=VALUE"));
     }
-    std::erase_if(environment, has_name);
-    environment.push_back(assignment);
+    std::erase_if(variables, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    variables.push_back(assignment);
   }
-  return environment;
+  return variables;
 }
 
 }  // namespace lamina::launch

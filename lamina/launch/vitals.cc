@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
 
 namespace lamina::launch {
@@ -24,7 +25,7 @@ std::int64_t seconds_since(Vitals::Clock::time_point then) {
 base::Fd Vitals::add() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    throw StartError("cannot make a socket: " + system_words());
+    throw StartError("cannot make a socket: " + base::system_error());
   }
   people_.push_back({.socket = base::Fd(ends[0])});
   return base::Fd(ends[1]);

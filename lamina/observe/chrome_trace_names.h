@@ -10,8 +10,9 @@
 namespace lamina::observe {
 
 // The categories of the events, by What.
-constexpr std::array<std::string_view, 7> kCategories = {"forward", "backward", "wait", "send",
-                                                         "receive", "memory",   "step"};
+constexpr auto kCategories =
+    std::to_array<std::string_view>({"forward", "backward", "wait", "send", "receive", "memory", "step"});
+static_assert(kCategories.size() == static_cast<std::size_t>(kLastWhat) + 1);
 
 // The rows of a rank are as its threads: row r has the lanes r * kLanes and following, so that slices of one never
 // overlap. None is 0, which Perfetto takes for the idle thread of the system.

@@ -14,6 +14,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/observe/chrome_trace.h"
 
 namespace lamina::observe {
@@ -67,7 +68,7 @@ RankRecord to_record(const Json& json) {
 
 std::ifstream open(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw base::Error(base::str("cannot read ", path, ": ", std::strerror(errno)));
+  if (!file) throw base::Error(base::str("cannot read ", path, ": ", base::system_error()));
   return file;
 }
 
@@ -171,7 +172,7 @@ void complete(Timeline& timeline) {
 void write_file(const Timeline& timeline, const std::string& path) {
   std::ofstream file(path, std::ios::binary);
   write_chrome_trace(timeline, file);
-  if (!file.flush()) throw base::Error(base::str("cannot write the timeline to ", path, ": ", std::strerror(errno)));
+  if (!file.flush()) throw base::Error(base::str("cannot write the timeline to ", path, ": ", base::system_error()));
 }
 
 Timeline read_file(const std::string& path) {

@@ -10,6 +10,7 @@
 
 #include "lamina/base/progress.h"
 #include "lamina/collective/mailbox.h"
+#include "lamina/collective/presence.h"
 #include "lamina/module/modules.h"
 #include "lamina/observe/recorder.h"
 #include "lamina/pipeline/execution_server.h"
@@ -50,6 +51,7 @@ class Job {
   base::Rank rank() const { return transport_->rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
   collective::Mailbox& mailbox() { return mailbox_; }
+  collective::Presence& presence() { return presence_; }
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
@@ -122,6 +124,7 @@ class Job {
   RemoteCalls calls_;
   ExecutionServer server_;
   collective::Mailbox mailbox_;
+  collective::Presence presence_{mailbox_};
   std::unique_ptr<WorkerPool> pool_;
   StepState state_;
 };

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <iterator>
+
 #include "lamina/pipeline/streams.h"
 
 namespace lamina::pipeline {
@@ -15,6 +17,7 @@ using transport::Message;
 
 // By Kind: what an arrow says.
 constexpr const char* kNames[] = {"forward", "backward", "ask", "values", "result", "error", "end of step", "object"};
+static_assert(std::size(kNames) == static_cast<std::size_t>(transport::kLastKind) + 1);
 
 std::uint64_t mix(std::uint64_t hash, const base::CallId& call) {
   for (auto part : {call.origin.value, call.step.value, call.microbatch.value, call.counter}) {

@@ -30,7 +30,7 @@ std::unique_ptr<transport::Transport> connect(const base::Config& config, const 
 JobOptions job_options(const base::Config& config, const topology::Topology& topology, base::Rank rank,
                        FaceHooks hooks) {
   JobOptions options;
-  options.schedule = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
+  options.schedule = base::schedule_name(config.schedule);
   options.active_microbatches = *config.active_microbatches;
   options.deterministic = config.deterministic_server;
   options.timeout = std::chrono::duration<double>(config.timeout_s);

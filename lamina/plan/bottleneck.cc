@@ -6,6 +6,7 @@
 
 #include "lamina/base/str.h"
 #include "lamina/plan/items.h"
+#include "lamina/plan/owned_names.h"
 #include "lamina/plan/placement.h"
 
 namespace lamina::plan {
@@ -53,12 +54,10 @@ std::string warn_of_bottleneck(const ModuleTree& tree, const Assignment& owners,
   const Items items = find_items(tree, static_cast<int>(prediction.ranks.size()));
   const Heaviest heaviest = heaviest_on(rank, owners, items, route);
   const std::string what = base::str("partition ", rank, " takes ", times(prediction.shape.heaviest_us / mean), ": ");
-  const std::string& name = tree[heaviest.node].name;
-  const std::string module = name.empty() ? "the model itself" : base::str("\"", name, "\"");
   const bool by_hand = std::ranges::any_of(tree, [](const Node& node) { return node.placed_at.has_value(); });
   if (heaviest.time_us > mean) {
-    return base::str(what, module, heaviest.alone ? "" : ", with what has to be owned with it,", " takes ",
-                     times(heaviest.time_us / mean),
+    return base::str(what, shown(tree[heaviest.node]), heaviest.alone ? "" : ", with what has to be owned with it,",
+                     " takes ", times(heaviest.time_us / mean),
                      " and cannot be cut; use fewer partitions, or make several modules of it");
   }
   if (by_hand) return base::str(what, "see to what is placed there by hand");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/configured.h"
 
+#include "lamina/plan/planner.h"
+
 namespace lamina::plan {
 namespace {
 
@@ -11,7 +13,7 @@ Goal goal_of(const base::Config& config) {
   Goal goal;
   goal.partitions = config.partitions;
   goal.microbatches = config.microbatches;
-  if (config.schedule == base::Schedule::kSimple) goal.schedule = "simple";
+  goal.schedule = base::schedule_name(config.schedule);
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
   goal.message_price = kMessagePrice;

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/goal.h"
+#include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
 

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "lamina/base/config.h"
+
 // What a plan is made for.
 namespace lamina::plan {
 
@@ -24,16 +26,17 @@ struct Goal {
   int partitions = 1;
   int microbatches = 1;
   std::string schedule = "interleaved";    // or "simple"
-  std::optional<int> active_microbatches;  // default: 2 * partitions + 1
+  std::optional<int> active_microbatches;  // default: default_window()
   double memory_weight = 0.8;              // 0: only the step's time counts; 1: only the fullest rank's memory
   Link link;
   std::optional<std::int64_t> memory_limit_bytes;  // of each rank
   double message_price = 0.008;  // a message more than partitions has to gain this part of the objective
 
   // How many microbatches are in flight at most.
-  int window() const { return std::min(microbatches, active_microbatches.value_or(2 * partitions + 1)); }
+  int window() const { return std::min(microbatches, active_microbatches.value_or(base::default_window(partitions))); }
+  bool simple() const { return schedule == "simple"; }
   // How many microbatches' activations a rank holds at most.
-  int held() const { return schedule == "simple" ? microbatches : window(); }
+  int held() const { return simple() ? microbatches : window(); }
 };
 
 }  // namespace lamina::plan

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
 

@@ -35,7 +35,7 @@ class LocalSearch {
     std::vector<bool> is(loads.size());
     const auto mark = [&](auto weight) { is[std::ranges::max_element(loads, {}, weight) - loads.begin()] = true; };
     mark(&Weight::time_us);
-    if (task_.goal.schedule == "simple") {
+    if (task_.goal.simple()) {
       mark(&Weight::forward_us);
       mark(&Weight::backward_us);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/placement.h"
+#include "lamina/plan/planner.h"
 
 namespace lamina::plan {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/plan/owned_names.h"
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/readable.h"
 #include "lamina/plan/sharing.h"
@@ -17,21 +18,20 @@ void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal
   const auto fullest = std::ranges::max_element(needed) - needed.begin();
   const std::int64_t missing = needed[fullest] - *goal.memory_limit_bytes;
   if (missing <= 0) return;
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   std::size_t largest = 0;
   std::int64_t most = -1;
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    const std::int64_t bytes = 2 * sharing.bytes[node] + goal.held() * tree[node].activation_bytes;
+    const std::int64_t bytes = held_bytes(parameter_bytes[node], tree[node].activation_bytes, goal.held());
     if (owners[node].value == fullest && bytes > most) {
       most = bytes;
       largest = node;
     }
   }
-  const std::string name = tree[largest].name.empty() ? "the model itself" : "\"" + tree[largest].name + "\"";
-  throw base::ConfigError(
-      base::str("no plan found that fits into ", *goal.memory_limit_bytes, " bytes per rank: ", missing, " bytes (",
-                readable(missing), ") are missing in partition ", fullest, ", where the largest module is ", name,
-                " with ", most, " bytes; allow more memory, more partitions, or fewer active microbatches"));
+  throw base::ConfigError(base::str(
+      "no plan found that fits into ", *goal.memory_limit_bytes, " bytes per rank: ", missing, " bytes (",
+      readable(missing), ") are missing in partition ", fullest, ", where the largest module is ", shown(tree[largest]),
+      " with ", most, " bytes; allow more memory, more partitions, or fewer active microbatches"));
 }
 
 }  // namespace lamina::plan

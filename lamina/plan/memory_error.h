@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/goal.h"
+#include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
 

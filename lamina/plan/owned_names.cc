@@ -59,6 +59,10 @@ std::vector<std::string> joined(const std::vector<std::string>& names) {
 
 }  // namespace
 
+std::string shown(const Node& node) {
+  return node.name.empty() ? "the model itself" : base::str("\"", node.name, "\"");
+}
+
 std::vector<std::vector<std::string>> owned_names(const ModuleTree& tree, const Assignment& owners, int partitions) {
   const std::vector<int> whole = subtree_owners(tree, owners);
   std::vector<std::vector<std::string>> names(partitions);

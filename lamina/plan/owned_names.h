@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 
 namespace lamina::plan {
+
+// A module in a message: its name in quotation marks, or "the model itself".
+std::string shown(const Node& node);
 
 // Per partition, in module order, the names that say what it owns with the fewest words: a module owned whole stands
 // for all under it, siblings numbered in a row are joined ("blocks.0-2"), and "name (itself)" is a module of whose

@@ -6,13 +6,10 @@
 
 #include "lamina/base/problems.h"
 #include "lamina/base/str.h"
+#include "lamina/plan/owned_names.h"
 
 namespace lamina::plan {
 namespace {
-
-std::string shown(const Node& node) {
-  return node.name.empty() ? "the model itself" : base::str("\"", node.name, "\"");
-}
 
 class Check {
  public:

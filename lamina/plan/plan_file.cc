@@ -2,6 +2,7 @@
 #include "lamina/plan/plan_file.h"
 
 #include "lamina/base/error.h"
+#include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
 #include "lamina/plan/file_tree.h"
 #include "lamina/plan/json_reader.h"
@@ -18,9 +19,7 @@ Json parse(std::string_view text) {
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
-    const std::string reason = error.what();
-    const auto at = reason.find("line ");
-    throw base::ConfigError(base::str("not valid JSON: ", at == std::string::npos ? reason : reason.substr(at)));
+    throw base::ConfigError(base::str("not valid JSON: ", base::json_reason(error)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lamina/plan/goal.h"
 #include "lamina/plan/report.h"
 
 // The file that `lamina plan` reads, and what it writes; docs/planning.md describes both.

@@ -16,7 +16,7 @@ double step_us(const StepShape& shape, const Goal& goal) {
   const auto pass = [&](double path, double heaviest, int passes) {
     return std::max(path + (goal.microbatches - 1) * heaviest, passes * path);
   };
-  if (goal.schedule == "simple") {
+  if (goal.simple()) {
     return pass(shape.path_forward_us, shape.heaviest_forward_us, rounds) +
            pass(shape.path_backward_us, shape.heaviest_backward_us, 1);
   }
@@ -90,7 +90,7 @@ std::vector<int> simulated_held(const Route& route, const Assignment& owners, co
   Chain chain = chain_of(route, owners, goal);
   const std::int64_t most_microbatches = kMostTurns / (2 * static_cast<std::int64_t>(chain.visits.size()) + 2);
   if (goal.microbatches > most_microbatches) {
-    const bool settles = goal.schedule != "simple" && kWindowsToSettle * goal.window() <= most_microbatches;
+    const bool settles = !goal.simple() && kWindowsToSettle * goal.window() <= most_microbatches;
     if (!settles) return std::vector<int>(goal.partitions, goal.held());
     chain.microbatches = static_cast<int>(most_microbatches);
   }
@@ -119,11 +119,11 @@ std::vector<int> simulated_held(const Route& route, const Assignment& owners, co
 }
 
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held) {
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   std::vector<std::int64_t> memory(held.size());
   for (std::size_t node = 0; node < tree.size(); ++node) {
     const auto rank = owners[node].value;
-    memory[rank] += 2 * sharing.bytes[node] + held[rank] * tree[node].activation_bytes;
+    memory[rank] += held_bytes(parameter_bytes[node], tree[node].activation_bytes, held[rank]);
   }
   return memory;
 }

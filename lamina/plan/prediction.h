@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lamina/plan/goal.h"
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 #include "lamina/plan/route.h"
 
 namespace lamina::plan {
@@ -46,8 +46,12 @@ double simulated_step_us(const Route& route, const Assignment& owners, const Goa
 // In a job there may be up to `goal.held()`.
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal);
 
-// Per partition, parameters, their gradients, and the activations of as many microbatches as it holds; with a goal, as
-// many as it may hold whatever the times.
+// Parameters, their gradients, and the activations of as many microbatches as are held.
+inline std::int64_t held_bytes(std::int64_t parameter_bytes, std::int64_t activation_bytes, int held) {
+  return 2 * parameter_bytes + held * activation_bytes;
+}
+
+// The same per partition; with a goal, of as many microbatches as it may hold whatever the times.
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held);
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 

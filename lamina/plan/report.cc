@@ -9,7 +9,7 @@ namespace lamina::plan {
 Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
   const Route route = find_route(tree);
   const Prediction prediction = predict(route, owners, goal);
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   Report result{owners, std::vector<Stage>(goal.partitions), 0, 0, ""};
   const double step = step_us(prediction.shape, goal);
   const std::vector<std::int64_t> memory = memory_bytes(tree, owners, simulated_held(route, owners, goal));
@@ -20,7 +20,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
     result.stages[i] = {route.timed ? load.forward_us + load.backward_us : 0, 0, memory[i], load.out_bytes};
   }
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    result.stages[owners[node].value].parameter_bytes += sharing.bytes[node];
+    result.stages[owners[node].value].parameter_bytes += parameter_bytes[node];
   }
   if (step > 0) result.bubble = 1 - goal.microbatches * work_us / (goal.partitions * step);
   if (route.timed) result.predicted_step_us = step;

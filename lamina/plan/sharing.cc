@@ -33,15 +33,12 @@ std::vector<std::int64_t> bytes_once(const ModuleTree& tree) {
 
 }  // namespace
 
-Sharing find_sharing(const ModuleTree& tree) {
+std::vector<std::int64_t> group_bytes(const ModuleTree& tree) {
   Groups groups = owned_together(tree);
   const std::vector<std::int64_t> once = bytes_once(tree);
-  Sharing sharing{std::vector<int>(tree.size()), std::vector<std::int64_t>(tree.size())};
-  for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
-    sharing.first[node] = groups.first(node);
-    sharing.bytes[sharing.first[node]] += once[node];
-  }
-  return sharing;
+  std::vector<std::int64_t> bytes(tree.size());
+  for (int node = 0; node < static_cast<int>(tree.size()); ++node) bytes[groups.first(node)] += once[node];
+  return bytes;
 }
 
 }  // namespace lamina::plan

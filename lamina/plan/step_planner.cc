@@ -3,6 +3,7 @@
 
 #include "lamina/plan/memory_error.h"
 #include "lamina/plan/mixed_cost.h"
+#include "lamina/plan/planner.h"
 #include "lamina/plan/search.h"
 #include "lamina/plan/tree_division.h"
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/plan/prediction.h"
 #include "lamina/plan/sharing.h"
 
 namespace lamina::plan {
@@ -30,10 +31,10 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
       passes_on_(items.size()),
       parameter_bytes_(items.size()),
       activation_bytes_(items.size()) {
-  const Sharing sharing = find_sharing(tree);
+  const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   for (std::size_t node = 0; node < tree.size(); ++node) {
     parents_.push_back(tree[node].parent);
-    parameter_bytes_[items.of[node]] += sharing.bytes[node];
+    parameter_bytes_[items.of[node]] += parameter_bytes[node];
     activation_bytes_[items.of[node]] += tree[node].activation_bytes;
     by_hand |= tree[node].placed_at.has_value();
   }
@@ -69,7 +70,7 @@ void Task::set_partitions(int partitions) {
   goal.partitions = partitions;
   total = {};
   for (int item = 0; item < items.size(); ++item) {
-    weights[item].memory_bytes = 2 * parameter_bytes_[item] + goal.held() * activation_bytes_[item];
+    weights[item].memory_bytes = held_bytes(parameter_bytes_[item], activation_bytes_[item], goal.held());
     total += weights[item];
   }
 }

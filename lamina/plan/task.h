@@ -7,7 +7,7 @@
 
 #include "lamina/plan/goal.h"
 #include "lamina/plan/items.h"
-#include "lamina/plan/partition.h"
+#include "lamina/plan/module_tree.h"
 #include "lamina/plan/route.h"
 
 namespace lamina::plan {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lamina/plan/planner.h"
 #include "lamina/plan/tree_division.h"
 
 namespace lamina::plan {

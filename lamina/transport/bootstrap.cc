@@ -20,9 +20,9 @@ std::string next_generation() {
 }
 
 // One join, from this rank's side.
-class Meeting {
+class Joining {
  public:
-  explicit Meeting(const JoinOptions& options)
+  explicit Joining(const JoinOptions& options)
       : options_(options),
         deadline_(base::Deadline::after(options.timeout)),
         here_(Address::local_towards(options.master_addr, options.master_port)),
@@ -42,15 +42,14 @@ class Meeting {
       secret = agreed_secret(store);
       ranks.leave();
     }
-    return connect(std::move(listener), own, hellos, secret);
+    return connect(std::move(listener), hellos, secret);
   }
 
  private:
   bool first() const { return options_.rank == base::Rank(0); }
 
   Hello greet(const Address& listening) const {
-    Hello own = Hello::of_this_process();
-    own.size = std::to_string(options_.size);
+    Hello own = Hello::of_this_version();
     own.configuration = options_.configuration;
     own.liveness_address = listening.text();
     own.wire_address = options_.wire_address;
@@ -76,10 +75,7 @@ class Meeting {
     return secret;
   }
 
-  Joined connect(Fd listener, const Hello& own, const std::vector<Hello>& hellos, const Secret& secret) {
-    if (hellos[options_.rank.value].process != own.process) {
-      throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
-    }
+  Joined connect(Fd listener, const std::vector<Hello>& hellos, const Secret& secret) {
     check_compatible(hellos);
     Joined joined{secret, generation_, {}, {}};
     std::vector<std::string> addresses;
@@ -100,6 +96,6 @@ class Meeting {
 
 }  // namespace
 
-Joined join(const JoinOptions& options) { return Meeting(options).run(); }
+Joined join(const JoinOptions& options) { return Joining(options).run(); }
 
 }  // namespace lamina::transport

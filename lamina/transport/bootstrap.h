@@ -36,8 +36,9 @@ struct Joined {
 
 // Meets the other ranks at the job's store and connects the liveness sockets. When it returns, on any rank, rank 0 has
 // let the store go and no rank uses it any more, so that a script may use the same port as if we had not.
-// Throws base::TimeoutError that names the ranks which did not join; base::ConfigError, on all ranks, when versions or
-// configurations differ, naming two ranks and the difference, or when two processes have one rank.
+// Throws base::TimeoutError that names the ranks which did not join; base::ConfigError, on all ranks, when versions,
+// configurations or numbers of ranks differ, naming two ranks and the difference, and in a process whose rank another
+// one has already.
 Joined join(const JoinOptions& options);
 
 }  // namespace lamina::transport

@@ -10,14 +10,13 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/message.h"
-#include "lamina/transport/secret.h"
+#include "lamina/value/bytes.h"
 
 namespace lamina::transport {
 namespace {
 
 constexpr std::string Hello::* kFields[] = {
-    &Hello::process,       &Hello::lamina,           &Hello::torch,       &Hello::wire, &Hello::size,
-    &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
+    &Hello::lamina, &Hello::torch, &Hello::wire, &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
 
 // The part of `text` around the first place where it differs from `other`.
 std::string around_difference(const std::string& text, const std::string& other) {
@@ -53,10 +52,8 @@ std::string differing_keys(const std::string& ours, const std::string& theirs, s
 
 }  // namespace
 
-Hello Hello::of_this_process() {
+Hello Hello::of_this_version() {
   Hello hello;
-  const Secret random = random_secret();
-  hello.process.assign(random.begin(), random.begin() + 16);
   hello.lamina = LAMINA_VERSION;
   hello.torch = TORCH_VERSION;
   hello.wire = wire_version();
@@ -64,26 +61,21 @@ Hello Hello::of_this_process() {
 }
 
 std::string Hello::encode() const {
-  std::string bytes;
-  for (const auto field : kFields) {
-    const std::uint64_t size = (this->*field).size();
-    bytes.append(reinterpret_cast<const char*>(&size), sizeof size).append(this->*field);
-  }
-  return bytes;
+  value::Writer out;
+  for (const auto field : kFields) out.put_block(this->*field);
+  return out.take();
 }
 
 Hello Hello::decode(const std::string& bytes) {
   Hello hello;
-  std::size_t at = 0;
-  for (const auto field : kFields) {
-    std::uint64_t size = 0;
-    if (bytes.size() - at < sizeof size) throw base::FormatError("the store holds a malformed greeting");
-    std::memcpy(&size, bytes.data() + at, sizeof size);
-    at += sizeof size;
-    if (bytes.size() - at < size) throw base::FormatError("the store holds a malformed greeting");
-    hello.*field = bytes.substr(at, size);
-    at += size;
-    if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
+  value::Reader in(bytes);
+  try {
+    for (const auto field : kFields) {
+      hello.*field = in.get_block();
+      if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
+    }
+  } catch (const base::FormatError&) {
+    throw base::FormatError("the store holds a malformed greeting");
   }
   return hello;
 }
@@ -96,7 +88,6 @@ void check_compatible(const std::vector<Hello>& hellos) {
   constexpr Aspect kAspects[] = {{&Hello::lamina, "version of lamina"},
                                  {&Hello::torch, "version of torch"},
                                  {&Hello::wire, "version of the format of messages"},
-                                 {&Hello::size, "world size"},
                                  {&Hello::configuration, "configuration"}};
   for (std::size_t rank = 1; rank < hellos.size(); ++rank) {
     for (const auto& [field, name] : kAspects) {

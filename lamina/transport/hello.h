@@ -8,20 +8,17 @@ namespace lamina::transport {
 
 // What each rank tells all others when it joins.
 struct Hello {
-  std::string process;  // random, tells apart two processes that claim one rank
-  std::string lamina;   // version
-  std::string torch;    // version
-  std::string wire;     // version of the format of messages
-  std::string size;     // of the world, as this rank believes it
+  std::string lamina;  // version
+  std::string torch;   // version
+  std::string wire;    // version of the format of messages
   std::string configuration;
   std::string liveness_address;
   std::string wire_address;
 
-  static Hello of_this_process();  // process and versions
+  static Hello of_this_version();
 
   std::string encode() const;
-  // Throws base::FormatError. Of another version of lamina only `process` and `lamina` are read: these two come first
-  // in every version.
+  // Throws base::FormatError. Of another version of lamina only that is read: it comes first in every version.
   static Hello decode(const std::string& bytes);
 };
 

@@ -51,11 +51,20 @@ class ImpatientNames {
   const int initialized_, retrans_, retry_;
 };
 
+std::string variable(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
 }  // namespace
 
 bool hosts_store(base::Rank rank) {
-  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  return rank == base::Rank(0) && (agent == nullptr || std::string(agent) != "True");
+  return rank == base::Rank(0) && variable("TORCHELASTIC_USE_AGENT_STORE", "") != "True";
+}
+
+std::string start_of_job() {
+  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
+                   "/");
 }
 
 struct JobStore::Connection {
@@ -126,6 +135,10 @@ void JobStore::set(const std::string& key, const std::string& value) {
 std::string JobStore::get(const std::string& key) {
   const auto bytes = attempt([&](auto& store) { return store.get(key); });
   return std::string(bytes.begin(), bytes.end());
+}
+
+std::int64_t JobStore::add(const std::string& key, std::int64_t value) {
+  return attempt([&](auto& store) { return store.add(key, value); });
 }
 
 c10::intrusive_ptr<c10d::Store> JobStore::c10d() const { return connection_->store; }

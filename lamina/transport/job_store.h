@@ -3,6 +3,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,6 +21,9 @@ namespace lamina::transport {
 
 // Whether that rank hosts the job's store: the first one does, unless torchrun's agent does.
 bool hosts_store(base::Rank rank);
+
+// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
+std::string start_of_job();
 
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0
 // does while this object lives, shared with any other user of the same port in its process, so that a script's own
@@ -41,7 +45,8 @@ class JobStore {
 
   // Setting again what was set is harmless: after a lost connection everything is.
   void set(const std::string& key, const std::string& value);
-  std::string get(const std::string& key);  // of a key that exists
+  std::string get(const std::string& key);                       // of a key that exists
+  std::int64_t add(const std::string& key, std::int64_t value);  // to the number that is there, or 0; the sum
 
   // Waits until all keys exist or the deadline has come; returns those still missing.
   std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "lamina/base/error.h"
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/handshake.h"
 
@@ -92,11 +93,11 @@ class Mesh {
   }
 
   std::string explain() const {
-    std::string ranks;
+    std::vector<base::Rank> ranks;
     for (int rank = 0; rank < self_.size; ++rank) {
-      if (rank != self_.rank.value && !done_[rank]) ranks += base::str(ranks.empty() ? "" : ", ", rank);
+      if (rank != self_.rank.value && !done_[rank]) ranks.emplace_back(rank);
     }
-    return base::str("no connection with rank ", ranks, " in time",
+    return base::str("no connection with ", base::name_ranks(ranks), " in time",
                      last_failure_.empty() ? "" : base::str("; last refused: ", last_failure_));
   }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lamina/base/ids.h"
+#include "lamina/transport/secret.h"
 #include "lamina/value/value.h"
 
 namespace lamina::transport {
@@ -56,9 +56,6 @@ struct Message {
   std::string state;                 // the caller's state, to be set around the call; its owner knows the format
   value::Value body;
 };
-
-// The secret of one direction between two ranks: frames without it are dropped before anything of them is decoded.
-using Token = std::array<std::uint8_t, 16>;
 
 // [Note: frame] A message travels as a head and buffers. The head is
 //   magic u32 | version u16 | kind u8 | zero u8 | token 16 | length of the rest u32 | the rest

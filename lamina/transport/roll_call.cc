@@ -2,9 +2,9 @@
 #include "lamina/transport/roll_call.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "lamina/base/error.h"
+#include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 
 namespace lamina::transport {
@@ -16,17 +16,7 @@ constexpr auto kFarewell = std::chrono::seconds(10);
 // The verdict when nobody is missing, before the number of ranks.
 const std::string kAllCame = "all of ";
 
-std::string variable(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value ? value : otherwise;
-}
-
 }  // namespace
-
-std::string start_of_job() {
-  return base::str("lamina/", variable("TORCHELASTIC_RUN_ID", "job"), "/", variable("TORCHELASTIC_RESTART_COUNT", "0"),
-                   "/");
-}
 
 RollCall::RollCall(JobStore& store, Options options)
     : store_(store),
@@ -39,33 +29,45 @@ void RollCall::announce(const std::string& key, const std::string& value) {
 }
 
 std::vector<std::string> RollCall::call(const std::string& said) {
-  store_.set(base::str(options_.name, "hello/", options_.rank), said);
+  if (store_.add(key("processes", options_.rank), 1) > 1) {
+    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
+  }
+  const std::string own_size = std::to_string(options_.size);
+  store_.set(key("hello", options_.rank), base::str(own_size, " ", said));
   const std::string verdict = options_.rank == base::Rank(0) ? judge() : await_verdict();
   if (!verdict.starts_with(kAllCame)) {
     leave();
     throw base::TimeoutError(verdict);
   }
-  if (const std::string size = verdict.substr(kAllCame.size()); size != std::to_string(options_.size)) {
-    leave();
-    throw base::ConfigError(base::str("ranks 0 and ", options_.rank, " differ in their WORLD_SIZE: ", size, " and ",
-                                      options_.size, ": start them alike"));
+  if (const std::string size = verdict.substr(kAllCame.size()); size != own_size) {
+    differ(options_.rank, size, own_size);
   }
   std::vector<std::string> all;
-  for (const auto& key : keys("hello")) all.push_back(store_.get(key));
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const std::string heard = store_.get(key("hello", base::Rank(rank)));
+    const auto space = heard.find(' ');
+    if (const std::string size = heard.substr(0, space); size != own_size) differ(base::Rank(rank), own_size, size);
+    all.push_back(heard.substr(space + 1));
+  }
   return all;
+}
+
+void RollCall::differ(base::Rank rank, const std::string& size, const std::string& its_size) {
+  leave();
+  throw base::ConfigError(
+      base::str("ranks 0 and ", rank, " differ in their WORLD_SIZE: ", size, " and ", its_size, ": start them alike"));
 }
 
 std::string RollCall::judge() {
   const auto missing = store_.wait(keys("hello"), options_.deadline);
-  std::string ranks;
-  for (const auto& key : missing) {
-    absent_.push_back(key.substr(key.rfind('/') + 1));
-    ranks += base::str(ranks.empty() ? "" : ", ", absent_.back());
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const base::Rank each(rank);
+    if (std::ranges::find(missing, key("hello", each)) != missing.end()) absent_.push_back(each);
   }
-  const std::string verdict =
-      absent_.empty() ? base::str(kAllCame, options_.size)
-                      : base::str(absent_.size() == 1 ? "rank " : "ranks ", ranks, " did not join within ", seconds(),
-                                  ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
+  const std::string verdict = absent_.empty()
+                                  ? base::str(kAllCame, options_.size)
+                                  : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
+                                              ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
   announce("verdict", verdict);
   return verdict;
 }
@@ -81,20 +83,22 @@ std::string RollCall::await_verdict() {
 void RollCall::leave() {
   // Not "": c10d's store announces each value's size as the begin of something longer, so the kernel holds an empty one
   // back for 200 ms.
-  store_.set(base::str(options_.name, "left/", options_.rank), "left");
+  store_.set(key("left", options_.rank), "left");
   if (options_.rank != base::Rank(0)) return;
   auto awaited = keys("left");
-  for (const auto& rank : absent_) std::erase(awaited, base::str(options_.name, "left/", rank));
+  for (auto rank : absent_) std::erase(awaited, key("left", rank));
   store_.wait(awaited, base::Deadline::after(kFarewell));
   for (const auto& key : announced_) store_.remove(options_.name + key);
-  for (const char* what : {"hello", "left"}) {
+  for (const char* what : {"processes", "hello", "left"}) {
     for (const auto& key : keys(what)) store_.remove(key);
   }
 }
 
+std::string RollCall::key(const char* what, base::Rank rank) const { return base::str(options_.name, what, "/", rank); }
+
 std::vector<std::string> RollCall::keys(const char* what) const {
   std::vector<std::string> keys;
-  for (int rank = 0; rank < options_.size; ++rank) keys.push_back(base::str(options_.name, what, "/", rank));
+  for (int rank = 0; rank < options_.size; ++rank) keys.push_back(key(what, base::Rank(rank)));
   return keys;
 }
 

@@ -10,9 +10,6 @@
 
 namespace lamina::transport {
 
-// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
-std::string start_of_job();
-
 // All ranks at the job's store: each says something and hears what all have said. Rank 0 alone decides who is missing,
 // so that all report the same.
 class RollCall {
@@ -30,16 +27,18 @@ class RollCall {
   // Sets NAME + key until all have left.
   void announce(const std::string& key, const std::string& value);
 
-  // What each rank said. Throws base::TimeoutError that names the ranks which did not come, base::ConfigError when
-  // rank 0 knows of another number of ranks.
+  // What each rank said. Throws base::TimeoutError that names the ranks which did not come; base::ConfigError where
+  // ranks know of different numbers of ranks, and to a process whose rank another one has already.
   std::vector<std::string> call(const std::string& said);
 
   // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of
-  // the call in it. A call that threw has left.
+  // the call in it. After a call that threw there is nothing to leave.
   void leave();
 
  private:
-  std::vector<std::string> keys(const char* what) const;
+  std::string key(const char* what, base::Rank rank) const;
+  std::vector<std::string> keys(const char* what) const;  // of all ranks
+  [[noreturn]] void differ(base::Rank rank, const std::string& size, const std::string& its_size);
   std::string judge();
   std::string await_verdict();
   std::string seconds() const;
@@ -48,7 +47,7 @@ class RollCall {
   const Options options_;
   const base::Deadline verdict_by_;
   std::vector<std::string> announced_;
-  std::vector<std::string> absent_;  // rank 0: who did not come
+  std::vector<base::Rank> absent_;  // rank 0: who did not come
 };
 
 }  // namespace lamina::transport

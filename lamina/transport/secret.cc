@@ -37,7 +37,7 @@ Secret read_secret(const std::string& variable) {
     const ssize_t count = read_some(fd.get(), secret, done);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      throw base::ConfigError(base::str("LAMINA_SECRET_FD=", variable, " gave ", done, " of ", secret.size(),
+      throw base::ConfigError(base::str(base::kSecretVariable, "=", variable, " gave ", done, " of ", secret.size(),
                                         " bytes: it is for the launcher (`lamina run`) to set; unset it"));
     }
     done += static_cast<std::size_t>(count);
@@ -51,9 +51,9 @@ std::optional<Secret> inherited_secret() {
   static std::mutex mutex;
   static std::optional<Secret> kept;
   std::lock_guard guard(mutex);
-  if (const char* variable = std::getenv("LAMINA_SECRET_FD")) {
+  if (const char* variable = std::getenv(base::kSecretVariable)) {
     kept = read_secret(variable);
-    ::unsetenv("LAMINA_SECRET_FD");  // the number means nothing any more, here or in a child
+    ::unsetenv(base::kSecretVariable);  // the number means nothing any more, here or in a child
   }
   return kept;
 }

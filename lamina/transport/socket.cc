@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <system_error>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -32,8 +31,6 @@ AddressList look_up(const std::string& host, const std::string& port, int flags,
 }
 
 }  // namespace
-
-std::string system_error() { return std::generic_category().message(errno); }
 
 Address Address::parse(const std::string& text) {
   const auto space = text.find(' ');

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "lamina/base/fd.h"
+#include "lamina/base/system_error.h"
 
 namespace lamina::transport {
 
 using base::Fd;
+using base::system_error;
 
 // How late an interrupt may be noticed while ranks join.
 constexpr auto kJoinSlice = std::chrono::milliseconds(200);
@@ -43,8 +45,5 @@ class Address {
   sockaddr_storage storage_{};
   socklen_t length_ = 0;
 };
-
-// "No such file or directory" for the last error of the system.
-std::string system_error();
 
 }  // namespace lamina::transport

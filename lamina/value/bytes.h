@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -11,6 +12,8 @@
 
 // Numbers and texts as little-endian bytes.
 namespace lamina::value {
+
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
 
 class Writer {
  public:

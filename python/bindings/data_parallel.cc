@@ -17,7 +17,7 @@ using Rows = std::vector<std::pair<std::string, at::Tensor>>;
 
 std::unique_ptr<collective::ProcessGroup> replicas(Session& session, c10d::ProcessGroup& group,
                                                    const std::string& purpose) {
-  return collective::wrap(group, session.job().mailbox(),
+  return collective::wrap(group, session.job().mailbox(), session.job().presence(),
                           {purpose, session.members(topology::Group::kDp), session.patience()});
 }
 

@@ -6,7 +6,7 @@
 #include "lamina/base/progress.h"
 #include "lamina/dist/meeting.h"
 #include "lamina/dist/ranks.h"
-#include "lamina/transport/roll_call.h"
+#include "lamina/transport/job_store.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {

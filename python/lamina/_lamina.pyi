@@ -153,7 +153,7 @@ class Session:
         for the root), "name"; per microbatch, without children: "forward_us", "backward_us", "activation_bytes",
         "output_bytes"; "parameter_bytes" and "parameter_ids" of its own parameters (an id in two rows is a shared
         parameter), "callable", "placed_at" (a partition, by hand, or None), and "together" (nodes that have to be owned
-        with this one). All but "parent" and "name" may be left out. See lamina/plan/partition.h.
+        with this one). All but "parent" and "name" may be left out. See lamina/plan/module_tree.h.
 
         The data: {"partition": {name: partition}, "stages": [{"partition", "time_us", "parameter_bytes",
         "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble", "warning"}; times are None where no row has any.

@@ -60,27 +60,6 @@ TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
   }));
 }
 
-TEST(RollCall, NamesThoseWhoDidNotSayThatTheyAreInTheOperation) {
-  Mailboxes boxes(3);
-  const auto& all = boxes.ranks();
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(boxes[rank].next_operation(all), 1);
-  EXPECT_EQ(boxes[0].next_operation(all), 2);
-  boxes[0].say_present(all, 2);
-  boxes[2].say_present(all, 1);
-  for (int rank = 0; rank < 3; ++rank) {  // which arrives after what was said before
-    for (int to = 0; to < 3; ++to) boxes[rank].send(base::Rank(to), "said", std::int64_t{0});
-  }
-  for (int rank = 0; rank < 3; ++rank) {
-    for (int from = 0; from < 3; ++from) boxes[rank].receive(base::Rank(from), "said", kPatience);
-  }
-  EXPECT_EQ(boxes[0].absent(all, 1), std::vector{base::Rank(1)});
-  EXPECT_EQ(boxes[0].absent(all, 2), (std::vector{base::Rank(1), base::Rank(2)}));
-  EXPECT_EQ(boxes[1].absent(all, 1), std::vector<base::Rank>());
-  EXPECT_EQ(boxes[1].absent(all, 2), std::vector{base::Rank(2)});
-  const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};
-  EXPECT_EQ(boxes[1].absent(pair, 1), std::vector{base::Rank(0)}) << "another group";
-}
-
 TEST(AllGather, GivesEveryMemberAllValuesInTheOrderOfTheMembersTimeAfterTime) {
   Mailboxes boxes(4, 1);
   expect_none(boxes.run([&](int rank) {

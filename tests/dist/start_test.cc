@@ -29,6 +29,16 @@ TEST(Start, ARankThatIsMissingIsNamedWithinTheTimeoutAnd1s) {
   ranks.expect_success();
 }
 
+TEST(Start, OfManyThatAreMissingEachIsNamed) {
+  RankForks ranks(5);
+  for (int rank : {0, 4}) {
+    ranks.start(rank, [] {
+      expect_error<base::TimeoutError>([] { initialize_dist("cpu", 1s); }, "ranks 1-3 did not join within 1 s");
+    });
+  }
+  ranks.expect_success();
+}
+
 TEST(Start, WhereRank0IsMissingTheOthersSaySo) {
   RankForks ranks(2);
   ranks.start(1, [] { expect_error<base::TimeoutError>([] { initialize_dist("cpu", 1s); }, "did rank 0 start?"); });

@@ -22,7 +22,7 @@ MADE_ELSEWHERE = {
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
     "lamina/transport/inproc/network.cc": ["rank … is lost"],
-    "lamina/transport/mesh.cc": ["no connection with rank … in time"],
+    "lamina/transport/mesh.cc": ["no connection with … in time"],
     "lamina/transport/roll_call.cc": ["… did not join within …"],
     "lamina/transport/ucx/ucx_send.cc": ["rank … is lost"],
     "lamina/value/released.cc": [

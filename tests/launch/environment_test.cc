@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "lamina/base/error.h"
+#include "lamina/launch/variables.h"
+
 namespace lamina::launch {
 namespace {
 
@@ -14,11 +17,11 @@ Job job(int cores = 8) {
 
 constexpr Place kPlace{.rank = base::Rank(2), .local_rank = 2, .secret_fd = 9};
 
-bool holds(const Environment& environment, const std::string& entry) {
+bool holds(const Variables& environment, const std::string& entry) {
   return std::ranges::find(environment, entry) != environment.end();
 }
 
-std::ptrdiff_t count(const Environment& environment, const std::string& name) {
+std::ptrdiff_t count(const Variables& environment, const std::string& name) {
   return std::ranges::count_if(environment, [&](const auto& entry) { return entry.starts_with(name + "="); });
 }
 
@@ -58,10 +61,23 @@ TEST(RankEnvironment, DefaultsYieldToTheUser) {
   const auto defaults = rank_environment(job(), kPlace, {});
   EXPECT_TRUE(holds(defaults, "UCX_HANDLE_ERRORS=none"));
   EXPECT_TRUE(holds(defaults, "UCX_MEM_EVENTS=n"));
-  const Environment own{"OMP_NUM_THREADS=5", "UCX_HANDLE_ERRORS=bt", "UCX_MEM_EVENTS=y"};
+  const Variables own{"OMP_NUM_THREADS=5", "UCX_HANDLE_ERRORS=bt", "UCX_MEM_EVENTS=y"};
   const auto environment = rank_environment(job(), kPlace, own);
   for (const std::string& entry : own) EXPECT_TRUE(holds(environment, entry)) << entry;
   EXPECT_EQ(count(environment, "OMP_NUM_THREADS"), 1);
+}
+
+// Never accepted and then overwritten.
+TEST(WithVariables, WhatItSetsIsWhatRanksReadElseItIsRefused) {
+  constexpr Place kFull{.secret_fd = 9, .progress_fd = 8};
+  for (const std::string& entry : rank_environment(job(), kFull, {})) {
+    const std::string own = entry.substr(0, entry.find('=')) + "=own";
+    if (holds(rank_environment(job(), kFull, {own}), own)) {
+      EXPECT_EQ(with_variables({}, {own}, "-x"), Variables{own});
+    } else {
+      EXPECT_THROW(with_variables({}, {own}, "-x"), base::ConfigError) << own;
+    }
+  }
 }
 
 TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }

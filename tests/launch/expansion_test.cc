@@ -6,7 +6,7 @@
 namespace lamina::launch {
 namespace {
 
-const Environment kEnvironment{"HOME=/home/me", "RANK=3", "EMPTY=", "NAME=a b"};
+const Variables kEnvironment{"HOME=/home/me", "RANK=3", "EMPTY=", "NAME=a b"};
 
 TEST(Expand, NamesBecomeTheirValues) {
   EXPECT_EQ(expand("out-$RANK.txt", kEnvironment), "out-3.txt");

@@ -8,31 +8,31 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Verdict = Restarts::Verdict;
+using Next = Restarts::Next;
 
 Outcome failed(int code) { return {.exit_code = code, .again = true, .end = RankEnd{.code = code}}; }
 
 TEST(Restarts, AreAsManyAsAsked) {
   Restarts restarts(2);
-  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Verdict::kAgain);
-  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Verdict::kAgain);
-  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Verdict::kOver);
+  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Next::kAgain);
+  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Next::kAgain);
+  EXPECT_EQ(restarts.judge(failed(1), seconds(100)), Next::kOver);
   EXPECT_EQ(restarts.count(), 2);
 }
 
 TEST(Restarts, NeitherASuccessNorAnOrderIsAReason) {
   Restarts restarts(2);
-  EXPECT_EQ(restarts.judge({}, seconds(100)), Verdict::kOver);
-  EXPECT_EQ(restarts.judge({.exit_code = 130}, seconds(100)), Verdict::kOver);
+  EXPECT_EQ(restarts.judge({}, seconds(100)), Next::kOver);
+  EXPECT_EQ(restarts.judge({.exit_code = 130}, seconds(100)), Next::kOver);
 }
 
 TEST(Restarts, TheSameFailureTwiceSoonAfterTheStartIsHopeless) {
   Restarts restarts(9);
-  EXPECT_EQ(restarts.judge(failed(1), seconds(1)), Verdict::kAgain);
-  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Verdict::kAgain) << "another one";
-  EXPECT_EQ(restarts.judge(failed(2), Restarts::kQuick), Verdict::kAgain) << "after a while";
-  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Verdict::kAgain);
-  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Verdict::kHopeless);
+  EXPECT_EQ(restarts.judge(failed(1), seconds(1)), Next::kAgain);
+  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Next::kAgain) << "another one";
+  EXPECT_EQ(restarts.judge(failed(2), Restarts::kQuick), Next::kAgain) << "after a while";
+  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Next::kAgain);
+  EXPECT_EQ(restarts.judge(failed(2), seconds(1)), Next::kHopeless);
 }
 
 TEST(Restarts, PauseLongerFromTimeToTimeUpToAMinute) {

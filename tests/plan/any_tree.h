@@ -5,7 +5,8 @@
 
 #include <string>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/goal.h"
+#include "lamina/plan/module_tree.h"
 #include "lamina/plan/report.h"
 
 // Random trees and goals for properties.

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "lamina/base/error.h"
-#include "lamina/plan/partition.h"
+#include "lamina/plan/planner.h"
 #include "tests/plan/trees.h"
 
 namespace lamina::plan {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/task.h"
 #include "tests/plan/any_tree.h"

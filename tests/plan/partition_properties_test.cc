@@ -7,6 +7,7 @@
 #include <map>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/planner.h"
 
 namespace lamina::plan {
 namespace {

@@ -5,6 +5,7 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include "lamina/plan/planner.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/planner.h"
 #include "lamina/plan/report.h"
 #include "tests/plan/trees.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include "lamina/plan/planner.h"
 #include "lamina/plan/report.h"
 #include "lamina/plan/tree_division.h"
 #include "tests/plan/trees.h"

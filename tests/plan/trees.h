@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "lamina/plan/partition.h"
+#include "lamina/plan/goal.h"
+#include "lamina/plan/module_tree.h"
 
 // Module trees for tests.
 namespace lamina::plan {

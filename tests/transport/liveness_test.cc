@@ -162,6 +162,13 @@ TEST(Handshake, ARankThatStaysAwayIsNamed) {
   EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time");
 }
 
+TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
+  Meshes meshes(5);
+  meshes.connect(3, 7, seconds(1));
+  meshes.join();
+  EXPECT_EQ(meshes.error(3), "no connection with ranks 0-2, 4 in time");
+}
+
 // Both ends of a connection within this process.
 struct Wire {
   Wire() {

@@ -12,6 +12,7 @@
 #include "lamina/base/str.h"
 #include "lamina/transport/hello.h"
 #include "lamina/transport/job_store.h"
+#include "lamina/transport/roll_call.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -91,6 +92,18 @@ TEST(UcxJoin, DifferentConfigurationsAreRefusedOnAllRanks) {
   job.expect_success();
 }
 
+TEST(UcxJoin, DifferentNumbersOfRanksAreRefusedOnAllRanks) {
+  RankProcesses job(2);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      auto options = job.options(rank);
+      options.size = 2 + rank;
+      EXPECT_THAT(refusal<base::ConfigError>(options), HasSubstr("ranks 0 and 1 differ in their WORLD_SIZE: 2 and 3"));
+    });
+  }
+  job.expect_success();
+}
+
 TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
   RankProcesses job(3);
   for (const int rank : {0, 1}) {
@@ -100,11 +113,13 @@ TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
     });
   }
   job.start(2, [&] {  // says what a rank of that version would say
-    Hello other = Hello::of_this_process();
+    Hello other = Hello::of_this_version();
     other.lamina = "0.0.1";
-    JobStore store({"127.0.0.1", job.port(), false, base::Deadline::after(std::chrono::minutes(1)), {}});
-    store.set("lamina/job/0/1/left/2", "");
-    store.set("lamina/job/0/1/hello/2", other.encode());
+    const auto deadline = base::Deadline::after(std::chrono::minutes(1));
+    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
+    ranks.call(other.encode());
+    ranks.leave();
   });
   job.expect_success();
 }

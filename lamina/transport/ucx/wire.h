@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -13,8 +12,6 @@
 // PieceHeader. Pieces may arrive in any order; messages are delivered in the order of their sequence numbers, per
 // sender.
 namespace lamina::transport::ucx {
-
-static_assert(std::endian::native == std::endian::little, "the wire format is little endian");
 
 struct PieceHeader {
   std::uint32_t magic = 0x58434C4C;  // "LLCX"

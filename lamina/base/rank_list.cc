@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/rank_list.h"
+#include "lamina/base/rank_list.h"
 
 #include "lamina/base/str.h"
 
-namespace lamina::launch {
+namespace lamina::base {
 
-std::string name_ranks(const std::vector<base::Rank>& ranks) {
+std::string name_ranks(const std::vector<Rank>& ranks) {
   std::string result = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size();) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1].value == ranks[last].value + 1) ++last;
-    result += base::str(i > 0 ? ", " : "", ranks[i]);
-    if (last > i) result += base::str(last > i + 1 ? "-" : ", ", ranks[last]);
+    result += str(i > 0 ? ", " : "", ranks[i]);
+    if (last > i) result += str(last > i + 1 ? "-" : ", ", ranks[last]);
     i = last + 1;
   }
   return result;
 }
 
-}  // namespace lamina::launch
+}  // namespace lamina::base

@@ -6,9 +6,9 @@
 
 #include "lamina/base/ids.h"
 
-namespace lamina::launch {
+namespace lamina::base {
 
 // "rank 3", or "ranks 0-2, 5", for ranks in rising order.
-std::string name_ranks(const std::vector<base::Rank>& ranks);
+std::string name_ranks(const std::vector<Rank>& ranks);
 
-}  // namespace lamina::launch
+}  // namespace lamina::base

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/rank_list.h"
+#include "lamina/base/rank_list.h"
 
 #include <gtest/gtest.h>
 
-namespace lamina::launch {
+namespace lamina::base {
 namespace {
 
 std::string named(std::initializer_list<int> numbers) {
-  std::vector<base::Rank> ranks;
+  std::vector<Rank> ranks;
   for (int number : numbers) ranks.emplace_back(number);
   return name_ranks(ranks);
 }
@@ -20,4 +20,4 @@ TEST(RankList, FoldsWhatFollowsEachOther) {
 }
 
 }  // namespace
-}  // namespace lamina::launch
+}  // namespace lamina::base

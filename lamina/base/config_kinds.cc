@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/base/config_rules.h"
+#include "lamina/base/config_kinds.h"
 
 namespace lamina::base {
 namespace {

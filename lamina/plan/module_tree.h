@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/base/ids.h"
+
+namespace lamina::plan {
+
+// One module of a tree. Nodes are numbered by their position, parents before children, children in the order in which
+// they are called. Costs are per microbatch and without the children's.
+struct Node {
+  int parent = -1;                           // -1: the root, which is node 0
+  std::string name;                          // the path from the root, "transformer.h.5"; the root's may be empty
+  std::int64_t parameter_bytes = 0;          // of its own parameters, shared ones too
+  std::vector<std::int64_t> parameter_ids;   // of its own parameters; an id in two nodes is a shared parameter
+  bool callable = true;                      // false: a container that is never called, such as a list of modules
+  std::optional<base::Partition> placed_at;  // by hand; nothing under it is then moved unless placed itself
+  double forward_us = 0;
+  double backward_us = 0;
+  std::int64_t activation_bytes = 0;  // kept from its forward to its backward
+  std::int64_t output_bytes = 0;
+  std::vector<int> together;  // nodes that have to be owned with it for another reason than shared parameters
+};
+
+using ModuleTree = std::vector<Node>;
+using Assignment = std::vector<base::Partition>;  // one per node
+
+}  // namespace lamina::plan
