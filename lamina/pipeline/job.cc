@@ -265,16 +265,21 @@ observe::Timeline Job::empty_timeline() const {
 }
 
 bool Job::close(bool orderly) {
+  const bool at_leisure = orderly && !state_.failed_for_good();
   if (pool_) transport_->close(orderly);
-  return leave();
+  return end(at_leisure ? kDrain : kLastWords);
 }
 
 bool Job::leave(bool interrupted) {
+  if (pool_ && interrupted) transport_->tell_interrupted();
+  return end(kLastWords);
+}
+
+bool Job::end(std::chrono::seconds patience) {
   if (!pool_) return true;
-  if (interrupted) transport_->tell_interrupted();
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
-    state_.wait_idle({kLastWords, nullptr});
+    state_.wait_idle({patience, nullptr});
   } catch (const base::TimeoutError&) {
     recorder_.save();
     return false;

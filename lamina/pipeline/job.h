@@ -103,6 +103,7 @@ class Job {
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
   // Tells the ranks that wait for it; those that are lost are left out.
   void announce_end(base::Step step, value::Value body);
+  bool end(std::chrono::seconds patience);  // false: a thread did not end
   // Waits for the step's threads; returns its error, an interrupt meanwhile included.
   std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
 
