@@ -36,7 +36,8 @@ class Transport {
   // base::TimeoutError when a live peer does not take the message in time.
   virtual void send(base::Rank to, const Message& message) = 0;
 
-  // This rank has nothing to do before a message comes: look out for it for a moment, rather than sleep. From any thread.
+  // This rank has nothing to do before a message comes: look out for it for a moment, rather than sleep. From any
+  // thread.
   virtual void look_out() {}
 
   // Says to the peers that this process is about to end, since it was interrupted (Ctrl-C): so they know why they lost

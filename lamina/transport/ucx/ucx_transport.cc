@@ -16,7 +16,7 @@
 namespace lamina::transport::ucx {
 namespace {
 
-constexpr int kSpins = 200;                        // fruitless turns before sleeping: some ten microseconds
+constexpr int kSpins = 200;                                // fruitless turns before sleeping: some ten microseconds
 constexpr auto kLookOut = std::chrono::microseconds(100);  // a small call's way there and back, and as long again
 constexpr int kPoliteSpins = 100;                  // times that UCX refuses to sleep before others get the processor
 constexpr int kListenEvery = 64;                   // busy turns between looks at the liveness sockets
