@@ -209,9 +209,15 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
   };
   try {
     drain({state_.failed_for_good() ? kLastWords : kDrain, check_interrupt});
-  } catch (...) {  // interrupted, if not again
+  } catch (...) {  // interrupted, or what is done for the bodies meanwhile has failed, of which they are to hear
     state_.fail(step, std::current_exception());
-    drain({kLastWords, nullptr});
+    const auto go_on = [&] {
+      try {
+        if (check_interrupt) check_interrupt();
+      } catch (...) {  // the first error counts
+      }
+    };
+    drain({kLastWords, go_on});
   }
   server_.end_step(step);
   inbox_.end_step(step);

@@ -3,6 +3,7 @@
 
 import copy
 import os
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import lamina
+from lamina import _current
 
 RANK = int(os.environ.get("RANK", 0))
 
@@ -261,6 +263,23 @@ def case_a_copy_without_any_batch_says_so():
     else:
         with pytest.raises(lamina.Error):
             train_step(model)(share())
+
+
+def case_a_step_that_begins_after_the_other_copy_has_left_leaves_no_thread_behind():
+    start()
+    model = lamina.distribute(layers())
+    if lamina.dp_rank() == 0:
+        return
+
+    @lamina.step
+    def step(x):
+        time.sleep(0.5)  # the others' leaving fails the step before the model is called, and cut
+        return model(x)
+
+    with pytest.raises(lamina.PeerError):
+        step(share())
+    lamina.shutdown()
+    assert not _current._stuck
 
 
 class TwoResults(nn.Module):
