@@ -21,6 +21,7 @@ class Fd {
 
   int get() const { return value_; }
   explicit operator bool() const { return value_ >= 0; }
+  int release() { return std::exchange(value_, -1); }  // to another owner
   void reset() {
     if (value_ >= 0) ::close(std::exchange(value_, -1));
   }

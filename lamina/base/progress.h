@@ -14,7 +14,7 @@ struct Progress {
   std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, kConsequence
 
   static constexpr std::int32_t kConsequence = 2;
-  static constexpr std::size_t kMostWords = 32768;
+  static constexpr std::size_t kMostWords = std::size_t{32} * 1024;
 };
 
 // Sends them to the socket that LAMINA_PROGRESS_FD names; without one it does nothing. Never blocks, never fails.

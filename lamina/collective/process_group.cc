@@ -116,7 +116,7 @@ class C10dGroup : public ProcessGroup {
     auto loss = mailbox_.loss(options_.members, kOtherWitness);
     if (loss.empty()) {  // a member that leaves because of another closes its connections some time before it ends
       const auto first = mailbox_.first_loss();
-      loss = base::str("failed", first.empty() ? "" : "; ", first);
+      loss = first.empty() ? "a rank left, perhaps with less to do than the others" : base::str("failed; ", first);
     }
     const std::string text = error.what();
     throw base::PeerError(base::str(what(), ": ", loss, "\n", text));

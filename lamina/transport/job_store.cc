@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/job_store.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <resolv.h>
 #include <sys/socket.h>
 
+#include <c10/util/Logging.h>
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
 #include "lamina/transport/socket.h"
 
 namespace lamina::transport {
@@ -19,6 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr auto kOperation = std::chrono::seconds(10);  // for one answer of a store that accepted our connection
+constexpr auto kAccept = std::chrono::seconds(2);      // for its accepting, where something listens
 
 bool connects(const Address& remote) {
   const Fd socket = remote.begin_connect();
@@ -29,27 +38,60 @@ bool connects(const Address& remote) {
   return ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-// Whether something listens there. c10d's own client would wait and retry for seconds, deaf to interrupts.
-bool answers(const std::string& host, int port) {
-  const auto addresses = Address::resolve(host, port);
-  return std::any_of(addresses.begin(), addresses.end(), connects);
+// The one of these addresses where something listens. c10d's own client would wait and retry for seconds, deaf to
+// interrupts.
+std::optional<Address> listening(const std::vector<Address>& addresses) {
+  const auto found = std::ranges::find_if(addresses, connects);
+  return found == addresses.end() ? std::nullopt : std::optional(*found);
 }
 
-// While it connects, c10d asks the name server for the names of the addresses, only to log them, and would wait five
-// seconds and more for one that does not answer. This thread now waits one second at most.
-class ImpatientNames {
- public:
-  ImpatientNames() : initialized_(::res_init()), retrans_(_res.retrans), retry_(_res.retry) {
-    _res.retrans = _res.retry = 1;
+// A socket for c10d's server to listen on. Its own takes both families, and sees an IPv4 address as an IPv6 one whose
+// name no /etc/hosts knows: it asks the name server for it, only to log it, and serves nobody until there is an answer.
+// Empty where addresses of both families are to be listened on, or the port is taken, perhaps by a server of c10d in
+// this process, which then serves us too.
+Fd ipv4_listener(const std::vector<Address>& addresses, int port) {
+  if (!std::ranges::all_of(addresses, &Address::ipv4)) return {};
+  try {
+    Fd socket = Address::parse(base::str("0.0.0.0 ", port)).listen();
+    ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
+    return socket;
+  } catch (const base::Error&) {
+    return {};
   }
-  ~ImpatientNames() {
-    _res.retrans = retrans_;
-    _res.retry = retry_;
+}
+
+// c10d logs what it tries on the way, with the names of the addresses, for which it asks the name server. What fails it
+// also throws. While this lives, there is no name server for this thread, so addresses are to be numeric, and no log of
+// torch's, unless it is set to tell everything (TORCH_CPP_LOG_LEVEL=INFO).
+class Quietly {
+ public:
+  Quietly() {
+    if (_res.nscount == 0) ::res_init();
+    servers_ = std::exchange(_res.nscount, 0);
+    const std::lock_guard lock(mutex_);
+    if (users_++ == 0 && (level_ = FLAGS_caffe2_log_level) > kInfo) FLAGS_caffe2_log_level = kNothing;
+  }
+  ~Quietly() {
+    _res.nscount = servers_;
+    const std::lock_guard lock(mutex_);
+    if (--users_ == 0) FLAGS_caffe2_log_level = level_;
   }
 
  private:
-  const int initialized_, retrans_, retry_;
+  static constexpr int kInfo = 0, kNothing = 3;
+  int servers_;
+
+  static inline std::mutex mutex_;
+  static inline int users_ = 0;
+  static inline int level_ = kInfo;  // the one to go back to
 };
+
+// c10d and Gloo write to sockets whose other end may have gone. That is an error of theirs, and not to end a C++
+// program, whose default it would be; Python ignores the signal in any case.
+void survive_closed_sockets() {
+  struct sigaction present{};
+  if (::sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
 
 std::string variable(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
@@ -68,10 +110,19 @@ std::string start_of_job() {
 }
 
 struct JobStore::Connection {
+  Connection(const std::string& host, const c10d::TCPStoreOptions& options) {
+    const Quietly quietly;
+    store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    store->setTimeout(kOperation);
+  }
+
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
 
-JobStore::JobStore(Options options) : options_(std::move(options)) { connect(); }
+JobStore::JobStore(Options options) : options_(std::move(options)) {
+  survive_closed_sockets();
+  connect();
+}
 JobStore::~JobStore() = default;
 
 void JobStore::connect() {
@@ -80,16 +131,30 @@ void JobStore::connect() {
   options.isServer = options_.is_host;
   options.waitWorkers = false;
   options.multiTenant = options_.is_host;
-  options.timeout = kOperation;
-  options.useLibUV = false;  // the libuv server asks for the name of whoever connects, and serves nobody meanwhile
+  // A host may have gone since we looked: c10d would try again and again, deaf to interrupts.
+  options.timeout = options_.is_host ? kOperation : kAccept;
+  options.useLibUV = false;  // the libuv server asks for names in any case
   const auto where = base::str("MASTER_ADDR:MASTER_PORT ", options_.host, ":", options_.port);
   std::string why = "nothing listens there";
+  const auto slow = base::Deadline::after(base::kSlow);
+  bool told = false;
   for (auto pause = milliseconds(1); !options_.deadline.expired(); pause = std::min(2 * pause, milliseconds(20))) {
     if (options_.check_interrupt) options_.check_interrupt();
+    if (slow.expired() && !std::exchange(told, true)) {
+      base::log_warning(
+          base::str("the job's store at ", where, ": ", why, " for 10 s, still waiting: did rank 0 start?"));
+    }
     try {
-      if (options_.is_host || answers(options_.host, options_.port)) {
-        const ImpatientNames names;
-        connection_ = std::make_unique<Connection>(c10::make_intrusive<c10d::TCPStore>(options_.host, options));
+      const auto addresses = Address::resolve(options_.host, options_.port);
+      if (options_.is_host) {
+        if (Fd listener = ipv4_listener(addresses, options_.port)) options.masterListenFd = listener.release();
+        connection_ = std::make_unique<Connection>("127.0.0.1", options);
+        if (listening(addresses)) return;
+        throw base::Error(
+            base::str("rank 0 cannot host the job's store at ", where, ": its machine has no such address"));
+      }
+      if (const auto address = listening(addresses)) {
+        connection_ = std::make_unique<Connection>(address->host(), options);
         return;
       }
     } catch (const c10::Error& error) {
@@ -111,6 +176,7 @@ template <class Operation>
 auto JobStore::attempt(const Operation& operation) {
   while (true) {
     try {
+      const Quietly quietly;
       return operation(*connection_->store);
     } catch (const c10::DistNetworkError& error) {
       if (options_.is_host || options_.deadline.expired()) {
@@ -137,8 +203,8 @@ std::string JobStore::get(const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-std::int64_t JobStore::add(const std::string& key, std::int64_t value) {
-  return attempt([&](auto& store) { return store.add(key, value); });
+std::string JobStore::claim(const std::string& key, const std::string& value) {
+  return attempt([&](c10d::Store& store) { return store.compareSet(key, std::string(), value); });
 }
 
 c10::intrusive_ptr<c10d::Store> JobStore::c10d() const { return connection_->store; }

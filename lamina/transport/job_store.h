@@ -3,7 +3,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -45,8 +44,9 @@ class JobStore {
 
   // Setting again what was set is harmless: after a lost connection everything is.
   void set(const std::string& key, const std::string& value);
-  std::string get(const std::string& key);                       // of a key that exists
-  std::int64_t add(const std::string& key, std::int64_t value);  // to the number that is there, or 0; the sum
+  std::string get(const std::string& key);  // of a key that exists
+  // Sets what is not there yet. Returns what is there then: `value`, also when claimed again, unless another was first.
+  std::string claim(const std::string& key, const std::string& value);
 
   // Waits until all keys exist or the deadline has come; returns those still missing.
   std::vector<std::string> wait(const std::vector<std::string>& keys, base::Deadline deadline);

@@ -4,8 +4,11 @@
 #include <algorithm>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
+#include "lamina/transport/secret.h"
 
 namespace lamina::transport {
 namespace {
@@ -29,7 +32,9 @@ void RollCall::announce(const std::string& key, const std::string& value) {
 }
 
 std::vector<std::string> RollCall::call(const std::string& said) {
-  if (store_.add(key("processes", options_.rank), 1) > 1) {
+  const Secret random = random_secret();
+  const std::string self(random.begin(), random.end());
+  if (store_.claim(key("process", options_.rank), self) != self) {
     throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
   }
   const std::string own_size = std::to_string(options_.size);
@@ -58,12 +63,23 @@ void RollCall::differ(base::Rank rank, const std::string& size, const std::strin
       base::str("ranks 0 and ", rank, " differ in their WORLD_SIZE: ", size, " and ", its_size, ": start them alike"));
 }
 
-std::string RollCall::judge() {
-  const auto missing = store_.wait(keys("hello"), options_.deadline);
+std::vector<base::Rank> RollCall::missing_by(base::Deadline deadline) {
+  const auto missing = store_.wait(keys("hello"), deadline);
+  std::vector<base::Rank> ranks;
   for (int rank = 0; rank < options_.size; ++rank) {
     const base::Rank each(rank);
-    if (std::ranges::find(missing, key("hello", each)) != missing.end()) absent_.push_back(each);
+    if (std::ranges::find(missing, key("hello", each)) != missing.end()) ranks.push_back(each);
   }
+  return ranks;
+}
+
+std::string RollCall::judge() {
+  if (const auto soon = base::Deadline::after(base::kSlow); soon.at() < options_.deadline.at()) {
+    if (const auto late = missing_by(soon); !late.empty()) {
+      base::log_warning(base::str(base::name_ranks(late), " did not join for 10 s, still waiting: was it started?"));
+    }
+  }
+  absent_ = missing_by(options_.deadline);
   const std::string verdict = absent_.empty()
                                   ? base::str(kAllCame, options_.size)
                                   : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
@@ -89,7 +105,7 @@ void RollCall::leave() {
   for (auto rank : absent_) std::erase(awaited, key("left", rank));
   store_.wait(awaited, base::Deadline::after(kFarewell));
   for (const auto& key : announced_) store_.remove(options_.name + key);
-  for (const char* what : {"processes", "hello", "left"}) {
+  for (const char* what : {"hello", "left"}) {
     for (const auto& key : keys(what)) store_.remove(key);
   }
 }

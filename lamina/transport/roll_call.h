@@ -32,13 +32,15 @@ class RollCall {
   std::vector<std::string> call(const std::string& said);
 
   // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of
-  // the call in it. After a call that threw there is nothing to leave.
+  // the call in it but whose each rank is, for a second process of it that comes late. After a call that threw there is
+  // nothing to leave.
   void leave();
 
  private:
   std::string key(const char* what, base::Rank rank) const;
   std::vector<std::string> keys(const char* what) const;  // of all ranks
   [[noreturn]] void differ(base::Rank rank, const std::string& size, const std::string& its_size);
+  std::vector<base::Rank> missing_by(base::Deadline deadline);
   std::string judge();
   std::string await_verdict();
   std::string seconds() const;

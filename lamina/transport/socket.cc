@@ -86,6 +86,11 @@ std::string Address::text() const {
   return base::str(host, " ", port);
 }
 
+std::string Address::host() const {
+  const std::string both = text();
+  return both.substr(0, both.find(' '));
+}
+
 bool Address::loopback() const {
   if (storage_.ss_family == AF_INET) {
     return (ntohl(reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr) >> 24) == 127;
@@ -104,6 +109,8 @@ Fd Address::open() const {
 
 Fd Address::listen() const {
   Fd socket = open();
+  const int on = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(socket.get(), raw(), length_) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
     throw base::Error(base::str("cannot listen on ", text(), ": ", system_error()));
   }

@@ -30,7 +30,9 @@ class Address {
   static Address local_towards(const std::string& host, int port);
 
   std::string text() const;  // "10.0.0.7 4711"
+  std::string host() const;  // "10.0.0.7"
   bool loopback() const;
+  bool ipv4() const { return storage_.ss_family == AF_INET; }
 
   // A socket that listens on this address; with port 0 the system picks one, which bound_to() tells.
   Fd listen() const;

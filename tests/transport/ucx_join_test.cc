@@ -7,9 +7,11 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
 #include "lamina/transport/hello.h"
 #include "lamina/transport/job_store.h"
 #include "lamina/transport/roll_call.h"
@@ -49,6 +51,18 @@ TEST(UcxJoin, ARankThatNeverJoinsIsNamedToAllOthers) {
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
     });
   }
+  job.expect_success();
+}
+
+TEST(UcxJoin, ARankThatIsLateIsNamedAfter10sAndJoins) {
+  RankProcesses job(2);
+  job.start(0, [&] {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(refusal<base::Error>(job.options(0)), "no error");
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 did not join for 10 s, still waiting"));
+  });
+  std::this_thread::sleep_for(base::kSlow + std::chrono::milliseconds(500));
+  job.start(1, [&] { EXPECT_EQ(refusal<base::Error>(job.options(1)), "no error"); });
   job.expect_success();
 }
 
@@ -141,6 +155,17 @@ TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
   job.wait(2);
   job.kill(0, 9);
   job.wait(0);
+}
+
+TEST(JobStore, WhatOneHasClaimedIsOnesWhenClaimedAgain) {
+  RankProcesses job(1);
+  job.start(0, [&] {
+    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    EXPECT_EQ(store.claim("rank 1", "first"), "first");
+    EXPECT_EQ(store.claim("rank 1", "first"), "first");
+    EXPECT_EQ(store.claim("rank 1", "second"), "first");
+  });
+  job.expect_success();
 }
 
 TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {

@@ -84,10 +84,7 @@ void UcxTransport::run() {
     deliver();
     if (entering_ > 0) std::this_thread::yield();
     fruitless = active ? 0 : fruitless + 1;
-    if (active) {
-      busy_ = 0;
-      look_out_until_ = Clock::time_point();
-    }
+    if (active) busy_ = 0;
     if (turns % kListenEvery == 0) hear();
     if (fruitless <= kSpins) continue;
     if (looks_out()) {
