@@ -49,9 +49,11 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
   if (verbose_) say("rank ", rank, " has ended: ", end.words());
 }
 
-void Report::failed(const Verdict::Failure& failure, const std::string& told) const {
+void Report::failed(const Verdict::Failure& failure, const std::vector<base::Rank>& left,
+                    const std::string& told) const {
   flush();
-  say("rank ", failure.rank, " failed: ", failure.end.words());
+  const auto after = left.empty() ? "" : base::str(", after ", base::name_ranks(left), " had ended with exit code 0");
+  say("rank ", failure.rank, " failed: ", failure.end.words(), after);
   if (!outputs_.has(failure.rank)) write(told);
   show_tail(failure.rank, "the last lines of");
 }

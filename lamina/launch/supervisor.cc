@@ -123,7 +123,7 @@ void Supervisor::fail() {
   if (hung_) return parts_.report.stacks();
   const auto& first = *verdict_.first();
   const auto place = std::ranges::find(parts_.ranks, first.rank, &RankProcess::rank) - parts_.ranks.begin();
-  parts_.report.failed(first, parts_.vitals.consequence(static_cast<int>(place)).value_or(""));
+  parts_.report.failed(first, verdict_.left(), parts_.vitals.consequence(static_cast<int>(place)).value_or(""));
 }
 
 // Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).

@@ -16,12 +16,18 @@ bool goes_before(const RankEnd& later, const RankEnd& earlier) {
 void Verdict::add(base::Rank rank, RankEnd end) {
   if (closed_) {
     ++others_;
-  } else if (end.failed() && !first_) {
+  } else if (!end.failed()) {
+    succeeded_.push_back(rank);
+  } else if (!first_) {
     first_ = Failure{rank, end};
-  } else if (end.failed()) {
+  } else {
     ++others_;
     if (goes_before(end, first_->end)) first_ = Failure{rank, end};
   }
+}
+
+std::vector<base::Rank> Verdict::left() const {
+  return first_ && first_->end.consequence ? succeeded_ : std::vector<base::Rank>();
 }
 
 bool Verdict::certain() const { return first_ && (closed_ || killed(first_->end)); }

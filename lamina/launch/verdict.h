@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "lamina/base/ids.h"
 #include "lamina/launch/rank_end.h"
@@ -26,11 +27,14 @@ class Verdict {
   void close() { closed_ = true; }
 
   const std::optional<Failure>& first() const { return first_; }
+  // Who had ended with exit code 0, where the first failure says that another rank is its reason.
+  std::vector<base::Rank> left() const;
   bool certain() const;                   // no later end could take the first place
   int others() const { return others_; }  // ranks that ended because of the first failure
 
  private:
   std::optional<Failure> first_;
+  std::vector<base::Rank> succeeded_;
   int others_ = 0;
   bool closed_ = false;
 };

@@ -28,7 +28,12 @@ def describe(exception: BaseException, rank: int) -> tuple[str, str, str, int, b
     kind = type(exception)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     text = "".join(traceback.format_exception(exception))
-    return name, _message(exception), text, rank, _pickled(exception)
+    return name, sendable(_message(exception)), sendable(text), rank, _pickled(exception)
+
+
+def sendable(text: str) -> str:
+    """`text` in characters that have bytes: what in the name of a file is no UTF-8 is escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def rebuild(type: str, message: str, traceback: str, rank: int, pickled: bytes | None) -> RemoteError:
@@ -91,7 +96,9 @@ def _typed(failure: Failure) -> RemoteError | None:
             return None
         derived = type(kind.__name__, (_TypedRemoteError, kind), {"_original": kind, "__module__": kind.__module__})
         builtin = _builtin(kind)
-        error = builtin.__new__(derived, *arguments)
+        # MemoryError's layout is BaseException's, which is the one that makes instances of `derived` then.
+        new = BaseException.__new__ if builtin is MemoryError else builtin.__new__
+        error = new(derived, *arguments)
         builtin.__init__(error, *arguments)
         if state:
             error.__setstate__(state[0])

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains until one rank raises: raises.py WHAT PLACE RANK.
+"""Trains until one rank raises: raises.py WHAT PLACE RANK [group | thread].
 
-WHAT is an expression, PLACE one of body, forward, backward.
+WHAT is an expression, PLACE one of body, forward, backward. With "group" the program makes a process group of its own,
+whose hook for exceptions is then around lamina's; with "thread" it has a thread that never ends.
 """
 
 import os
 import sys
+import threading
 
 import torch
 from torch import nn
@@ -48,6 +50,11 @@ class Layer(nn.Linear):
 def main():
     size = int(os.environ["WORLD_SIZE"])
     lamina.init(partitions=size, microbatches=4, auto_partition=False, default_partition=0)
+    if "group" in sys.argv:
+        torch.distributed.init_process_group("gloo")
+    if "thread" in sys.argv:
+        lamina.uncaught.THREADS_END_S = 1.0
+        threading.Thread(target=threading.Event().wait, name="endless").start()
     model = spread([Layer(4, 4) for _ in range(2 * size)], size)
     train = train_step(model, lambda: reaches("body"))
 

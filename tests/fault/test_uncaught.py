@@ -22,6 +22,7 @@ EVERY = [(what, *place) for what in WHATS for place in PLACES]
 # One of each, in a place that the seed draws; all of them in a soak.
 FEW = [(what, *random.Random(what).choice(PLACES)) for what in WHATS] + [("MyError('mine')", "forward", 1)]
 CHOSEN = EVERY if os.environ.get("LAMINA_SOAK") else sorted(set(FEW))
+TWO_PLACES = PLACES if os.environ.get("LAMINA_SOAK") else [("body", 0), ("forward", 1)]
 
 
 def read_by_user(errors):
@@ -44,6 +45,24 @@ def test_its_own_traceback_is_read_first_and_once_and_it_decides_the_exit_code(w
     assert run.stderr.count(f'reaches("{place}")') == 1, run.stderr
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
     assert verdicts[0].startswith(f"lamina run: rank {rank} failed: ")
+
+
+@pytest.mark.parametrize("place", TWO_PLACES)
+def test_the_same_beside_a_process_group_of_the_program(place, launcher):
+    run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "group")
+    assert run.returncode == 1
+    read = read_by_user(run.stderr)
+    assert read[0].endswith("Traceback (most recent call last):")
+    assert read[-1].endswith("MyError: mine")
+    assert run.stderr.count(f'reaches("{place[0]}")') == 1, run.stderr
+
+
+@pytest.mark.parametrize("place", TWO_PLACES)
+def test_threads_of_the_program_keep_no_rank_and_no_traceback(place, launcher):
+    run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "thread")
+    assert run.returncode == 1
+    assert run.stderr.count(f'reaches("{place[0]}")') == 1, run.stderr
+    assert "in which threads still ran: endless" in run.stderr
 
 
 def test_without_a_launcher_only_the_rank_that_raised_shows_it(launcher):

@@ -55,6 +55,15 @@ TEST(Verdict, ARankThatEndsBecauseOfAnotherGivesWayToIt) {
   EXPECT_EQ(verdict.others(), 3);
 }
 
+TEST(Verdict, WhoLeftIsNamedWhereItMayBeTheReason) {
+  Verdict verdict;
+  verdict.add(kOne, {.code = 1, .consequence = true});
+  verdict.add(kTwo, {});
+  EXPECT_EQ(verdict.left(), std::vector{kTwo});
+  verdict.add(kZero, {.code = 3});
+  EXPECT_EQ(verdict.left(), std::vector<base::Rank>());
+}
+
 TEST(Verdict, EndsAfterTheCloseAreConsequences) {
   Verdict verdict;
   verdict.add(kOne, {.code = 3});

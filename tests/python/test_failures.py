@@ -40,6 +40,7 @@ def met(exception, rank=3):
         FileNotFoundError(2, "no such file", "name"),
         UnicodeDecodeError("utf8", b"a", 0, 1, "reason"),
         StopIteration(3),
+        MemoryError("m"),
         ImportError("i", name="module"),
         json.JSONDecodeError("m", "doc", 1),
         OddError(3, color="red"),
@@ -62,6 +63,13 @@ def test_the_type_is_kept(exception):
     assert "in met" in error.remote_traceback
     for name, value in vars(exception).items():
         assert getattr(error, name) == value
+
+
+def test_what_is_no_utf8_is_escaped_where_words_travel():
+    _, message, words, *_ = failure = met(ValueError("caf\udce9.txt"))
+    assert message == r"caf\udce9.txt"
+    assert words.endswith("ValueError: caf\\udce9.txt\n")
+    assert failures.rebuild(*failure).args == ("caf\udce9.txt",)
 
 
 def test_the_parts_of_builtin_exceptions_are_kept():
