@@ -74,13 +74,18 @@ class Cut:
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
-        if job.replicas is not None:
-            job.replicas.watch()
+        self.watch()
         if self._pipelined:
             clipping.install(self._module(), model)
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
+
+    def watch(self) -> None:
+        """Has the replicas, if any, notice backwards into what the parameters are now: those may begin anywhere, by
+        loss.backward() and, with one partition, outside step functions. Nothing before the model is cut."""
+        if (replicas := _current.job().replicas) is not None and self.model is not None:
+            replicas.watch()
 
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective

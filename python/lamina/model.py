@@ -49,7 +49,8 @@ class DistributedModel(nn.Module):
 
     Args:
         module: the model. All ranks build the same; the values are those of world rank 0.
-        average_grads_across_microbatches: whether `backward` in a step divides gradients by the number of microbatches.
+        average_grads_across_microbatches: whether `backward` in a step divides gradients by the number of microbatches
+            (torch's `loss.backward()`, which works there too, never does).
         backward_passes_per_step: with `ddp`: after how many backward passes the gradients are averaged over the
             replicas. Until then they add up on each; they are not divided by this number. A pass is a call of a step
             function in which there was a backward or, outside step functions, a backward.
@@ -187,7 +188,7 @@ class DistributedModel(nn.Module):
             raise UsageError(f"register_comm_hook() takes a function, not {type(callable).__name__}")
         self._replicas.set_hook(state, callable)
         job.replicas = self._replicas
-        self._watch()
+        self._cut.watch()
 
     @contextmanager
     def join(
@@ -317,12 +318,20 @@ class DistributedModel(nn.Module):
         """The modules that this rank owns. Before partition: UsageError."""
         return (module for _, module in self.local_named_modules())
 
-    def state_dict(self, *, prefix: str = "", keep_vars: bool = False, gather_to_rank0: bool = False) -> dict[str, Any]:
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        gather_to_rank0: bool = False,
+    ) -> dict[str, Any]:
         """The whole model's state, which the wrapped module's class loads as it is.
 
         Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
 
         Args:
+            destination: what the state is put into, and is returned; None for a new dictionary.
             prefix: put before every name.
             keep_vars: only before partition, or with one partition: as torch's.
             gather_to_rank0: only mp_rank 0 gets it; the others get {}.
@@ -332,12 +341,14 @@ class DistributedModel(nn.Module):
         """
         if not self._pipelined or not self.partitioned:
             self._nothing_waits("state_dict()")
-            return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+            return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         self._job("state_dict()")
         state = self._cut.state().whole(gather_to_rank0)
-        for name in list(state) if prefix else ():
-            state[prefix + name] = state.pop(name)
-        return state
+        if destination is None and not prefix:
+            return state
+        destination = OrderedDict() if destination is None else destination
+        destination.update((prefix + name, value) for name, value in state.items())
+        return destination
 
     def local_state_dict(self) -> dict[str, Any]:
         """The state of what this rank owns: a partial dictionary, marked by the key `_smp_is_partial`.
@@ -389,7 +400,7 @@ class DistributedModel(nn.Module):
             return nn.modules.module._IncompatibleKeys([], [])
         loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
         if assign:
-            self._watch()  # its parameters are others now
+            self._cut.watch()  # its parameters are others now
         return loaded
 
     def cpu(self) -> nn.Module:
@@ -483,11 +494,6 @@ class DistributedModel(nn.Module):
                 _current.session().release(tensor, name, owner, whole)
         cut.model.conversions += 1
         return self
-
-    def _watch(self) -> None:
-        """Backwards may begin anywhere: by loss.backward() and, with one partition, outside step functions."""
-        if (replicas := _current.job().replicas) is not None and self.partitioned:
-            replicas.watch()
 
     def _job(self, what: str) -> _current.Job:
         job = _current.outside_step(what)

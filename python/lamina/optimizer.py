@@ -24,7 +24,7 @@ def DistributedOptimizer(  # noqa: N802
     objects, and may end up empty.
 
     Args:
-        optimizer: any torch optimizer, made before or after the DistributedModel.
+        optimizer: any torch optimizer that updates each parameter by itself, made before or after the DistributedModel.
         static_loss_scale, dynamic_loss_scale, dynamic_loss_args: not available yet: only the defaults.
 
     Returns:
@@ -32,7 +32,8 @@ def DistributedOptimizer(  # noqa: N802
         `local_state_dict` that of this rank's part, and `load_state_dict` takes either.
 
     Errors:
-        UsageError: not an optimizer, a loss scale, or no `init`.
+        UsageError: not an optimizer, one that measures all parameters at once (LBFGS) over several partitions, a loss
+            scale, or no `init`.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -41,6 +42,11 @@ def DistributedOptimizer(  # noqa: N802
     if static_loss_scale != 1.0 or dynamic_loss_scale or dynamic_loss_args:
         raise UsageError("loss scaling is not available yet: DistributedOptimizer takes the optimizer alone")
     job = _current.job()
+    if job.pipelined and isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
+            "partitions take an optimizer that updates each parameter by itself"
+        )
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
     if state is None:
         state = OptimizerState(optimizer)

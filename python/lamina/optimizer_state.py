@@ -30,6 +30,7 @@ class OptimizerState:
         """Gives the optimizer these methods."""
         for name in METHODS:
             setattr(self.optimizer, name, getattr(self, name))
+        self.optimizer.register_step_pre_hook(_outside_bodies)
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """The whole optimizer's state, which the plain optimizer loads as it is.
@@ -163,6 +164,16 @@ class OptimizerState:
                 "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state "
                 "after the first step"
             )
+
+
+def _outside_bodies(*_) -> None:
+    """Refuses to update one rank's parameters alone."""
+    job = _current._job
+    if job is not None and job.pipelined and _current.in_step():
+        raise UsageError(
+            "optimizer.step() inside a step function: only the rank that leads runs its body; call it after the step "
+            "function, on every rank"
+        )
 
 
 def _cut() -> bool:

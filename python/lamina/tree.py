@@ -57,8 +57,17 @@ class ModuleTree:
         return rows
 
     def paths(self) -> dict[str, int]:
-        """The node of every module, under each name it has; modules inseparable from a node have its number."""
-        return {path: self._node_of[id(module)] for path, module in self.root.named_modules(remove_duplicate=False)}
+        """The node of every module, under each name it has; modules inseparable from a node have its number.
+
+        Errors:
+            UsageError: a module was put into the model since.
+        """
+        paths = {}
+        for path, module in self.root.named_modules(remove_duplicate=False):
+            if id(module) not in self._node_of:
+                raise UsageError(f"{path} came into the model after it was cut: change a model before its first step")
+            paths[path] = self._node_of[id(module)]
+        return paths
 
     def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
         """(name, tensor, node) of every parameter, then of every buffer, each once."""

@@ -251,6 +251,35 @@ def case_api_options_that_are_loaded_early_are_there_at_once_and_may_be_changed(
     assert run.optimizer.state_dict()["state"][0]["step"] == 4
 
 
+def case_api_an_optimizer_of_all_parameters_at_once_is_refused():
+    model = by_hand()
+    refuses("LBFGS measures all parameters", lamina.DistributedOptimizer, torch.optim.LBFGS(model.parameters()))
+
+
+def case_api_the_whole_state_is_part_of_a_larger_modules_and_knows_no_new_module():
+    model = by_hand()
+    train_step(model)(X)
+    larger = nn.ModuleDict({"inner": model}).state_dict()
+    equal(dict(larger), {f"inner.{name}": value for name, value in model.state_dict().items()})
+    model.module[2] = linear()
+    refuses("2 came into the model after it was cut", model.state_dict)
+
+
+def case_api_an_update_in_a_step_body_is_refused():
+    model = by_hand()
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    train_step(model)(X)
+    before = values(model)
+
+    @lamina.step
+    def updates(x):
+        model(x)
+        optimizer.step()
+
+    refuses(r"optimizer.step\(\) inside a step function", updates, X)
+    equal(values(model), before)
+
+
 def case_api_states_that_do_not_fit_the_optimizer():
     run = stopped(partitions=2)
     whole, part = copy.deepcopy((run.optimizer.state_dict(), run.optimizer.local_state_dict()))

@@ -67,6 +67,11 @@ def test_names_are_those_of_the_wrapped_module(start, plain):
     assert list(model.state_dict(prefix="p.")) == ["p." + name for name in plain.state_dict()]
 
 
+def test_is_part_of_a_larger_modules_state(start, plain):
+    larger = nn.ModuleDict({"inner": lamina.DistributedModel(plain)})
+    assert list(larger.state_dict()) == ["inner." + name for name in plain.state_dict()]
+
+
 def test_with_one_partition_all_is_local_at_once(start, plain):
     model = lamina.DistributedModel(plain)
     assert model.partitioned
