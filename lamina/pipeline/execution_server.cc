@@ -322,8 +322,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   }
   answer.deliveries = std::move(owed);
   results = {};
-  answer.done = failure || (held.empty() && !calls_.unsettled(activity));
-  const bool done = answer.done;
+  const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
   const bool says_more = failure || !answer.deliveries.empty() || request.expected == 0 || !done;
   for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
   if (done) return;

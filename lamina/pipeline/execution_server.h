@@ -69,6 +69,7 @@ class ExecutionServer {
     std::vector<std::function<void()>> readers;  // to be told that it has finished
   };
   struct Parked;
+
   void await_inputs(transport::Message&& request);
   void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
   void await_earlier(Parked& parked, const std::function<void()>& finished);

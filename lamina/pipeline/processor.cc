@@ -4,10 +4,19 @@
 #include <sched.h>
 
 namespace lamina::pipeline {
+namespace {
 
-void Processor::leave() { last_ = ::sched_getcpu(); }
+using Clock = base::Deadline::Clock;
+constexpr std::chrono::microseconds kWorthAMove(100);
+
+}  // namespace
+
+void Processor::leave() {
+  if (Clock::now() - begin_ >= kWorthAMove) last_ = ::sched_getcpu();
+}
 
 void Processor::return_to_it() {
+  begin_ = Clock::now();
   const int last = last_;
   cpu_set_t allowed;
   if (last < 0 || last >= CPU_SETSIZE || last == ::sched_getcpu()) return;

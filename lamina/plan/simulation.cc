@@ -100,7 +100,7 @@ class Simulation {
       send({Phase::kForward, microbatch}, turn.visit + 1, message_after(turn.visit));
     }
     turn.end = now_;
-    turn.after = leader();
+    turn.after = {leader().started, leader().forward_done, leader().finished};
     turns_.push_back(turn);
   }
 

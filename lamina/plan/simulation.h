@@ -36,7 +36,11 @@ struct Turn {
   int rank = 0;
   int visit = 0;  // its position; as many as there are visits: the step body after the last one
   Ticket ticket;
-  Progress after;  // of the leading rank, when the turn had ended
+  struct {
+    int started = 0;
+    int forward_done = 0;
+    int finished = 0;
+  } after;  // the leading rank's Progress when the turn had ended
 };
 
 // The turns in the order in which they ended. Fewer than 2 * visits + 2 per microbatch mean a deadlock.

@@ -128,22 +128,22 @@ const Ticket& picked(const Schedule& schedule, const std::vector<Ticket>& waitin
   return waiting.at(schedule.pick(waiting, progress).value());
 }
 
-RC_GTEST_PROP(ScheduleProperty, InterleavedPrefersBackwardsWithTwoMicrobatchesAhead, ()) {
+// Of that phase where one waits, and of its phase the oldest microbatch.
+void expect_preferred(Phase phase, int ahead) {
   const auto waiting = any_requests(4);
-  const Ticket& chosen = picked(*interleaved_schedule(any_active()), waiting, *rc::gen::inRange(2, 5).as("ahead"));
+  const Ticket& chosen = picked(*interleaved_schedule(any_active()), waiting, ahead);
   for (const Ticket& other : waiting) {
-    if (other.phase == Phase::kBackward) RC_ASSERT(chosen.phase == Phase::kBackward);
+    if (other.phase == phase) RC_ASSERT(chosen.phase == phase);
     if (other.phase == chosen.phase) RC_ASSERT(chosen.microbatch <= other.microbatch);
   }
 }
 
+RC_GTEST_PROP(ScheduleProperty, InterleavedPrefersBackwardsWithTwoMicrobatchesAhead, ()) {
+  expect_preferred(Phase::kBackward, *rc::gen::inRange(2, 5).as("ahead"));
+}
+
 RC_GTEST_PROP(ScheduleProperty, InterleavedPrefersForwardsWithFewerThanTwoAhead, ()) {
-  const auto waiting = any_requests(4);
-  const Ticket& chosen = picked(*interleaved_schedule(any_active()), waiting, *rc::gen::inRange(0, 2).as("ahead"));
-  for (const Ticket& other : waiting) {
-    if (other.phase == Phase::kForward) RC_ASSERT(chosen.phase == Phase::kForward);
-    if (other.phase == chosen.phase) RC_ASSERT(chosen.microbatch <= other.microbatch);
-  }
+  expect_preferred(Phase::kForward, *rc::gen::inRange(0, 2).as("ahead"));
 }
 
 TEST(Schedule, InterleavedLetsWhatHasBegunGoOnForwardsFirst) {
