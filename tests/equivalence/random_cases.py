@@ -183,7 +183,7 @@ def _compatible(draw: random.Random, wanted: set[str], by_hand: bool, microbatch
         wanted.add("mode")
     if "checkpointed" in wanted:  # torch stops recomputing early, after how many calls depends on who saved what
         wanted -= {"batch_norm", "ordered_batch_norm"}
-    if "float32" in wanted:  # of the gradient of a bias before them rounding is all there is
+    if wanted & {"float32", "autocast"}:  # of the gradient of a bias before them rounding is all there is (case 2305)
         wanted -= {"batch_norm", "ordered_batch_norm"}
     if "autocast" in wanted:
         wanted -= DECISIONS | {"float32"}

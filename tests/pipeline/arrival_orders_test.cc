@@ -107,7 +107,7 @@ void expect_limit(const std::string& schedule, std::uint64_t seed) {
 }
 
 // LAMINA_SOAK multiplies the seeds.
-std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 250; }
+std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 100; }
 
 TEST(ArrivalOrders, SimpleLimitsTheMicrobatchesInTheirForward) {
   for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) expect_limit("simple", seed);

@@ -115,7 +115,7 @@ class Model {
 };
 
 // LAMINA_SOAK multiplies the seeds.
-std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 40; }
+std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 20; }
 
 class Determinism : public testing::TestWithParam<const char*> {};
 

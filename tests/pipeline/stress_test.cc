@@ -215,7 +215,7 @@ class Scenario {
 TEST(Stress, EveryStepEndsOnEveryRankWithTheRightErrorAndTheJobGoesOnAndNoThreadStays) {
   const char* only = std::getenv("LAMINA_SEED");
   const std::uint64_t first = only != nullptr ? std::stoull(only) : 0;
-  const std::uint64_t count = only != nullptr ? 1 : std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 300;
+  const std::uint64_t count = only != nullptr ? 1 : std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 150;
   Scenario(0).run();  // what torch keeps running from now on
   const int before = threads_of_this_process();
   for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
