@@ -23,18 +23,11 @@ Signals::Signals(std::initializer_list<int> signals) {
   for (int signal : signals) {
     if (!ignored(signal)) sigaddset(&wanted, signal);
   }
-  blocked_ = wanted;
-  sigaddset(&blocked_, SIGPIPE);
-  ::sigprocmask(SIG_BLOCK, &blocked_, &before_);
+  sigset_t blocked = wanted;
+  sigaddset(&blocked, SIGPIPE);
+  ::sigprocmask(SIG_BLOCK, &blocked, &before_);
   fd_ = base::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) throw StartError("cannot receive signals: " + base::system_error());
-}
-
-Signals::~Signals() {
-  const timespec now{};
-  while (::sigtimedwait(&blocked_, nullptr, &now) > 0) {
-  }
-  ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
 std::optional<int> Signals::next() {

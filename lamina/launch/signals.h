@@ -12,12 +12,11 @@ namespace lamina::launch {
 
 // Signals as a descriptor to poll instead of handlers, except those of SIGINT, SIGTERM and SIGHUP that this process was
 // started to ignore (nohup, a shell's background job). SIGPIPE is held back too, so that a closed output is an error of
-// write. While one lives, these signals are blocked in the calling thread; what came and was not taken is dropped at
-// its end.
+// write. These signals stay blocked in the calling thread when this has ended: one that comes while a process leaves
+// with its exit code must not end it with another.
 class Signals {
  public:
   explicit Signals(std::initializer_list<int> wanted);  // throws StartError
-  ~Signals();
   Signals(const Signals&) = delete;
 
   int fd() const { return fd_.get(); }
@@ -27,7 +26,6 @@ class Signals {
   std::optional<int> next();
 
  private:
-  sigset_t blocked_;
   sigset_t before_;
   base::Fd fd_;
 };
