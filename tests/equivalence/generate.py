@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cases are checked. Every world size is launched once and runs them all."""
 
-import os
 import random
 
 from equivalence.cases import Case
 from equivalence.models import MODELS
+from soak import SOAK
 
 SCHEDULES = ("simple", "interleaved")
 MICROBATCHES = (1, 4)
@@ -23,6 +23,6 @@ def cases(world: int) -> list[Case]:
     draw = random.Random(world)
     by_hand = [
         Case(draw.choice(list(MODELS)), draw.choice(SCHEDULES), draw.choice((1, 2, 4, 8)), placement_seed=seed)
-        for seed in range(400 if os.environ.get("LAMINA_SOAK") else 20)
+        for seed in range(400 if SOAK else 8)
     ]
     return fixed + single + by_hand

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from equivalence.random_cases import cases, draw_case
 from launch.case_report import Report, read
 from launch.launcher_harness import command
+from soak import SOAK
 
 
 def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
@@ -27,7 +28,7 @@ def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
     from equivalence.random_comparison import check
 
     world = int(os.environ["WORLD_SIZE"])
-    drawn = map(draw_case, numbers) if numbers else cases(world, bool(os.environ.get("LAMINA_SOAK")))
+    drawn = map(draw_case, numbers) if numbers else cases(world, SOAK)
     for case in drawn:
         if case.world == world:
             try:

@@ -3,7 +3,8 @@
 
 import pytest
 from equivalence.generate import WORLDS, cases
-from launch.case_jobs import SOAK, of_job, results
+from launch.case_jobs import of_job, results
+from soak import SOAK
 
 ALL = [of_job(f"pp{w}", c.name, w, c.name) for w in WORLDS for c in cases(w)]
 DEADLINE_S = 3600 if SOAK else 240

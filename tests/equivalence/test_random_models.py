@@ -3,7 +3,8 @@
 
 import pytest
 from equivalence.random_cases import LAYOUTS, cases
-from launch.case_jobs import SOAK, of_job, results
+from launch.case_jobs import of_job, results
+from soak import SOAK
 
 DEADLINE_S = 3600 if SOAK else 240
 WORLDS = sorted({partitions * replicas for partitions, replicas in LAYOUTS})

@@ -19,6 +19,7 @@ file(REMOVE_RECURSE ${WHERE})
 run(${CMAKE_COMMAND} --install ${BUILD} --component cpp --prefix ${WHERE}/prefix)
 find_program(ccache ccache)
 if(ccache)
+  set(ENV{CCACHE_SLOPPINESS} include_file_mtime,include_file_ctime)  # the headers were installed just now
   set(launcher -DCMAKE_CXX_COMPILER_LAUNCHER=${ccache})
 endif()
 run(${CMAKE_COMMAND} -S ${SOURCE}/examples/cmake_project -B ${WHERE}/build -DCMAKE_PREFIX_PATH=${WHERE}/prefix

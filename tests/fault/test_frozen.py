@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that is frozen: it is named after 10 s, and ends the job at timeout_s."""
 
-import os
-import random
 import re
 import time
 from pathlib import Path
@@ -10,15 +8,16 @@ from pathlib import Path
 import pytest
 from fault.test_rank_killed import BOUND_S, read
 from launch.launcher_harness import eventually
+from soak import SOAK, some
 
 FROZEN = Path(__file__).with_name("frozen.py")
 NAMED_S = 10.0
 EVERY = [(2, 2, rank, place) for rank in (0, 1) for place in ("forward", "backward", "between")]
 EVERY += [(3, 3, 2, "forward"), (2, 2, 0, "body"), (2, 1, 1, "reduction"), (4, 2, 3, "reduction")]
 # In a few seconds one may look at all; in a soak at more.
-CHOSEN = EVERY if os.environ.get("LAMINA_SOAK") else random.Random(4).sample(EVERY, 3)
+CHOSEN = some(EVERY, 2, seed=4)
 LONG = [(2, 2, 1, "forward"), (2, 2, 0, "body"), (2, 1, 1, "reduction")]
-LONG = LONG if os.environ.get("LAMINA_SOAK") else [LONG[0]]
+LONG = LONG if SOAK else [LONG[0]]
 
 
 def same_group(rank, other, partitions, place):

@@ -2,7 +2,6 @@
 """A rank that is killed at a random instant of a phase: every survivor knows within 2 s who, in which step, and, if it
 is of the same pipeline, what was asked of it."""
 
-import os
 import random
 import re
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, check_launcher, read
+from soak import SOAK
 
 MOMENTS = Path(__file__).with_name("moments.py")
 FATAL_STEP = 3
@@ -28,7 +28,7 @@ def drawn(phase, number):
     return phase, ranks, partitions, draw.randrange(ranks), round(draw.random(), 3)
 
 
-COUNT = 20 if os.environ.get("LAMINA_SOAK") else 1
+COUNT = 20 if SOAK else 1
 CHOSEN = [drawn(phase, number) for phase in PHASES for number in range(COUNT)]
 
 

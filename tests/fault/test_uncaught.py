@@ -2,12 +2,12 @@
 """An exception that nobody catches: the user reads its own traceback first, and once, and the job's exit code is the
 one that Python gives."""
 
-import os
 import random
 import re
 from pathlib import Path
 
 import pytest
+from soak import SOAK, some
 
 RAISES = Path(__file__).with_name("raises.py")
 WHATS = {
@@ -21,8 +21,8 @@ PLACES = [("body", 0), ("forward", 0), ("forward", 1), ("backward", 0), ("backwa
 EVERY = [(what, *place) for what in WHATS for place in PLACES]
 # One of each, in a place that the seed draws; all of them in a soak.
 FEW = [(what, *random.Random(what).choice(PLACES)) for what in WHATS] + [("MyError('mine')", "forward", 1)]
-CHOSEN = EVERY if os.environ.get("LAMINA_SOAK") else sorted(set(FEW))
-TWO_PLACES = PLACES if os.environ.get("LAMINA_SOAK") else [("body", 0), ("forward", 1)]
+CHOSEN = EVERY if SOAK else sorted(set(FEW))
+ONE_PLACE = some(PLACES, 1, seed=3)
 
 
 def read_by_user(errors):
@@ -47,7 +47,7 @@ def test_its_own_traceback_is_read_first_and_once_and_it_decides_the_exit_code(w
     assert verdicts[0].startswith(f"lamina run: rank {rank} failed: ")
 
 
-@pytest.mark.parametrize("place", TWO_PLACES)
+@pytest.mark.parametrize("place", ONE_PLACE)
 def test_the_same_beside_a_process_group_of_the_program(place, launcher):
     run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "group")
     assert run.returncode == 1
@@ -57,7 +57,7 @@ def test_the_same_beside_a_process_group_of_the_program(place, launcher):
     assert run.stderr.count(f'reaches("{place[0]}")') == 1, run.stderr
 
 
-@pytest.mark.parametrize("place", TWO_PLACES)
+@pytest.mark.parametrize("place", ONE_PLACE)
 def test_threads_of_the_program_keep_no_rank_and_no_traceback(place, launcher):
     run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "thread")
     assert run.returncode == 1

@@ -53,14 +53,12 @@ def main():
     place = sys.argv[2]
     lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=4, auto_partition=False, default_partition=0)
     model = spread([Dies(place) for _ in range(2 * lamina.pp_size())], lamina.pp_size())
-    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     train = train_step(model, lambda: die_at("body", place))
 
     for Dies.step in range(1000):
         train(torch.randn(8, 4))
         die_at("between", place)
-        optimizer.step()
-        optimizer.zero_grad()
+        model.zero_grad()
 
 
 if __name__ == "__main__":

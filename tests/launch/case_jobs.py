@@ -2,7 +2,6 @@
 """Jobs that run many cases in one launch, each rank with a Report of them."""
 
 import functools
-import os
 import pathlib
 import subprocess
 import tempfile
@@ -11,9 +10,9 @@ import time
 import pytest
 from launch.case_report import read
 from launch.launcher_harness import Launcher
+from soak import SOAK
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
 GRACE_S = 10.0  # for the other ranks to end, when one has failed
 
 

@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 from launch.launcher_harness import eventually
+from soak import SOAK, some
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
 STEP_S = 0.3  # about what a step takes
 LAYOUTS = [("simple", 2, 2), ("interleaved", 2, 2), ("interleaved", 3, 3), ("interleaved", 2, 1)]  # the last with ddp
 RANKS = [(layout, rank) for layout in LAYOUTS for rank in (0, 1)]
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
 MOMENTS = range(20 if SOAK else 1)
-
-
-def chosen(every, count):
-    """All of them in a soak; else a seeded few, since every launch takes seconds."""
-    return every if SOAK else random.Random(3).sample(every, count)
 
 
 def started(launcher, schedule, ranks, partitions, moment):
@@ -40,7 +35,7 @@ def rank_process(launcher, job, rank):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("layout", chosen(LAYOUTS, 2), ids=str)
+@pytest.mark.parametrize("layout", some(LAYOUTS, 1, seed=3), ids=str)
 def test_of_the_launcher_ends_all_with_130_within_2_s(launcher, layout, moment):
     job = started(launcher, *layout, moment)
     begin = time.monotonic()
@@ -53,7 +48,7 @@ def test_of_the_launcher_ends_all_with_130_within_2_s(launcher, layout, moment):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize(("layout", "rank"), chosen(RANKS[:6], 2) + chosen(RANKS[6:], 1), ids=str)
+@pytest.mark.parametrize(("layout", "rank"), some(RANKS[:6], 1, seed=3) + some(RANKS[6:], 1, seed=3), ids=str)
 def test_of_one_rank_ends_all_with_130_within_2_s_and_one_traceback(launcher, layout, rank, moment):
     job = started(launcher, *layout, moment)
     process = rank_process(launcher, job, rank)

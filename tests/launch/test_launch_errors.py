@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
 PROGRAM = Path(__file__).with_name("raising.py")
 
 # Says that it ends because of another rank, as an uncaught lamina.PeerError does.

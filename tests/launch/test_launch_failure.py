@@ -6,8 +6,7 @@ import time
 
 import pytest
 from launch.launcher_harness import READY, eventually
-
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
+from soak import SOAK
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

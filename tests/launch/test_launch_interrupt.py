@@ -11,8 +11,8 @@ import time
 
 import pytest
 from launch.launcher_harness import READY, command, eventually
+from soak import SOAK
 
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
 DEAF = "trap '' TERM INT; " + READY + "while :; do sleep 1; done"
 PLAIN = READY + "exec sleep 100"
 

@@ -8,8 +8,9 @@ import signal
 import time
 
 from launch.launcher_harness import READY, eventually
+from soak import SOAK
 
-MANY = 100 if os.environ.get("LAMINA_SOAK") else 5
+MANY = 100 if SOAK else 5
 # Orphans in a session of their own, one of them deaf.
 ORPHANS = "(setsid sleep 100 &); (setsid sh -c 'trap \"\" TERM INT HUP; sleep 100; sleep 100' &); "
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lamina run --restarts N`: a job that fails is started again, whole."""
 
-import os
 import signal
 
 import pytest
 from launch.launcher_harness import READY, eventually
+from soak import SOAK
 
 COUNTS = "$LAMINA_RESTART $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS"
 
@@ -119,7 +119,7 @@ for step in range(first, last):
 """
 
 
-@pytest.mark.skipif(not os.environ.get("LAMINA_SOAK"), reason="three jobs with torch: in the soak")
+@pytest.mark.skipif(not SOAK, reason="three jobs with torch: in the soak")
 def test_a_script_that_goes_on_from_its_checkpoint_gives_what_it_would_have(launcher):
     (launcher.folder / "train.py").write_text(RESUMES)
     losses = []

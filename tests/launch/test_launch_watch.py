@@ -11,8 +11,8 @@ import time
 
 import pytest
 from launch.launcher_harness import READY, command, eventually
+from soak import SOAK
 
-SOAK = bool(os.environ.get("LAMINA_SOAK"))
 # What data loaders and their like become: another group, another session, orphans, deaf to signals.
 FAMILY = (
     "sleep 100 & setsid sleep 100 & (setsid sleep 100 &) & (sh -c 'trap \"\" TERM INT HUP; sleep 100; sleep 100' &) ; "

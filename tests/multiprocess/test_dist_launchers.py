@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch.launcher_harness import DEADLINE_S, free_port
+from soak import some
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
 SLURM = {"JOB_ID": uuid.uuid4().int % 10**9, "STEP_ID": 0, "STEP_NUM_TASKS": 2, "STEP_NUM_NODES": 1, "NODEID": 0,
@@ -23,10 +24,11 @@ def task_of_mpirun(rank):
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in told.items()} | {"PMIX_NAMESPACE": PMIX}
 
 
+HOW = ["dist", "groups", "beside"]
 PMIX = uuid.uuid4().hex
 
 
-@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+@pytest.mark.parametrize("how", some(HOW, 1, seed=1))
 @pytest.mark.parametrize("task", [task_of_srun, task_of_mpirun])
 def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
     started = [launcher.start(PROGRAM, how, binary=sys.executable, env=task(rank)) for rank in range(2)]
@@ -35,13 +37,13 @@ def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
         assert job.returncode == 0, errors
 
 
-@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+@pytest.mark.parametrize("how", HOW)
 def test_so_do_those_of_lamina_run(launcher, how):
     run = launcher.run("run", "-n", 2, PROGRAM, how)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("how", ["dist", "groups", "beside"])
+@pytest.mark.parametrize("how", some(HOW, 1, seed=2))
 def test_so_do_those_of_torchrun(launcher, how):
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, how]
     run = launcher.run(*words, binary=sys.executable)

@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from soak import some
 
 PROGRAM = Path(__file__).with_name("own_groups.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+WHEN = ["before", "after", "never"]
 
 
-@pytest.mark.parametrize("when", ["before", "after", "never"])
+@pytest.mark.parametrize("when", WHEN)
 def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
     run = launcher.run("run", "-n", 2, PROGRAM, when)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("when", ["before", "after", "never"])
+@pytest.mark.parametrize("when", some(WHEN, 1))
 def test_they_do_so_under_torchrun(when):
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     words = [*TORCHRUN, PROGRAM, when]

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from launch.launcher_harness import command
+from soak import some
 from torch import nn
 
 from lamina.errors import UsageError
@@ -162,31 +163,30 @@ def test_the_command(planned):
     assert (run.returncode, run.stderr) == (2, "lamina plan: --model requires --partitions; see `lamina plan --help`\n")
 
 
-@pytest.mark.parametrize(
-    "model, says",
-    [
-        ("mine:model", "--model 'mine:model': it is a model already; give a function or a class that returns one"),
-        ("mine:__name__", "--model 'mine:__name__': it is no callable, but str"),
-        ("mine:nothing", "--model 'mine:nothing': module 'mine' has no attribute 'nothing'"),
-        ("other:build", "--model 'other:build': No module named 'other'"),
-        ("mine", "--model 'mine': expected MODULE:CALLABLE, such as package.models:build"),
-    ],
-)
+NO_MODELS = [
+    ("mine:model", "--model 'mine:model': it is a model already; give a function or a class that returns one"),
+    ("mine:__name__", "--model 'mine:__name__': it is no callable, but str"),
+    ("mine:nothing", "--model 'mine:nothing': module 'mine' has no attribute 'nothing'"),
+    ("other:build", "--model 'other:build': No module named 'other'"),
+    ("mine", "--model 'mine': expected MODULE:CALLABLE, such as package.models:build"),
+]
+UNCALLED = "the model cannot be called with what --input gives"
+RAISING = [
+    ("mine:broken", LINEAR, "ValueError: no such width", "--model: ValueError: no such width"),
+    ("mine:Sized", LINEAR, "TypeError: Sized.__init__() missing", "--model: TypeError: Sized.__init__() missing"),
+    ("mine:build", "torch.zeros(2, 3)", "RuntimeError: mat1", UNCALLED),
+    ("mine:build", "x=3", "TypeError: Sequential.forward()", UNCALLED),
+]
+
+
+@pytest.mark.parametrize("model, says", some(NO_MODELS, 2))
 def test_what_is_no_model_is_one_line_and_exit_code_2(planned, model, says):
     run = planned("--input", LINEAR, "-n", "2", model=model)
     assert (run.returncode, run.stdout) == (2, "")
     assert [line for line in run.stderr.splitlines() if "script says" not in line] == [f"lamina plan: {says}"]
 
 
-@pytest.mark.parametrize(
-    "model, input, raised, says",
-    [
-        ("mine:broken", LINEAR, "ValueError: no such width", "--model: ValueError: no such width"),
-        ("mine:Sized", LINEAR, "TypeError: Sized.__init__() missing", "--model: TypeError: Sized.__init__() missing"),
-        ("mine:build", "torch.zeros(2, 3)", "RuntimeError: mat1", "the model cannot be called with what --input gives"),
-        ("mine:build", "x=3", "TypeError: Sequential.forward()", "the model cannot be called with what --input gives"),
-    ],
-)
+@pytest.mark.parametrize("model, input, raised, says", some(RAISING, 2))
 def test_what_the_users_code_raises_is_shown_from_there_on(planned, model, input, raised, says):
     run = planned("--input", input, "-n", "2", model=model)
     assert (run.returncode, run.stdout) == (2, "")
