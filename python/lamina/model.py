@@ -318,6 +318,11 @@ class DistributedModel(nn.Module):
         """The modules that this rank owns. Before partition: UsageError."""
         return (module for _, module in self.local_named_modules())
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        _current.everywhere("zero_grad()")
+        super().zero_grad(set_to_none)
+
     def state_dict(
         self,
         *,

@@ -30,7 +30,12 @@ class OptimizerState:
         """Gives the optimizer these methods."""
         for name in METHODS:
             setattr(self.optimizer, name, getattr(self, name))
-        self.optimizer.register_step_pre_hook(_outside_bodies)
+        self.optimizer.register_step_pre_hook(lambda *_: _current.everywhere("optimizer.step()"))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        _current.everywhere("optimizer.zero_grad()")
+        self._torchs.zero_grad(self.optimizer, set_to_none)
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """The whole optimizer's state, which the plain optimizer loads as it is.
@@ -166,16 +171,6 @@ class OptimizerState:
             )
 
 
-def _outside_bodies(*_) -> None:
-    """Refuses to update one rank's parameters alone."""
-    job = _current._job
-    if job is not None and job.pipelined and _current.in_step():
-        raise UsageError(
-            "optimizer.step() inside a step function: only the rank that leads runs its body; call it after the step "
-            "function, on every rank"
-        )
-
-
 def _cut() -> bool:
     """Whether there is a model that is cut over several ranks."""
     job = _current._job
@@ -183,6 +178,7 @@ def _cut() -> bool:
 
 
 METHODS = (
+    "zero_grad",
     "state_dict",
     "local_state_dict",
     "load_state_dict",

@@ -271,12 +271,14 @@ def case_api_an_update_in_a_step_body_is_refused():
     train_step(model)(X)
     before = values(model)
 
-    @lamina.step
-    def updates(x):
-        model(x)
-        optimizer.step()
+    for update in (optimizer.step, optimizer.zero_grad, model.zero_grad):
 
-    refuses(r"optimizer.step\(\) inside a step function", updates, X)
+        @lamina.step
+        def updates(x, update=update):
+            model(x)
+            update()
+
+        refuses(r"(step|zero_grad)\(\) inside a step function", updates, X)
     equal(values(model), before)
 
 
