@@ -46,7 +46,10 @@ def die_at(here, place):
 
 def note(name, text):
     line = {"at": time.time(), "text": text}
-    Path(os.environ["DIR"], f"{name}.{os.environ['RANK']}").write_text(json.dumps(line))
+    path = Path(os.environ["DIR"], f"{name}.{os.environ['RANK']}")
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    unfinished.write_text(json.dumps(line))
+    unfinished.rename(path)  # somebody may wait for it and read it at once
 
 
 def main():
