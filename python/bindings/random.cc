@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/activity.h"
 #include "lamina/pipeline/streams.h"
 #include "python/bindings/bindings.h"
 
@@ -26,6 +27,10 @@ PyMethodDef kCallInStream = {"call_in_stream",
 
 void bind_random(py::module_& module) {
   module.def("in_step", &pipeline::in_step);
+  module.def("microbatch", [] {
+    const auto* activity = pipeline::Activity::current();
+    return activity ? activity->microbatch().value : -1;
+  });
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }
 

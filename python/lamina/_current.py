@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, clipping, compiled, intercept, interrupts, uncaught
+from lamina import _lamina, attributes, clipping, compiled, intercept, interrupts, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def _end() -> _lamina.Session:
     if ended.replicas is not None:
         ended.replicas.unwatch()
     intercept.remove()
+    attributes.remove()
     uncaught.remove()
     clipping.remove()
     compiled.remove()

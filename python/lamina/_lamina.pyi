@@ -35,6 +35,9 @@ def encode_roundtrip(value: Any) -> Any:
 def in_step() -> bool:
     """Whether this thread runs a step body, or a module for another rank."""
 
+def microbatch() -> int:
+    """Which one this thread works on; -1 for none, and with one partition."""
+
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _current, _lamina, clipping, compiled, hugging_face, intercept, streams
+from lamina import _current, _lamina, attributes, clipping, compiled, hugging_face, intercept, streams
 from lamina.adapter import call_remote
 from lamina.dynamic import waited_for
 from lamina.errors import ConfigError, UsageError
@@ -92,6 +92,7 @@ class Cut:
         over the pipeline."""
         bring_together(self.model, _current.session())
         intercept.remove()
+        attributes.remove()
         self.whole = True
 
     def make_again(self) -> None:
@@ -101,6 +102,7 @@ class Cut:
         self.whole = False
         let_go(self.model, _current.session())
         intercept.install(*self._interception)
+        attributes.install(self._module().modules())
         self.name_turns(_lamina.records_events(_current.session()))
 
     def name_turns(self, recorded: bool = True) -> None:
@@ -130,6 +132,8 @@ class Cut:
         self._interception = (remote, self._call_remote, streamed)
         if remote or streamed:
             intercept.install(*self._interception)
+        if self._pipelined:
+            attributes.install(self._module().modules())
         self.routed = True
         if _lamina.records_events(session):
             self.name_turns()

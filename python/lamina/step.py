@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, nest
+from lamina import _current, attributes, nest
 from lamina.checks import require_booleans
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
@@ -151,9 +151,12 @@ class StepFunction:
                 torch.set_autocast_cache_enabled(False)
             return noted(bodies[microbatch]())
 
-        if first_call is None:
-            return job.session.run_step(count, body)
-        return job.session.run_step(count, first_call.around(body), first_call.serve)
+        try:
+            if first_call is None:
+                return job.session.run_step(count, body)
+            return job.session.run_step(count, first_call.around(body), first_call.serve)
+        finally:
+            attributes.end_step()
 
     def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""

@@ -379,3 +379,51 @@ def case_buffers_that_do_not_persist_are_used_and_not_saved():
     assert list(state) == list(plain.state_dict()) and "1.offset" not in state
     assert state["0.calls"] == state["1.calls"] == 4
     assert [name for name, _ in model.named_buffers()] == [name for name, _ in plain.named_buffers()]
+
+
+class KeepsItsMask(nn.Module):
+    """What it keeps over a call of a remote child it reads after it, and so does the step body."""
+
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = linear(), linear()
+        self.calls = 0
+
+    def forward(self, x):
+        self.mask = (x.sum(-1, keepdim=True) > 0).to(x.dtype)
+        self.before = self.first(x)
+        if self.before.sum().item() > 1e9:
+            return self.before
+        self.calls += 1
+        self.scale = self.scale * 1.0
+        return self.last(torch.relu(self.before)) * self.mask + self.scale * self.before
+
+
+def case_what_a_module_keeps_in_attributes_is_each_microbatchs_own():
+    lamina.init(partitions=2, microbatches=4, timeout_s=30, auto_partition=False, default_partition=0)
+    torch.manual_seed(0)
+    module = KeepsItsMask()
+    plain = copy.deepcopy(module)
+    lamina.set_partition(module.first, 1)
+    model = lamina.distribute(module)
+
+    @lamina.step
+    def train(x):
+        loss = (model(x) * (1 + module.mask)).square().mean()
+        model.backward(loss)
+        return loss
+
+    for steps in (1, 2):
+        expected = (plain(BATCH) * (1 + plain.mask)).square().mean()
+        expected.backward()
+        agrees(model, plain, train(BATCH), expected)
+        assert module.calls == (4 * steps if RANK == 0 else 0)
+    assert KeepsItsMask.scale == module.scale == 2.0
+    if RANK == 0:
+        assert module.mask.shape == (2, 1)
+        del module.mask
+    assert not hasattr(module, "mask")
+    lamina.shutdown()
+    assert (vars(KeepsItsMask)["scale"], "calls" in vars(KeepsItsMask)) == (2.0, False)
