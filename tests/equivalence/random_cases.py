@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from equivalence.random_operations import OPERATIONS
 from equivalence.random_parts import SIMPLE, WRITABLE
+from soak import some
 
-SOAK, SAMPLE = 5000, 100
+EVERY, SAMPLE = 5000, 100
 
 # What lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
@@ -229,7 +230,7 @@ def _seen_in(parts: list[Part]) -> set[str]:
     return {"several_parents"} if len(parents) > len(set(parents)) else set()
 
 
-def cases(world: int, soak: bool) -> list[RandomCase]:
-    """The cases of that world size: all, or those of the sample."""
-    numbers = range(SOAK) if soak else random.Random(SAMPLE).sample(range(SOAK), SAMPLE)
+def cases(world: int) -> list[RandomCase]:
+    """The cases of that world size: all in a soak, else those of the sample."""
+    numbers = some(range(EVERY), SAMPLE, seed=SAMPLE)
     return [case for case in map(draw_case, numbers) if case.world == world]

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from equivalence.random_cases import cases, draw_case
 from launch.case_report import Report, read
 from launch.launcher_harness import command
-from soak import SOAK
 
 
 def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
@@ -28,7 +27,7 @@ def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
     from equivalence.random_comparison import check
 
     world = int(os.environ["WORLD_SIZE"])
-    drawn = map(draw_case, numbers) if numbers else cases(world, SOAK)
+    drawn = map(draw_case, numbers) if numbers else cases(world)
     for case in drawn:
         if case.world == world:
             try:
