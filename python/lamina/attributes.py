@@ -17,7 +17,7 @@ from lamina import _lamina, compiled
 _MISSING = object()
 
 _modules: set[int] = set()  # ids of those that microbatches share; their owner keeps them alive
-_own: dict[tuple[int, int, str], Any] = {}  # by microbatch, id(module) and name: what that microbatch set in this step
+_own: dict[int, dict[tuple[int, str], Any]] = {}  # what each microbatch set in this step, by id(module) and name
 _replaced: dict[tuple[type, str], Any] = {}  # what classes had themselves where they have an _Attribute
 _original = nn.Module.__setattr__
 
@@ -31,6 +31,11 @@ def install(modules: Iterable[nn.Module]) -> None:
     if nn.Module.__setattr__ is not _set:
         _original = nn.Module.__setattr__
         nn.Module.__setattr__ = _set
+
+
+def end_microbatch(microbatch: int) -> None:
+    """Its step body is over. What it set on ranks that follow is kept until the step ends."""
+    _own.pop(microbatch, None)
 
 
 def end_step() -> None:
@@ -68,6 +73,10 @@ def _is_plain(module: nn.Module, name: str, value: Any) -> bool:
     return not kept and name != "training" and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))
 
 
+def _mine() -> dict[tuple[int, str], Any]:
+    return _own.get(_lamina.microbatch(), {}) if _own else {}
+
+
 class _Attribute:
     """An attribute of the modules of one class.
 
@@ -84,7 +93,7 @@ class _Attribute:
     def __get__(self, module: nn.Module | None, kind: type) -> Any:
         if module is None:
             return self._of_class(None, kind)
-        own = _own.get((_lamina.microbatch(), id(module), self._name), _MISSING) if _own else _MISSING
+        own = _mine().get((id(module), self._name), _MISSING)
         if own is not _MISSING:
             return own
         last = vars(module).get(self._name, _MISSING)
@@ -95,12 +104,12 @@ class _Attribute:
         vars(module)[self._name] = value
         microbatch = _lamina.microbatch()
         if microbatch >= 0 and id(module) in _modules and not isinstance(value, numbers.Number):
-            _own[microbatch, id(module), self._name] = value
-        elif _own:
-            _own.pop((microbatch, id(module), self._name), None)
+            _own.setdefault(microbatch, {})[id(module), self._name] = value
+        else:
+            _mine().pop((id(module), self._name), None)
 
     def __delete__(self, module: nn.Module) -> None:
-        _own.pop((_lamina.microbatch(), id(module), self._name), None)
+        _mine().pop((id(module), self._name), None)
         if vars(module).pop(self._name, _MISSING) is _MISSING:
             raise AttributeError(self._name)
 

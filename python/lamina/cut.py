@@ -101,8 +101,7 @@ class Cut:
             return
         self.whole = False
         let_go(self.model, _current.session())
-        intercept.install(*self._interception)
-        attributes.install(self._module().modules())
+        self._intercept()
         self.name_turns(_lamina.records_events(_current.session()))
 
     def name_turns(self, recorded: bool = True) -> None:
@@ -128,16 +127,20 @@ class Cut:
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
             session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
-        remote, streamed = model.remote(), list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (remote, self._call_remote, streamed)
-        if remote or streamed:
-            intercept.install(*self._interception)
-        if self._pipelined:
-            attributes.install(self._module().modules())
+        streamed = list(itertools.compress(model.tree.modules, own_stream))
+        self._interception = (model.remote(), self._call_remote, streamed)
+        self._intercept()
         self.routed = True
         if _lamina.records_events(session):
             self.name_turns()
         self._when_routed()
+
+    def _intercept(self) -> None:
+        remote, _, streamed = self._interception
+        if remote or streamed:
+            intercept.install(*self._interception)
+        if self._pipelined:
+            attributes.install(self._module().modules())
 
     def _load_what_waits(self) -> None:
         waited, self.waiting = self.waiting, []

@@ -149,7 +149,10 @@ class StepFunction:
                 raise failure
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
-            return noted(bodies[microbatch]())
+            try:
+                return noted(bodies[microbatch]())
+            finally:
+                attributes.end_microbatch(microbatch)
 
         try:
             if first_call is None:
