@@ -83,6 +83,10 @@ void add_outputs(CLI::App& app, Options& options) {
                  "{node_rank}, {local_world_size}")
       ->type_name("PATTERN");
   app.add_option("--stderr", options.error_pattern, "the same for its errors")->type_name("PATTERN");
+  app.add_option("--log-limit", options.log_limit_mib,
+                 "MiB that are kept of what a rank writes to no named file, the last ones (64)")
+      ->check(CLI::TypeValidator<int>("whole number"))
+      ->type_name("MIB");
   app.add_option("--timeline", options.timeline, "record what the ranks do: a trace that opens in Perfetto")
       ->type_name("FILE");
   app.add_flag("--tee", options.tee, "show the lines of all ranks, each with its rank in front");
@@ -102,7 +106,7 @@ void add_ends(CLI::App& app, Options& options) {
       ->type_name("N");
   app.add_option_function<int>(
          "--hang-timeout,--hang_timeout", [&](int seconds) { options.hang_timeout = std::chrono::seconds(seconds); },
-         "end the job when its ranks make no step for so many seconds (never)")
+         "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)")
       ->check(number)
       ->type_name("S");
 }

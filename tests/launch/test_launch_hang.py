@@ -69,7 +69,7 @@ def test_a_rank_that_waits_before_its_first_step_is_shown_too(launcher):
     job = start(launcher, 2, 1, "stuck_in_its_loader() if rank == 1 else waiting_for_peers(0)")
     _, errors = job.communicate(timeout=30)
     assert job.returncode == 124
-    assert "lamina run: rank 1: has never reported a step\n" in errors
+    assert "lamina run: rank 1: never reported a step\n" in errors
     assert "in stuck_in_its_loader" in errors[errors.index("---- the stacks of rank 1") :]
 
 
@@ -80,9 +80,16 @@ def test_slow_is_not_hung(launcher):
     assert job.returncode == 0
 
 
-def test_programs_that_report_nothing_cannot_hang(launcher):
-    result = launcher.shell(2, "exec sleep 1.5", flags=["--hang-timeout", 1])
-    assert (result.returncode, result.stderr) == (0, "")
+def test_a_job_that_never_begins_a_step_hangs_too(launcher):
+    """The time counts from the start of the ranks."""
+    begin = time.monotonic()
+    result = launcher.shell(2, "exec sleep 100", flags=["--hang-timeout", 1])
+    assert result.returncode == 124
+    assert 1 <= time.monotonic() - begin <= 1 + 2
+    assert result.stderr.splitlines() == [
+        "lamina run: the job hangs: no rank has begun or ended a step for 1 s (--hang-timeout)",
+        "lamina run: ranks 0, 1: never reported a step",
+    ]
 
 
 def test_a_rank_that_has_ended_is_not_waited_for(launcher):
@@ -159,6 +166,33 @@ def train(x):
 for _ in range(10):
     train(torch.randn(8, 4))
 """
+
+
+ALONE = """
+import time
+import lamina, torch
+
+lamina.init(partitions=1, microbatches=2)
+model = lamina.distribute(torch.nn.Linear(4, 4))
+
+@lamina.step
+def train(x):
+    model.backward(model(x).sum())
+    time.sleep(0.2)
+
+for _ in range(24):
+    train(torch.randn(8, 4))
+time.sleep(1000)
+"""
+
+
+def test_steps_of_one_partition_count(launcher):
+    """They take longer together than the limit, which the start of the job has to fit into."""
+    (launcher.folder / "alone.py").write_text(ALONE)
+    job = launcher.start("run", "-n", 1, "--hang-timeout", 9, "alone.py")
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode == 124
+    assert "lamina run: rank 0: after step 23 for 9 s\n" in errors
 
 
 def test_a_model_that_hangs_shows_the_module_it_hangs_in(launcher):
