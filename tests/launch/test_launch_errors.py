@@ -95,8 +95,32 @@ def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_counted_on_
 def test_a_module_that_ends_its_process_is_named(launcher):
     result = launcher.run("run", "-n", 2, PROGRAM, "exits", 1)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[0] == "lamina run: rank 1 failed: exit code 0 in the middle of step 2"
+    assert "\nlamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
     assert "1 other rank ended because of this" in result.stderr and "PeerError" not in result.stderr
+
+
+ALONE = """
+import os, lamina, torch
+lamina.init(partitions=1, microbatches=2, ddp=True)
+model = lamina.distribute(torch.nn.Linear(4, 4))
+
+@lamina.step
+def train(x, exits):
+    if exits:
+        os._exit(0)
+    model.backward(model(x).sum())
+
+for step in range(3):
+    train(torch.ones(8, 4), step == 2 and lamina.rank() == 1)
+"""
+
+
+def test_so_is_a_body_of_one_partition(launcher):
+    """Whose steps are reported too."""
+    (launcher.folder / "alone.py").write_text(ALONE)
+    result = launcher.run("run", "-n", 2, "alone.py")
+    assert result.returncode == 1
+    assert "lamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
 
 
 def test_a_rank_whose_error_was_only_its_own_does_not_hide_that_the_others_ended(launcher):
