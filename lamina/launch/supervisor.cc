@@ -91,7 +91,7 @@ void Supervisor::take_ends() {
 }
 
 void Supervisor::check_vitals() {
-  if (phase_ != Phase::kRunning || verdict_.first()) return;
+  if (phase_ != Phase::kRunning || verdict_.first() || running_.empty()) return;
   for (const RankProcess* rank : running_) {
     if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
   }

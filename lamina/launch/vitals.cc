@@ -106,7 +106,7 @@ bool Vitals::stopped_long(int i) {
 Vitals::Clock::time_point Vitals::last_heard() const {
   auto last = began_;
   for (const Person& person : people_) {
-    if (!person.ended && person.heard) last = std::max(last, *person.heard);
+    if (person.heard) last = std::max(last, *person.heard);
   }
   return last;
 }
