@@ -24,9 +24,9 @@ def samples(program: Path, ranks: int, *case: object) -> list[tuple[float, ...]]
 def main() -> None:
     options = arguments(__doc__, "program")
     report = Report(options.name or "engine_schedule", "Schedule on emulated devices, C++: tf 10 ms, tb 20 ms")
-    turns, steps = (1, 2) if options.quick else (5, 4)
+    turns, steps = options.pick((1, 2), (1, 8), (5, 4))
     for ranks in (2, 4):
-        for m in (8,) if options.quick else (4, 8, 16):
+        for m in options.pick((8,), (8,), (4, 8, 16)):
             cases = [(schedule, window) for schedule in ("simple", "interleaved") for window in (0, m)]
             found: dict[tuple[str, int], list] = {case: [] for case in cases}
             for _ in range(turns):

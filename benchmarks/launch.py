@@ -121,7 +121,7 @@ def clean_up_ms(launcher: list[str], ranks: int, dies: str, folder: Path) -> flo
 
 def main() -> None:
     options = arguments(__doc__)
-    turns = 2 if options.quick else 7
+    turns = options.pick(2, 3, 7)
     known = launchers()
     report = Report(options.name or "launch", "A job of processes that do nothing, on one machine")
     with tempfile.TemporaryDirectory() as name:
@@ -136,7 +136,7 @@ def main() -> None:
             for name in known:
                 report.add(case, f"{name}: {figure}", unit, samples[name])
 
-        for ranks in (2, 8) if options.quick else (2, 8, 64):
+        for ranks in options.pick((2, 8), (2, 8), (2, 8, 64)):
             compare(f"{ranks} ranks", "start and end", "ms", lambda words, n=ranks: start_ms(words, n, folder))
         compare("2 ranks", "memory of the launcher", "MiB", lambda words: memory_mib(words, 2, folder))
         for how, dies in DIES.items():

@@ -13,14 +13,29 @@ from pathlib import Path
 OUT = Path(__file__).resolve().parents[1] / "build" / "bench"
 
 
-def arguments(description: str | None, *positional: str) -> argparse.Namespace:
-    """The command line of a benchmark: `quick`, `name`, under which its figures are kept, and what it needs itself."""
+class Options(argparse.Namespace):
+    """The command line of a benchmark: `quick` or `full`, `name`, under which its figures are kept, and its own."""
+
+    def pick(self, quick, usual, full):
+        """What was given for as much as is to be measured."""
+        return quick if self.quick else full if self.full else usual
+
+
+def add_effort(parser: argparse.ArgumentParser) -> None:
+    """The options of which at most one says how much is to be measured."""
+    effort = parser.add_mutually_exclusive_group()
+    effort.add_argument("--quick", action="store_true", help="fewer cases and repetitions: does it work at all?")
+    effort.add_argument("--full", action="store_true", help="more of them: what docs/benchmarks.md records")
+
+
+def arguments(description: str | None, *positional: str) -> Options:
+    """Reads the command line; `positional` is what the benchmark needs itself."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: does it work at all?")
+    add_effort(parser)
     parser.add_argument("--name", help="build/bench/NAME.json is written")
     for name in positional:
         parser.add_argument(name)
-    return parser.parse_args()
+    return parser.parse_args(namespace=Options())
 
 
 def machine() -> dict[str, object]:

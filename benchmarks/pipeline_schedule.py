@@ -99,11 +99,11 @@ def main() -> None:
     p = dist.get_world_size()
     title = f"Schedule on emulated devices: {p} stages, tf {1e3 * FORWARD_S:.0f} ms, tb {1e3 * BACKWARD_S:.0f} ms"
     report = Report(options.name or f"pipeline_schedule_{p}", title)
-    for m in (8,) if options.quick else (4, 8, 16):
+    for m in options.pick((8,), (8,), (4, 8, 16)):
         alone = []
         samples = {name: [] for name in cases(m)}
         ratios = {name: [] for name in cases(m)}
-        for _ in range(2 if options.quick else 5):
+        for _ in range(options.pick(2, 4, 5)):
             alone.append(largest(seconds_alone(Stage(FORWARD_S, BACKWARD_S), torch.ones(1, WIDTH))))
             for name, enter in cases(m).items():
                 with enter() as step:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks in turn, or those whose names begin with one of the words given, and prints their tables.
 
-    python benchmarks/run.py [--quick] [NAME ...]
+    python benchmarks/run.py [--quick | --full] [NAME ...]
 
 Writes build/bench/<name>.json (every sample), <name>.log (what the ranks said) and summary.txt. Nothing here judges a
-speed: the exit code is 1 only when a benchmark did not run to its end.
+speed: the exit code is 1 only when a benchmark did not run to its end. Whatever ends this program, a signal too, ends
+all that it has started.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -17,58 +19,77 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import OUT, table
+from measure import OUT, Options, add_effort, table
 
 HERE = Path(__file__).resolve().parent
 LAMINA = Path(sys.executable).parent / "lamina"
 PROGRAMS = HERE.parent / "build" / "release" / "bin"
 LIMIT_S = 1200
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
 
 
 @dataclass
 class Benchmark:
-    """One run of one file: over `ranks` processes started by `lamina run`, or as it is when that is 0."""
+    """One run of one file: over `ranks` processes, or as it is when that is 0."""
 
     name: str
     file: str
     ranks: int = 0
     needs: Path | None = None  # is left out without it; an argument of the file
+    usual_s: int = 30  # about how long it takes on a quiet machine with 2 cores
+    full_s: int | None = None  # with --full, where that is another time
 
-    def command(self, quick: bool) -> list[str]:
-        """What runs it."""
-        start = [str(LAMINA), "run", "-n", str(self.ranks)] if self.ranks else [sys.executable]
+    def command(self, options: Options) -> list[str]:
+        """What runs it: `lamina run`, which leaves no process behind, for one that starts its own too."""
+        start = [str(LAMINA), "run", "--grace-period", "5", "-n", str(self.ranks or 1)]
         needed = [str(self.needs)] if self.needs else []
-        return [*start, str(HERE / self.file), *needed, "--name", self.name, *(["--quick"] if quick else [])]
+        effort = [f"--{effort}" for effort in ("quick", "full") if getattr(options, effort)]
+        return [*start, "-c", sys.executable, str(HERE / self.file), *needed, "--name", self.name, *effort]
+
+    def expected_s(self, options: Options) -> int:
+        """What it is said to take; when quick, less."""
+        return options.pick(min(self.usual_s, 15), self.usual_s, self.full_s or self.usual_s)
 
 
 BENCHMARKS = [
-    Benchmark("launch", "launch.py"),
+    Benchmark("launch", "launch.py", usual_s=60, full_s=180),
     Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
-    Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench"),
-    Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench"),
+    Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench", usual_s=50, full_s=600),
+    Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench", usual_s=50, full_s=600),
     Benchmark("call_overhead", "call_overhead.py", ranks=2),
-    Benchmark("local_call", "local_call.py"),
-    Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2),
-    Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4),
+    Benchmark("local_call", "local_call.py", usual_s=10),
+    Benchmark("pipeline_schedule_2", "pipeline_schedule.py", ranks=2, usual_s=40, full_s=150),
+    Benchmark("pipeline_schedule_4", "pipeline_schedule.py", ranks=4, usual_s=50, full_s=180),
     Benchmark("train_gpt_step", "train_gpt_step.py", ranks=2),
-    Benchmark("timeline_cost", "timeline_cost.py", ranks=2),
+    Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
-    Benchmark("plan_prediction", "plan_prediction.py", ranks=2),
+    Benchmark("plan_prediction", "plan_prediction.py", ranks=2, usual_s=20),
 ]
 
 
-def run(benchmark: Benchmark, quick: bool) -> str:
+def end_with(parent: int) -> None:
+    """In a new process: it is killed when its parent dies, and the launcher that it becomes ends all of its own."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def run(benchmark: Benchmark, options: Options) -> str:
     """Runs it; -> what went wrong, empty when nothing did. Its table is printed by the benchmark itself."""
     log_path = OUT / f"{benchmark.name}.log"
     (OUT / f"{benchmark.name}.json").unlink(missing_ok=True)
+    own = os.getpid()
     with log_path.open("w") as log:
-        process = subprocess.Popen(benchmark.command(quick), stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            benchmark.command(options), stderr=log, start_new_session=True, preexec_fn=lambda: end_with(own)
+        )
         try:
             code = process.wait(LIMIT_S)
-        except BaseException as error:  # the launcher ends its ranks
-            os.killpg(process.pid, signal.SIGTERM)
+        except BaseException as error:
+            process.terminate()
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -82,20 +103,26 @@ def run(benchmark: Benchmark, quick: bool) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(each.name for each in BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: does it all work?")
-    options = parser.parse_args()
+    add_effort(parser)
+    options = parser.parse_args(namespace=Options())
     chosen = [each for each in BENCHMARKS if not options.names or each.name.startswith(tuple(options.names))]
     if not chosen:
         parser.error(f"no benchmark begins with {' or '.join(options.names)}")
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, lambda number, _: sys.exit(128 + number))
     OUT.mkdir(parents=True, exist_ok=True)
     done, failures = [], 0
-    for benchmark in chosen:
+    left_s = sum(benchmark.expected_s(options) for benchmark in chosen)
+    for number, benchmark in enumerate(chosen, 1):
+        expected_s = benchmark.expected_s(options)
+        about = f"about {expected_s} s, then {(left_s := left_s - expected_s) / 60:.0f} min"
+        print(f"{benchmark.name} ({number} of {len(chosen)}): {about}", file=sys.stderr, flush=True)
         if benchmark.needs and not benchmark.needs.exists():
             done.append(f"{benchmark.name}: left out, {benchmark.needs.name} is not built\n")
             print(done[-1], flush=True)
             continue
         begin = time.monotonic()
-        problem = run(benchmark, options.quick)
+        problem = run(benchmark, options)
         failures += bool(problem)
         if problem:
             done.append(f"{benchmark.name}: FAILED: {problem}\n")

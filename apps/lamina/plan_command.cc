@@ -4,28 +4,18 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 
 #include "apps/lamina/model_costs.h"
 #include "lamina/base/error.h"
-#include "lamina/base/str.h"
-#include "lamina/base/system_error.h"
+#include "lamina/base/input_file.h"
 #include "lamina/launch/command_line.h"
 #include "lamina/plan/plan_file.h"
 #include "lamina/plan/planner.h"
 
 namespace lamina::command {
 namespace {
-
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file || file.bad()) throw base::ConfigError(base::str(path, ": cannot be read: ", base::system_error()));
-  return text.str();
-}
 
 // What is planned for, where a model in Python is given instead of a file.
 struct Target {
@@ -107,7 +97,8 @@ int plan(const std::vector<std::string>& arguments) {
   try {
     const auto nodes = path.empty() ? model_nodes(model) : std::string();
     if (!nodes) return 2;
-    const plan::PlanFile file = plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : read(path));
+    const plan::PlanFile file =
+        plan::read_plan_file(path.empty() ? plan_of(target, *nodes) : base::read_file(path, ""));
     const auto planner = baseline ? plan::tree_planner() : plan::step_planner();
     print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
     return 0;

@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <filesystem>
 #include <iostream>
 
 #include "lamina/base/error.h"
@@ -15,13 +16,20 @@ namespace lamina::command {
 
 int trace(const std::vector<std::string>& arguments) {
   CLI::App app("Says what the ranks of a job spent their time on, from its timeline.", "lamina trace");
-  std::string path;
-  app.add_option("FILE", path, "what `lamina run --timeline FILE` or lamina.timeline(FILE) wrote")
+  std::string path, output;
+  app.add_option("FILE", path,
+                 "what `lamina run --timeline FILE` or lamina.timeline(FILE) wrote; or the folder FILE.XXXXXX, where a "
+                 "launcher that was killed has left the parts of its ranks")
       ->required()
       ->type_name("");
+  app.add_option("-o,--output", output, "write it there as a file for Perfetto")->type_name("FILE");
   if (auto code = launch::parse(app, "lamina trace", arguments)) return *code;
   try {
-    std::cout << observe::describe(observe::summarise(observe::read_file(path)));
+    const bool parts = std::filesystem::is_directory(path);
+    const observe::Timeline timeline = parts ? observe::read_parts(path) : observe::read_file(path);
+    if (timeline.ranks.empty()) throw base::Error("it is a folder in which no rank has left a timeline");
+    if (!output.empty()) observe::write_file(timeline, output);
+    std::cout << observe::describe(observe::summarise(timeline));
     return 0;
   } catch (const base::Error& error) {
     std::cerr << "lamina trace: " << path << ": " << error.what() << '\n';

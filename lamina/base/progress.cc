@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/progress.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 
@@ -13,6 +15,8 @@
 namespace lamina::base {
 
 namespace {
+
+constexpr std::chrono::milliseconds kRoom{1000};
 
 int option(int socket, int name) {
   int value = -1;
@@ -29,9 +33,15 @@ ProgressReporter::ProgressReporter() {
   if (option(socket, SO_DOMAIN) == AF_UNIX && option(socket, SO_TYPE) == SOCK_DGRAM) socket_ = socket;
 }
 
-void ProgressReporter::send(std::int64_t step, bool inside) const {
+void ProgressReporter::close() const {
+  pollfd room{.fd = socket_, .events = POLLOUT, .revents = 0};
+  if (socket_ >= 0) ::poll(&room, 1, kRoom.count());
+  send(0, Progress::kClosed);
+}
+
+void ProgressReporter::send(std::int64_t step, std::int32_t inside) const {
   if (socket_ < 0) return;
-  const Progress progress{.step = step, .process = ::getpid(), .inside = inside ? 1 : 0};
+  const Progress progress{.step = step, .process = ::getpid(), .inside = inside};
   ::send(socket_, &progress, sizeof progress, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <memory>
-
 #include "lamina/base/log.h"
 #include "lamina/base/system_error.h"
 #include "lamina/launch/descendants.h"
@@ -34,7 +32,8 @@ base::Fd open_null() {
 // Starts the ranks one after the other.
 class Starter {
  public:
-  Starter(const Attempt& attempt, LineTee* tee, Vitals& vitals) : attempt_(attempt), tee_(tee), vitals_(vitals) {}
+  Starter(const Attempt& attempt, RankPipes& pipes, Vitals& vitals)
+      : attempt_(attempt), pipes_(pipes), vitals_(vitals) {}
 
   RankProcess start(int i) {
     const base::Rank rank(attempt_.prepared.layout.base_rank + i);
@@ -46,29 +45,28 @@ class Starter {
     const Program program = attempt_.prepared.program.for_rank(environment);
     std::vector<int> kept{progress.get()};
     if (secret) kept.push_back(secret.get());
+    const bool together = !pipes_.tee() && attempt_.outputs.out(i) == attempt_.outputs.err(i);
     const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
-    const base::Fd err = pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
+    const base::Fd err = together ? base::Fd() : pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
+    const base::Fd& errors = together ? out : err;  // one pipe keeps the order
     return RankProcess({.rank = rank,
                         .program = program,
                         .environment = std::move(environment),
                         .input = i == 0 ? first_input_ : null_.get(),
-                        .output = end(out, STDOUT_FILENO, attempt_.outputs.out(i)),
-                        .error = end(err, STDERR_FILENO, attempt_.outputs.err(i)),
+                        .output = out ? out.get() : STDOUT_FILENO,
+                        .error = errors ? errors.get() : STDERR_FILENO,
                         .kept = kept,
                         .signal_mask = attempt_.mask});
   }
 
  private:
-  base::Fd pipe(base::Rank rank, int terminal, const RankLog* log) {
-    return tee_ == nullptr ? base::Fd() : tee_->add(rank, terminal, log == nullptr ? -1 : log->fd());
-  }
-  static int end(const base::Fd& pipe, int terminal, const RankLog* log) {
-    if (pipe) return pipe.get();
-    return log == nullptr ? terminal : log->fd();
+  // None for the first rank, unless its lines are shown with those of the others: it writes to the terminal.
+  base::Fd pipe(base::Rank rank, int terminal, RankLog* log) {
+    return log != nullptr || pipes_.tee() ? pipes_.add(rank, terminal, log) : base::Fd();
   }
 
   const Attempt& attempt_;
-  LineTee* tee_;
+  RankPipes& pipes_;
   Vitals& vitals_;
   const base::Fd null_ = open_null();
   // A background process group must not read the terminal.
@@ -78,23 +76,24 @@ class Starter {
 }  // namespace
 
 Outcome Attempt::run() const {
-  const auto tee = prepared.options.tee ? std::make_unique<LineTee>(terminal) : nullptr;
-  Report report(terminal, outputs, tee.get(), prepared.options.verbose);
+  RankPipes pipes(terminal, prepared.options.tee);
+  Report report(terminal, outputs, &pipes, prepared.options.verbose);
   outputs.begin_here();
   Outcome outcome;
   {
     const Sweep sweep;
     Vitals vitals(prepared.options.hang_timeout);
-    Starter starter(*this, tee.get(), vitals);
+    Starter starter(*this, pipes, vitals);
     report.started(job, prepared.program.path);
     std::vector<RankProcess> ranks;
     for (int i = 0; i < job.local_world_size; ++i) {
       ranks.push_back(starter.start(i));
       report.started(ranks.back().rank(), ranks.back().pid());
     }
-    outcome = Supervisor({ranks, orders, children, report, vitals, terminal, tee.get(), prepared.options.grace}).run();
+    outcome = Supervisor({ranks, orders, children, report, vitals, terminal, pipes, prepared.options.grace}).run();
   }
-  if (tee) tee->finish();
+  pipes.finish();
+  report.lost_output();
   return outcome;
 }
 

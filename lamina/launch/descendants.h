@@ -13,10 +13,7 @@ namespace lamina::launch {
 
 void adopt_descendants();
 
-// The processes whose parent is this thread's process, ended or not. Empty on kernels that do not tell.
-std::vector<pid_t> children();
-
-// Reaps the ended children that are not in `ranks`. Never blocks.
+// Reaps the ended children that are not in `ranks`, where the kernel lists them. Never blocks.
 void reap_adopted(const std::vector<pid_t>& ranks);
 
 // Kills and reaps all children, and theirs as they are adopted. False if some are left at the deadline. SIGCHLD has to

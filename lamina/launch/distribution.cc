@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/distribution.h"
 
-#include <fstream>
-#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "lamina/base/config.h"
 #include "lamina/base/error.h"
+#include "lamina/base/input_file.h"
 #include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
-#include "lamina/base/system_error.h"
 #include "lamina/launch/yaml.h"
 
 namespace lamina::launch {
@@ -49,9 +48,7 @@ class DistributionReader {
   }
 
   Json parse() const {
-    std::ifstream file(path_);
-    if (!file) fail("cannot be read: " + base::system_error());
-    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const std::string text = base::read_file(path_, base::str("--config ", path_, ": "));
     if (path_.ends_with(".yaml") || path_.ends_with(".yml")) return parse_yaml(text, "--config " + path_);
     try {
       return Json::parse(text);
@@ -87,7 +84,10 @@ class DistributionReader {
     const bool on = enabled(value, "mpi");
     for (const auto& [key, part] : value.items()) {
       if (key == "processes_per_host") {
-        if (!part.is_number_integer() || part < 1) fail(str("mpi.", key, " is to be 1 or greater, not ", part.dump()));
+        const auto most = std::numeric_limits<int>::max();
+        if (!part.is_number_integer() || part < 1 || part > most) {
+          fail(str("mpi.", key, " is to be from 1 to ", most, ", not ", part.dump()));
+        }
         if (on) result_.processes = part.get<int>();
       } else if (key == "custom_mpi_options") {
         if (!part.is_string()) fail(str("mpi.", key, " is to be a string, not ", part.dump()));

@@ -47,7 +47,10 @@ std::string expand(const std::string& word, const Variables& environment) {
     const auto end = braced ? text.find('}', begin) : name_end(text, begin);
     at = end == std::string::npos ? dollar + 1 : end + (braced ? 1 : 0);
     const auto found = end == std::string::npos ? std::nullopt : find(environment, text.substr(begin, end - begin));
-    result += found && end > begin ? *found : text.substr(dollar, at - dollar);
+    const bool known = found && end > begin;
+    const bool escaped = known && dollar > 0 && text[dollar - 1] == '\\';
+    if (escaped) result.pop_back();
+    result += known && !escaped ? *found : text.substr(dollar, at - dollar);
   }
   return result;
 }

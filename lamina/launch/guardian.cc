@@ -72,6 +72,12 @@ int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>
   }
   reader.reset();
   const base::Fd guardian(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!guardian) {
+    const std::string why = base::system_error();
+    ::kill(pid, SIGKILL);
+    end_descendants(base::Deadline::after(kSweepLimit));
+    throw StartError("cannot watch the guardian of the ranks: " + why);
+  }
   relay(signals, guardian, writer);
   siginfo_t info{};
   ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED);

@@ -2,6 +2,8 @@
 #include "lamina/launch/layout.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "lamina/base/cluster_task.h"
 #include "lamina/base/error.h"
@@ -23,6 +25,9 @@ struct Said {
 int number_of(const std::string& name, const std::string& text, int least) {
   const auto value = base::whole_number(text);
   if (value && *value >= least) return *value;
+  if (base::beyond_int(text)) {
+    throw ConfigError(str(name, "=", text, " in the environment is too large a number: correct or unset it"));
+  }
   throw ConfigError(str(name, "=", text, " in the environment is not a whole number, ", least,
                         " or greater: ", "correct or unset it"));
 }
@@ -97,21 +102,29 @@ class LayoutFinder {
     } else if (inherited && inherited != local) {
       world_ = *said({}, "", "WORLD_SIZE", 1);
     } else {
-      world_ = {machines_ * n, str(machines_, " machines of ", n)};
+      const std::int64_t all = std::int64_t{machines_} * n;
+      require_int(all, str(machines_, " machines"));
+      world_ = {static_cast<int>(all), str(machines_, " machines of ", n)};
     }
     layout_.world_size = world_.value;
-    layout_.nodes = options_.nodes.value_or((world_.value + n - 1) / n);
+    layout_.nodes = options_.nodes.value_or((world_.value - 1) / n + 1);
   }
 
   void from_options(int n) {
     if (options_.world_size) world_ = {*options_.world_size, str("--world_size ", *options_.world_size)};
     if (!options_.nodes) return;
-    const int all = *options_.nodes * n;
+    const std::int64_t all = std::int64_t{*options_.nodes} * n;
     if (options_.world_size && world_.value != all) {
       throw ConfigError(str(world_.words, " is not --nnodes ", *options_.nodes, " times ", n, " (", processes_.words,
                             "): give one of the two"));
     }
-    world_ = {all, str("--nnodes ", *options_.nodes)};
+    require_int(all, str("--nnodes ", *options_.nodes));
+    world_ = {static_cast<int>(all), str("--nnodes ", *options_.nodes)};
+  }
+
+  void require_int(std::int64_t ranks, const std::string& words) const {
+    if (ranks <= std::numeric_limits<int>::max()) return;
+    throw ConfigError(str(words, " times ", layout_.processes, " (", processes_.words, ") are too many ranks"));
   }
 
   void find_ranks() {
@@ -131,11 +144,12 @@ class LayoutFinder {
                             ", for not all machines have the ", n, " ranks of this one: give both"));
     }
     layout_.node_rank = node ? node->value : base->value / n;
-    layout_.base_rank = base ? base->value : node->value * n;
-    if (layout_.base_rank + n > world) {
-      throw ConfigError(str("the ranks here, ", layout_.base_rank, " to ", layout_.base_rank + n - 1, " (",
-                            base ? base->words : node->words, "), do not fit into ", world_.words));
+    const std::int64_t first = base ? base->value : std::int64_t{node->value} * n;
+    if (first + n > world) {
+      throw ConfigError(str("the ranks here, ", first, " to ", first + n - 1, " (", base ? base->words : node->words,
+                            "), do not fit into ", world_.words));
     }
+    layout_.base_rank = static_cast<int>(first);
     layout_.nodes = std::max(layout_.nodes, layout_.node_rank + 1);
   }
 

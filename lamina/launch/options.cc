@@ -23,6 +23,7 @@ void Options::validate() const {
   at_least(base_rank, 0, "--base_rank");
   at_least(node_rank, 0, "--node_rank");
   at_least(restarts, 0, "--restarts");
+  at_least(log_limit_mib, 1, "--log-limit");
   if (master_port && (*master_port < 1 || *master_port > kLargestPort)) {
     note(base::str("--master_port must be from 1 to ", kLargestPort, ", not ", *master_port));
   }

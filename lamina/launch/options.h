@@ -31,6 +31,7 @@ struct Options {
   std::optional<std::string> output_pattern;  // file names for stdout of the ranks but the first, see FilePattern
   std::optional<std::string> error_pattern;   // and for stderr
   std::optional<std::string> timeline;        // a file for what the ranks do
+  int log_limit_mib = 64;                     // of what each other rank writes is kept, where no file is named
   bool tee = false;
   bool verbose = false;
 

@@ -13,9 +13,15 @@ std::string signal_name(int signal) {
 }
 
 std::string RankEnd::words() const {
+  if (left == Left::kInStep) return base::str("exit code ", code, " in the middle of step ", step);
   if (signal == 0) return base::str("exit code ", code);
   return base::str("killed by signal ", signal, " (", signal_name(signal), ")",
                    out_of_memory ? " while the kernel's OOM killer was at work: memory ran out" : "");
+}
+
+int RankEnd::exit_code() const {
+  if (signal != 0) return 128 + signal;
+  return left == Left::kInStep ? 1 : code;
 }
 
 RankEnd RankEnd::from(const siginfo_t& info) {

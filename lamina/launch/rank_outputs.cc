@@ -3,9 +3,10 @@
 
 #include <stdlib.h>
 
-#include <optional>
+#include <filesystem>
 
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 #include "lamina/launch/file_pattern.h"
 
 namespace lamina::launch {
@@ -20,11 +21,12 @@ std::optional<FilePattern> pattern(const std::optional<std::string>& text, const
 RankOutputs::RankOutputs(const Preparation& job) : base_rank_(job.layout.base_rank), places_(1) {
   const auto out = pattern(job.options.output_pattern, "--stdout");
   const auto err = pattern(job.options.error_pattern, "--stderr");
+  const std::int64_t limit = std::int64_t{job.options.log_limit_mib} << 20;
   for (int i = 1; i < job.layout.processes; ++i) {
     const std::string out_name = out ? out->name(job.layout, i) : "";
     const std::string err_name = err ? err->name(job.layout, i) : "";
-    Place place{.out = add(out ? RankLog(out_name) : RankLog())};
-    place.err = out_name == err_name ? place.out : add(err ? RankLog(err_name) : RankLog());
+    Place place{.out = add(out ? RankLog(out_name) : RankLog(limit))};
+    place.err = out_name == err_name ? place.out : add(err ? RankLog(err_name) : RankLog(limit));
     places_.push_back(place);
   }
 }
@@ -46,21 +48,38 @@ std::string RankOutputs::tail(base::Rank rank, int lines) const {
   return errors.empty() ? place.out->tail(lines) : errors;
 }
 
-std::string RankOutputs::keep() const {
+std::optional<std::string> RankOutputs::trouble() {
+  if (told_) return {};
+  for (const RankLog& log : logs_) {
+    if (log.trouble().empty()) continue;
+    told_ = true;
+    return base::str("what ranks write cannot be kept in ", log.place(), ": ", log.trouble(), "; the last ",
+                     RankLog::kRemembered / 1024, " KiB of each rank are kept in memory");
+  }
+  return {};
+}
+
+RankOutputs::Kept RankOutputs::keep() const {
   const char* variable = ::getenv("TMPDIR");
   std::string folder = base::str(variable && *variable ? variable : "/tmp", "/lamina-failed-XXXXXX");
-  bool made = false;
-  for (std::size_t i = 1; i < places_.size(); ++i) {
-    const Place& place = places_[i];
-    for (const RankLog* log : {place.out, place.err}) {
-      if (log->named() || log->empty()) continue;
-      if (!made && ::mkdtemp(folder.data()) == nullptr) return {};
-      made = true;
-      const char* kind = place.out == place.err ? "log" : log == place.out ? "stdout" : "stderr";
-      log->keep_as(base::str(folder, "/rank", base_rank_ + static_cast<int>(i), ".", kind));
+  Kept kept;
+  const auto keep_one = [&](const RankLog& log, std::size_t i, const char* kind) {
+    if (log.named() || log.empty()) return;
+    if (kept.folder.empty() && ::mkdtemp(folder.data()) == nullptr) {
+      kept.trouble = base::str(std::filesystem::path(folder).parent_path().string(), ": ", base::system_error());
+      return;
     }
+    kept.folder = folder;
+    const auto wrong = log.keep_as(base::str(folder, "/rank", base_rank_ + static_cast<int>(i), ".", kind));
+    if (!wrong.empty()) kept.trouble = wrong;
+  };
+  for (std::size_t i = 1; i < places_.size() && (kept.trouble.empty() || !kept.folder.empty()); ++i) {
+    const Place& place = places_[i];
+    const bool one = place.out == place.err;
+    keep_one(*place.out, i, one ? "log" : "stdout");
+    if (!one) keep_one(*place.err, i, "stderr");
   }
-  return made ? folder : "";
+  return kept;
 }
 
 }  // namespace lamina::launch

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,8 @@ class RankOutputs {
   explicit RankOutputs(const Preparation& job);
 
   // Of one rank; both may be the same, and the first rank has none.
-  const RankLog* out(int local_rank) const { return places_[local_rank].out; }
-  const RankLog* err(int local_rank) const { return places_[local_rank].err; }
+  RankLog* out(int local_rank) const { return places_[local_rank].out; }
+  RankLog* err(int local_rank) const { return places_[local_rank].err; }
 
   void begin_here();
 
@@ -29,9 +30,16 @@ class RankOutputs {
   bool has(base::Rank rank) const;
   base::Rank first() const { return base::Rank(base_rank_); }
 
+  // Words for the user when a file cannot take what a rank writes; once.
+  std::optional<std::string> trouble();
+
   // Gives the files without names, those that hold something, names in a new folder. Returns it, or nothing when there
-  // was nothing to keep.
-  std::string keep() const;
+  // was nothing to keep; and what went wrong.
+  struct Kept {
+    std::string folder;
+    std::string trouble;
+  };
+  Kept keep() const;
 
  private:
   struct Place {
@@ -43,6 +51,7 @@ class RankOutputs {
   int base_rank_;
   std::deque<RankLog> logs_;
   std::vector<Place> places_;  // by local rank
+  bool told_ = false;          // of trouble
 };
 
 }  // namespace lamina::launch

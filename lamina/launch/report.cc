@@ -5,6 +5,7 @@
 
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
 
 namespace lamina::launch {
 namespace {
@@ -32,7 +33,7 @@ void Report::say(const Parts&... parts) const {
 void Report::warn(const std::string& line) const { say("warning: ", line); }
 
 void Report::flush() const {
-  if (tee_ != nullptr) tee_->flush(base::Deadline::after(kFlush));
+  if (pipes_ != nullptr) pipes_->flush(base::Deadline::after(kFlush));
 }
 
 void Report::started(const Job& job, const std::string& program) const {
@@ -59,7 +60,7 @@ void Report::failed(const Verdict::Failure& failure, const std::vector<base::Ran
 }
 
 void Report::show_tail(base::Rank rank, const char* of) const {
-  if (tee_ != nullptr || !outputs_.has(rank)) return;
+  if (!outputs_.has(rank) || (pipes_ != nullptr && pipes_->tee())) return;  // the user has seen it
   const std::string tail = outputs_.tail(rank, kTailLines);
   if (tail.empty()) return say("rank ", rank, " had written nothing");
   write(base::str("---- ", of, " rank ", rank, " ----\n", tail, "---- end of rank ", rank, " ----\n"));
@@ -71,7 +72,8 @@ void Report::ended_with_it(int others) const {
 
 void Report::interrupted(int signal, int ranks) const {
   flush();
-  say(signal_name(signal), ": ending ", ranks, ranks == 1 ? " rank" : " ranks");
+  const char* why = signal == SIGPIPE ? " (nobody reads what --tee shows any more)" : "";
+  say(signal_name(signal), why, ": ending ", ranks, ranks == 1 ? " rank" : " ranks");
 }
 
 void Report::killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const {
@@ -83,8 +85,19 @@ void Report::left(const std::vector<base::Rank>& ranks) const {
 }
 
 void Report::keep_logs() const {
-  const std::string folder = outputs_.keep();
-  if (!folder.empty()) say("all that the other ranks wrote is in ", folder);
+  const auto [folder, trouble] = outputs_.keep();
+  if (folder.empty() && !trouble.empty()) say("what the other ranks wrote cannot be kept in ", trouble);
+  if (folder.empty()) return;
+  if (trouble.empty()) return say("all that the other ranks wrote is in ", folder);
+  say("what the other ranks wrote is in ", folder, ", but not all of it: ", trouble);
+}
+
+void Report::unshown(int error) const {
+  warn(base::str("what --tee shows cannot be written: ", base::system_error(error), "; the job goes on"));
+}
+
+void Report::lost_output() {
+  if (const auto words = outputs_.trouble()) warn(*words);
 }
 
 void Report::stopped(base::Rank rank, pid_t pid) const {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lamina/launch/environment.h"
-#include "lamina/launch/line_tee.h"
 #include "lamina/launch/rank_outputs.h"
+#include "lamina/launch/rank_pipes.h"
 #include "lamina/launch/terminal.h"
 #include "lamina/launch/verdict.h"
 
@@ -20,9 +20,9 @@ class Report {
  public:
   using Places = std::vector<std::pair<base::Rank, std::string>>;  // where each rank is, in rising order
 
-  // With a `tee` the user has seen what the ranks wrote; it is flushed before anything is said.
-  Report(Terminal& terminal, RankOutputs& outputs, LineTee* tee, bool verbose)
-      : terminal_(terminal), outputs_(outputs), tee_(tee), verbose_(verbose) {}
+  // While ranks run, there are `pipes`: flushed before anything is said of a rank, for its last words may be in them.
+  Report(Terminal& terminal, RankOutputs& outputs, RankPipes* pipes, bool verbose)
+      : terminal_(terminal), outputs_(outputs), pipes_(pipes), verbose_(verbose) {}
 
   void warn(const std::string& line) const;
 
@@ -39,7 +39,9 @@ class Report {
   void interrupted(int signal, int ranks) const;                                         // by a signal to the launcher
   void killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const;  // they ignored SIGTERM
   void left(const std::vector<base::Rank>& ranks) const;                                 // not even SIGKILL ended them
-  void keep_logs() const;  // gives them names, and says where
+  void keep_logs() const;         // gives them names, and says where
+  void unshown(int error) const;  // of what --tee shows
+  void lost_output();             // once, where what ranks write cannot be kept whole
 
   // No progress.
   void stopped(base::Rank rank, pid_t pid) const;
@@ -59,7 +61,7 @@ class Report {
 
   Terminal& terminal_;
   RankOutputs& outputs_;
-  LineTee* tee_;
+  RankPipes* pipes_;
   bool verbose_;
 };
 

@@ -20,7 +20,7 @@ int complain(const std::exception& error, int code) {
 
 // The file never costs a job its exit code.
 int launch_recorded(Options options) {
-  const TimelineFolder folder(*options.timeline);
+  TimelineFolder folder(*options.timeline);
   options.variables.push_back(folder.variable());
   const int code = launch(options);
   try {

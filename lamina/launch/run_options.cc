@@ -4,8 +4,10 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <functional>
 #include <iostream>
 
+#include "lamina/base/whole_number.h"
 #include "lamina/launch/environment.h"
 
 namespace lamina::launch {
@@ -13,54 +15,60 @@ namespace {
 
 constexpr const char* kFooter =
     "What is not given is read from LOCAL_WORLD_SIZE, WORLD_SIZE, BASE_RANK, NODE_RANK, MASTER_ADDR and MASTER_PORT,\n"
-    "else from Slurm or MPI. `~` and $NAME in the arguments of SCRIPT expand in the environment of each rank.\n"
+    "else from Slurm or MPI. `~` and $NAME in the arguments of SCRIPT expand in the environment of each rank\n"
+    "(\\$NAME does not).\n"
     "Python is $LAMINA_PYTHON, else `python` beside this program, else `python3`.\n"
     "Local rank 0 writes to this terminal; of the others, the one that fails first has its last lines shown.\n"
     "Rank 0 reads this program's standard input, except from a terminal; the other ranks read nothing.\n"
     "Ctrl-C ends the ranks in order (SIGTERM, the grace period, SIGKILL); a second one ends them at once.\n"
     "The exit code is that of the rank that failed first, 128 + n after signal n; 2 for wrong arguments.";
 
+// Throws CLI::ValidationError; `more` is said of what is no number.
+int number_of(const std::string& option, const std::string& text, const std::string& more = "") {
+  if (const auto number = base::whole_number(text)) return *number;
+  if (base::beyond_int(text)) throw CLI::ValidationError(option, text + " is too large a number");
+  throw CLI::ValidationError(option, text + " is not a whole number" + more);
+}
+
+CLI::Option* add_number(CLI::App& app, const std::string& names, const std::string& description,
+                        const std::function<void(int)>& take) {
+  const std::string name = names.substr(0, names.find(','));
+  const auto read = [=](const std::string& text) { take(number_of(name, text)); };
+  return app.add_option_function<std::string>(names, read, description);
+}
+
 // A whole number; or `gpu` and `auto`, torchrun's words for what no number means here, and `cpu` for one per core.
 void take_processes(const std::string& text, Options& options) {
   if (text == "gpu" || text == "auto") return;
-  options.processes = 0;
-  if (text == "cpu") {
-    options.processes = available_cores();
-  } else if (!CLI::detail::lexical_cast(text, *options.processes)) {
-    throw CLI::ValidationError("--nproc", text + " is not a whole number");
-  }
+  options.processes = text == "cpu" ? available_cores() : number_of("--nproc", text);
 }
 
 void take_nodes(const std::string& text, Options& options) {
-  options.nodes = 0;
-  if (CLI::detail::lexical_cast(text, *options.nodes)) return;
-  throw CLI::ValidationError("--nnodes",
-                             text + " is not a whole number: jobs here do not grow or shrink while they run");
+  options.nodes = number_of("--nnodes", text, ": jobs here do not grow or shrink while they run");
 }
 
 void add_places(CLI::App& app, Options& options) {
-  const CLI::TypeValidator<int> number("whole number");
   app.add_option_function<std::string>(
          "-n,--nproc,--nproc-per-node,--nproc_per_node",
          [&](const std::string& text) { take_processes(text, options); },
          "ranks to start on this machine (one per visible GPU, or one)")
       ->type_name("N");
-  app.add_option("--world_size,--world-size", options.world_size, "ranks of the whole job")
-      ->check(number)
-      ->type_name("N");
+  add_number(app, "--world_size,--world-size", "ranks of the whole job", [&](int number) {
+    options.world_size = number;
+  })->type_name("N");
   app.add_option_function<std::string>(
          "--nnodes", [&](const std::string& text) { take_nodes(text, options); }, "machines, each with as many ranks")
       ->type_name("N");
-  app.add_option("--base_rank,--base-rank", options.base_rank, "first rank of this machine")
-      ->check(number)
-      ->type_name("R");
-  app.add_option("--node_rank,--node-rank", options.node_rank, "which machine this is, from 0")
-      ->check(number)
-      ->type_name("R");
+  add_number(app, "--base_rank,--base-rank", "first rank of this machine", [&](int number) {
+    options.base_rank = number;
+  })->type_name("R");
+  add_number(app, "--node_rank,--node-rank", "which machine this is, from 0", [&](int number) {
+    options.node_rank = number;
+  })->type_name("R");
   app.add_option("--master_addr,--master-addr", options.master_address, "the machine of rank 0")->type_name("HOST");
-  app.add_option("--master_port,--master-port", options.master_port, "a free port there")
-      ->check(number)
-      ->type_name("PORT");
+  add_number(app, "--master_port,--master-port", "a free port there", [&](int number) {
+    options.master_port = number;
+  })->type_name("PORT");
   app.add_flag("--standalone")->description("one machine (which is the default)");
 }
 
@@ -83,6 +91,9 @@ void add_outputs(CLI::App& app, Options& options) {
                  "{node_rank}, {local_world_size}")
       ->type_name("PATTERN");
   app.add_option("--stderr", options.error_pattern, "the same for its errors")->type_name("PATTERN");
+  add_number(app, "--log-limit", "MiB that are kept of what a rank writes to no named file, the last ones (64)",
+             [&](int number) { options.log_limit_mib = number; })
+      ->type_name("MIB");
   app.add_option("--timeline", options.timeline, "record what the ranks do: a trace that opens in Perfetto")
       ->type_name("FILE");
   app.add_flag("--tee", options.tee, "show the lines of all ranks, each with its rank in front");
@@ -90,20 +101,15 @@ void add_outputs(CLI::App& app, Options& options) {
 }
 
 void add_ends(CLI::App& app, Options& options) {
-  const CLI::TypeValidator<int> number("whole number");
-  app.add_option_function<int>(
-         "--grace-period,--grace_period", [&](int seconds) { options.grace = std::chrono::seconds(seconds); },
-         "seconds from SIGTERM to SIGKILL (30)")
-      ->check(number)
-      ->type_name("S");
-  app.add_option("--restarts,--max-restarts,--max_restarts", options.restarts,
-                 "how often the job is started again after a failure (0)")
-      ->check(number)
+  add_number(app, "--grace-period,--grace_period", "seconds from SIGTERM to SIGKILL (30)", [&](int number) {
+    options.grace = std::chrono::seconds(number);
+  })->type_name("S");
+  add_number(app, "--restarts,--max-restarts,--max_restarts", "how often the job is started again after a failure (0)",
+             [&](int number) { options.restarts = number; })
       ->type_name("N");
-  app.add_option_function<int>(
-         "--hang-timeout,--hang_timeout", [&](int seconds) { options.hang_timeout = std::chrono::seconds(seconds); },
-         "end the job when its ranks make no step for so many seconds (never)")
-      ->check(number)
+  add_number(app, "--hang-timeout,--hang_timeout",
+             "end the job when, for so many seconds from its start on, no rank begins or ends a step of lamina (never)",
+             [&](int number) { options.hang_timeout = std::chrono::seconds(number); })
       ->type_name("S");
 }
 

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include "lamina/base/input_file.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/launch/error.h"
@@ -19,15 +20,17 @@ Secret::Secret() {
 }
 
 Secret::Secret(const std::string& path) {
-  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const std::string before = base::str("--secret-file ", path, ": ");
+  const base::Fd file = base::open_input(path, before);
   struct stat state{};
-  if (!file || ::fstat(file.get(), &state) != 0) {
-    throw base::ConfigError(base::str("--secret-file ", path, " cannot be read: ", base::system_error()));
-  }
+  ::fstat(file.get(), &state);
   if ((state.st_mode & 077) != 0) {
     throw base::ConfigError(base::str("--secret-file ", path, " may be read by others: chmod 600 ", path));
   }
-  if (::read(file.get(), bytes_.data(), kBytes) != kBytes) {
+  std::string text = base::read_input(file, before, kBytes);
+  ::memcpy(bytes_.data(), text.data(), text.size());
+  ::explicit_bzero(text.data(), text.size());
+  if (text.size() != kBytes) {
     throw base::ConfigError(base::str("--secret-file ", path, " has less than ", kBytes,
                                       " bytes: make it by `head -c 32 /dev/urandom`, for all machines of the job"));
   }

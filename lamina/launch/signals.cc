@@ -25,6 +25,7 @@ Signals::Signals(std::initializer_list<int> signals) {
   }
   sigset_t blocked = wanted;
   sigaddset(&blocked, SIGPIPE);
+  sigaddset(&blocked, SIGXFSZ);
   ::sigprocmask(SIG_BLOCK, &blocked, &before_);
   fd_ = base::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_) throw StartError("cannot receive signals: " + base::system_error());

@@ -11,9 +11,9 @@
 namespace lamina::launch {
 
 // Signals as a descriptor to poll instead of handlers, except those of SIGINT, SIGTERM and SIGHUP that this process was
-// started to ignore (nohup, a shell's background job). SIGPIPE is held back too, so that a closed output is an error of
-// write. These signals stay blocked in the calling thread when this has ended: one that comes while a process leaves
-// with its exit code must not end it with another.
+// started to ignore (nohup, a shell's background job). SIGPIPE and SIGXFSZ are held back too, so that an output that is
+// closed, or full, is an error of write. These signals stay blocked in the calling thread when this has ended: one that
+// comes while a process leaves with its exit code must not end it with another.
 class Signals {
  public:
   explicit Signals(std::initializer_list<int> wanted);  // throws StartError

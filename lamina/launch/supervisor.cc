@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "lamina/launch/descendants.h"
@@ -33,9 +34,11 @@ Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
 Outcome Supervisor::run() {
   while (!running_.empty()) {
     wait();
+    parts_.report.lost_output();
     take_orders();
     if (std::exchange(changed_, false)) take_ends();
     check_vitals();
+    check_readers();
     advance();
   }
   if (phase_ == Phase::kSettling) fail();
@@ -51,7 +54,7 @@ void Supervisor::wait() {
   for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, note);
   parts_.vitals.watch(watch);
   parts_.terminal.watch(watch);
-  if (parts_.tee != nullptr) parts_.tee->watch(watch);
+  parts_.pipes.watch(watch);
   watch.until(deadline_);
   if (phase_ == Phase::kRunning) watch.until(parts_.vitals.next());
   watch.wait();
@@ -75,7 +78,7 @@ void Supervisor::take_ends() {
     auto end = rank->end();
     if (!end) return false;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
-    end->consequence = parts_.vitals.consequence(local(rank)).has_value();
+    end = parts_.vitals.seen(local(rank), *end);
     verdict_.add(rank->rank(), *end);
     parts_.vitals.forget(local(rank));
     parts_.report.ended(rank->rank(), *end);
@@ -88,11 +91,19 @@ void Supervisor::take_ends() {
 }
 
 void Supervisor::check_vitals() {
-  if (phase_ != Phase::kRunning || verdict_.first()) return;
+  if (phase_ != Phase::kRunning || verdict_.first() || running_.empty()) return;
   for (const RankProcess* rank : running_) {
     if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
   }
   if (parts_.vitals.hangs()) abort_hung();
+}
+
+// A closed pipe ends the job, as it would have ended rank 0 without --tee.
+void Supervisor::check_readers() {
+  const int error = parts_.terminal.error();
+  if (error == 0 || !parts_.pipes.tee() || std::exchange(unshown_, true)) return;
+  if (error != EPIPE) return parts_.report.unshown(error);
+  if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) interrupt(SIGPIPE);
 }
 
 void Supervisor::advance() {

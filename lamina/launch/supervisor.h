@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
-#include "lamina/launch/line_tee.h"
 #include "lamina/launch/oom.h"
 #include "lamina/launch/orders.h"
+#include "lamina/launch/rank_pipes.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/report.h"
 #include "lamina/launch/signals.h"
@@ -41,7 +41,7 @@ class Supervisor {
     Report& report;
     Vitals& vitals;
     Terminal& terminal;
-    LineTee* tee;  // or none
+    RankPipes& pipes;
     std::chrono::seconds grace;
   };
   explicit Supervisor(const Parts& parts);
@@ -56,6 +56,7 @@ class Supervisor {
   void take_ends();
   void advance();
   void check_vitals();
+  void check_readers();
   void interrupt(int signal);
   void abort_hung();
   void settle();
@@ -76,6 +77,7 @@ class Supervisor {
   bool ordered_ = false;  // there was an order
   bool hung_ = false;
   bool told_ = false;          // the failure has been reported
+  bool unshown_ = false;       // what --tee shows cannot be written, and this has been acted on
   bool awaits_cause_ = false;  // of what has ended as a consequence
   bool changed_ = false;       // a child has ended, stopped or gone on
   Phase phase_ = Phase::kRunning;

@@ -48,7 +48,8 @@ void Outlet::drain() {
   if (count > 0) {
     waiting_.erase(0, static_cast<std::size_t>(count));
   } else if (errno != EINTR && errno != EAGAIN) {
-    waiting_.clear();  // nobody reads it any more
+    error_ = errno;  // nobody reads it any more, or it is full
+    waiting_.clear();
   }
 }
 

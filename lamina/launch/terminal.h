@@ -22,12 +22,14 @@ class Outlet {
 
   void watch(Watch& watch);
   void flush(const base::Deadline& deadline);  // as far as somebody reads before
+  int error() const { return error_; }         // the errno that kept something from being written last; 0: none
 
  private:
   void drain();
 
   int fd_;
   std::string waiting_;
+  int error_ = 0;
 };
 
 // Our stdout and stderr. Where they are the same, one queue keeps their lines apart.
@@ -38,6 +40,7 @@ class Terminal {
   Outlet& out() { return out_; }
   Outlet& err() { return same_ ? out_ : err_; }
 
+  int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
   bool waiting() const { return out_.waiting() || err_.waiting(); }
   bool full() const { return out_.full() || err_.full(); }
   void watch(Watch& watch);

@@ -49,6 +49,11 @@ void Vitals::take(Person& person) {
       person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
     }
     if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
+    if (progress.inside == Progress::kClosed) {
+      person.closed = true;
+      continue;
+    }
+    person.closed = false;
     person.last = progress;
     person.heard = Clock::now();
   }
@@ -82,6 +87,15 @@ std::optional<std::string> Vitals::consequence(int i) {
   return people_[i].consequence;
 }
 
+RankEnd Vitals::seen(int i, RankEnd end) {
+  end.consequence = consequence(i).has_value();
+  const Person& person = people_[i];
+  if (end.failed() || !person.heard || person.closed) return end;
+  end.left = person.last.inside != 0 ? RankEnd::Left::kInStep : RankEnd::Left::kInSession;
+  end.step = person.last.step;
+  return end;
+}
+
 bool Vitals::stopped_long(int i) {
   Person& person = people_[i];
   if (!person.stopped || person.told || Clock::now() - *person.stopped < kStopIsLong) return false;
@@ -89,23 +103,20 @@ bool Vitals::stopped_long(int i) {
   return true;
 }
 
-std::optional<Vitals::Clock::time_point> Vitals::last_heard() const {
-  std::optional<Clock::time_point> last;
+Vitals::Clock::time_point Vitals::last_heard() const {
+  auto last = began_;
   for (const Person& person : people_) {
-    if (!person.ended && person.heard) last = std::max(last.value_or(*person.heard), *person.heard);
+    if (person.heard) last = std::max(last, *person.heard);
   }
   return last;
 }
 
-bool Vitals::hangs() const {
-  const auto last = last_heard();
-  return hang_timeout_ && last && Clock::now() - *last >= *hang_timeout_;
-}
+bool Vitals::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }
 
 std::optional<base::Deadline> Vitals::next() const {
   std::optional<Clock::time_point> at;
   const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
-  if (const auto last = last_heard(); hang_timeout_ && last) soonest(*last + *hang_timeout_);
+  if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
   for (const Person& person : people_) {
     if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
   }
@@ -122,7 +133,7 @@ std::string Vitals::words(int i) const {
   const std::string stopped = person.stopped ? base::str("stopped by ", signal_name(person.stop_signal), " ",
                                                          seconds_since(*person.stopped), " s ago, ")
                                              : "";
-  if (!person.heard) return stopped + "has never reported a step";
+  if (!person.heard) return stopped + "never reported a step";
   const auto quiet = seconds_since(*person.heard);
   if (person.last.inside != 0) return base::str(stopped, "in step ", person.last.step, " for ", quiet, " s");
   return base::str(stopped, "after step ", person.last.step, " for ", quiet, " s");

@@ -9,14 +9,15 @@
 
 #include "lamina/base/deadline.h"
 #include "lamina/base/progress.h"
+#include "lamina/launch/rank_end.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 
 // What is known of ranks that run: the steps they report (base/progress.h), and whether a signal stopped them, which
-// the kernel tells. A job hangs when no running rank has begun or ended a step for the whole timeout. One that has
-// never reported a step cannot hang, for it may not use lamina.
+// the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
+// the start of the ranks on.
 class Vitals {
  public:
   using Clock = base::Deadline::Clock;
@@ -32,6 +33,9 @@ class Vitals {
 
   // What the rank said as it ended because of another one's error, or nothing. Before `forget`.
   std::optional<std::string> consequence(int i);
+
+  // How the rank's end looks in what it reported. Before `forget`.
+  RankEnd seen(int i, RankEnd end);
 
   // Whether the rank has been stopped for a while; true once per stop.
   bool stopped_long(int i);
@@ -51,11 +55,13 @@ class Vitals {
     int stop_signal = 0;
     bool told = false;
     bool ended = false;
+    bool closed = false;  // it said that its session is over
     std::optional<std::string> consequence;
   };
   void take(Person& person);
-  std::optional<Clock::time_point> last_heard() const;
+  Clock::time_point last_heard() const;
 
+  const Clock::time_point began_ = Clock::now();
   const std::optional<std::chrono::seconds> hang_timeout_;
   std::deque<Person> people_;
 };

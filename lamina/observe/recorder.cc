@@ -10,7 +10,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "lamina/base/error.h"
 #include "lamina/base/fd.h"
+#include "lamina/base/log.h"
 #include "lamina/observe/timeline_part.h"
 
 namespace lamina::observe {
@@ -128,8 +130,14 @@ void Recorder::save() {
              {{mine.rank, mine.leader, mine.ahead_ns, mine.dropped, {begin, mine.events.end()}}}};
     saved_ = mine.events.size();
   }
-  append_to_part(fresh, *part_);
   saved_ns_ = now_ns();
+  try {
+    append_to_part(fresh, *part_);
+  } catch (const base::Error& error) {  // another time, if there is room then
+    if (!std::exchange(told_, true)) base::log_warning(error.what());
+    std::lock_guard guard(mutex_);
+    saved_ -= fresh.ranks.front().events.size();
+  }
 }
 
 void Recorder::save_sometimes() {

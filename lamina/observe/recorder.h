@@ -62,6 +62,7 @@ class Recorder {
   std::optional<std::string> part_;
   std::size_t saved_ = 0;      // events that the file has
   std::int64_t saved_ns_ = 0;  // when
+  bool told_ = false;          // that it could not be written
 };
 
 // Records an event that lasts as long as this object; nothing without a recorder, or where it is off. `event()` says

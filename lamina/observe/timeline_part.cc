@@ -7,11 +7,14 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <system_error>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/input_file.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
@@ -112,9 +115,16 @@ Timeline decode(std::string_view bytes) {
 void append_to_part(const Timeline& piece, const std::string& path) {
   const std::string bytes = encode(piece);
   const std::uint64_t size = bytes.size();
+  std::error_code none;
+  const auto before = std::filesystem::file_size(path, none);
   std::ofstream file(path, std::ios::binary | std::ios::app);
   file.write(reinterpret_cast<const char*>(&size), sizeof size) << bytes;
-  if (!file.flush()) base::log_warning(base::str("the timeline of this rank cannot be written to ", path));
+  if (file.flush()) return;
+  const std::string why = base::system_error();
+  file.close();  // which may write once more
+  std::error_code ignored;
+  std::filesystem::resize_file(path, none ? 0 : before, ignored);  // half a piece would make the next ones unreadable
+  throw base::Error(base::str("cannot write the timeline of this rank to ", path, ": ", why));
 }
 
 Timeline read_part(const std::string& path) {
@@ -176,8 +186,8 @@ void write_file(const Timeline& timeline, const std::string& path) {
 }
 
 Timeline read_file(const std::string& path) {
-  auto file = open(path);
-  return read_chrome_trace(file);
+  std::istringstream text(base::read_file(path, ""));
+  return read_chrome_trace(text);
 }
 
 }  // namespace lamina::observe

@@ -13,7 +13,7 @@ std::string encode(const Timeline& timeline);
 // Throws base::FormatError.
 Timeline decode(std::string_view bytes);
 
-// Adds events of a rank to those that a file has, or makes it; a file that cannot be written is a warning in the log.
+// Adds events of a rank to those that a file has, or makes it. Throws base::Error; the file is then as it was.
 void append_to_part(const Timeline& piece, const std::string& path);
 // All of them, but for what the rank was writing when it was killed. Throws base::Error when the file cannot be read,
 // base::FormatError.
@@ -33,7 +33,7 @@ void complete(Timeline& timeline);
 
 // Writes it as a file in Chrome's trace format. Throws base::Error.
 void write_file(const Timeline& timeline, const std::string& path);
-// Throws base::Error when there is no such file, base::FormatError.
+// Throws base::ConfigError when it cannot be read, base::FormatError.
 Timeline read_file(const std::string& path);
 
 }  // namespace lamina::observe

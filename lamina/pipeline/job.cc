@@ -43,6 +43,20 @@ std::vector<value::Value> outputs_of(transport::Message&& end) {
   return std::move(parts[1].as<value::List>().items);
 }
 
+// A step, to whoever watches this process, however it ends.
+class Reported {
+ public:
+  Reported(const base::ProgressReporter& reporter, std::int64_t step) : reporter_(reporter), step_(step) {
+    reporter_.begin(step_);
+  }
+  ~Reported() { reporter_.end(step_); }
+  Reported(const Reported&) = delete;
+
+ private:
+  const base::ProgressReporter& reporter_;
+  const std::int64_t step_;
+};
+
 }  // namespace
 
 Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
@@ -131,6 +145,7 @@ void Job::run_step_here(int microbatches, const std::function<void(base::Microba
   using observe::What;
   const auto step = steps_here_++;
   seeds_.begin_step();
+  const Reported reported(progress_, step);
   const observe::Span whole(&recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
   for (int i = 0; i < microbatches; ++i) {
     const base::Microbatch microbatch(i);
@@ -283,6 +298,7 @@ bool Job::leave(bool interrupted) {
 
 bool Job::end(std::chrono::seconds patience) {
   if (!pool_) return true;
+  progress_.close();
   state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
     state_.wait_idle({patience, nullptr});

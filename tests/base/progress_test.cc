@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <thread>
 
 #include "lamina/base/fd.h"
 
@@ -41,6 +42,20 @@ TEST_F(ProgressTest, TellsWhichStepBeginsAndEndsInWhichProcess) {
     EXPECT_EQ(progress.inside, inside);
     EXPECT_EQ(progress.process, ::getpid());
   }
+}
+
+// Else a rank that ends in order would look as if it had left in its last step.
+TEST_F(ProgressTest, TheEndOfASessionIsToldThoughTheSocketIsFull) {
+  connect(SOCK_DGRAM);
+  const ProgressReporter reporter;
+  for (int step = 0; step < 100000; ++step) reporter.begin(step);
+  std::jthread launcher([&] {
+    Progress progress;
+    while (progress.inside != Progress::kClosed) {
+      ASSERT_EQ(::recv(launcher_.get(), &progress, sizeof progress, 0), static_cast<ssize_t>(sizeof progress));
+    }
+  });
+  reporter.close();
 }
 
 TEST_F(ProgressTest, NeitherWaitsNorFailsWhenNobodyListens) {

@@ -19,6 +19,13 @@ TEST(Expand, WhatIsNotKnownStays) {
   }
 }
 
+TEST(Expand, ABackslashKeepsAKnownNameAndGoes) {
+  EXPECT_EQ(expand("\\$RANK \\${RANK}-$RANK", kEnvironment), "$RANK ${RANK}-3");
+  EXPECT_EQ(expand("\\$A$A", {"A=x\\"}), "$Ax\\");
+  EXPECT_EQ(expand("$A$A", {"A=x\\"}), "x\\x\\");
+  for (const char* word : {"\\$NOPE", "a\\$", "\\", "\\n"}) EXPECT_EQ(expand(word, kEnvironment), word);
+}
+
 TEST(Expand, AValueIsNotExpandedAgain) { EXPECT_EQ(expand("$A", {"A=$B", "B=x"}), "$B"); }
 
 TEST(Expand, ALeadingTildeIsTheHomeOfTheRank) {

@@ -3,7 +3,9 @@
 
 import json
 import os
+import resource
 import shutil
+import sys
 
 import pytest
 from launch.launcher_harness import command
@@ -144,7 +146,28 @@ def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
         (["run", "-x", "=1", "-c", "true"], "-x =1 has no name"),
         (["run", "-x", "NO_SUCH_NAME", "-c", "true"], "-x NO_SUCH_NAME: this variable is not set"),
         (["run", "--config", "/no/file.json", "-c", "true"], "--config /no/file.json: cannot be read"),
-        (["run", "--secret-file", "/no/file", "-c", "true"], "--secret-file /no/file cannot be read"),
+        (["run", "--config", "/tmp", "-c", "true"], "--config /tmp: cannot be read: it is a folder"),
+        (["run", "--config", "/dev/zero", "-c", "true"], "--config /dev/zero: cannot be read: it is a device"),
+        (["run", "--secret-file", "/no/file", "-c", "true"], "--secret-file /no/file: cannot be read"),
+        (["run", "--secret-file", "/tmp", "-c", "true"], "--secret-file /tmp: cannot be read: it is a folder"),
+        (
+            ["run", "--secret-file", "pipe", "-c", "true"],
+            "--secret-file pipe: cannot be read: it is a pipe that nobody",
+        ),
+        (["run", "--timeline", "pipe", "-c", "true"], "--timeline pipe cannot be written: it is a pipe"),
+        (["run", "--timeline", "", "-c", "true"], "--timeline  cannot be written: a file name is missing"),
+        (["run", "-n", "99999999999", "-c", "true"], "--nproc: 99999999999 is too large a number"),
+        (["run", "--nnodes", "99999999999", "-c", "true"], "--nnodes: 99999999999 is too large a number"),
+        (["run", "--restarts", "99999999999", "-c", "true"], "--restarts: 99999999999 is too large a number"),
+        (["run", "--grace-period", "1.5", "-c", "true"], "--grace-period: 1.5 is not a whole number"),
+        (["run", "--hang-timeout", "0", "-c", "true"], "--hang-timeout must be 1 or greater, not 0"),
+        (["run", "--log-limit", "0", "-c", "true"], "--log-limit must be 1 or greater, not 0"),
+        (["run", "--nnodes", "99999", "-n", "99999", "-c", "true"], "are too many ranks"),
+        (["run", "--world_size", "4", "-n", "2", "--node_rank", "2147483647", "-c", "true"], "do not fit into"),
+        (["trace", "/tmp"], "lamina trace: /tmp: it is a folder in which no rank has left a timeline"),
+        (["trace", "nothing"], "lamina trace: nothing: cannot be read: No such file or directory"),
+        (["plan", "nothing"], "lamina plan: nothing: cannot be read: No such file or directory"),
+        (["plan", "/tmp"], "lamina plan: /tmp: cannot be read: it is a folder"),
         (["run", "--frob", "-c", "true"], "--frob"),
         (["run"], "say what to run"),
         (["walk"], "no command walk"),
@@ -152,10 +175,33 @@ def test_a_rank_may_listen_on_the_master_port(launcher, tmp_path):
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(launcher, words, says):
+    os.mkfifo(launcher.folder / "pipe", 0o600)
     result = launcher.run(*words)
     assert result.returncode == 2
     assert says in result.stderr and result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_a_secret_may_come_through_a_pipe(launcher):
+    """As `--secret-file <(command)` gives one."""
+    pipe = launcher.folder / "pipe"
+    os.mkfifo(pipe, 0o600)
+    read_it = "import os; print(os.read(int(os.environ['LAMINA_SECRET_FD']), 100).decode())"
+    job = launcher.start("run", "--secret-file", pipe, "-c", sys.executable, "-S", "-c", read_it)
+    pipe.write_text("0123456789abcdef" * 2 + "more")
+    assert job.communicate(timeout=30) == ("0123456789abcdef" * 2 + "\n", "")
+
+
+@pytest.mark.parametrize("limit", [10, 24])
+def test_too_few_open_files_are_named_with_the_remedy(launcher, limit):
+    """Too few to begin with, and for all ranks."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    result = launcher.shell(9, "exec sleep 100", preexec_fn=few)
+    assert result.returncode in (2, 127)
+    assert "Too many open files (`ulimit -n` raises the limit)" in result.stderr and "TMPDIR" not in result.stderr
 
 
 def test_a_wrong_interpreter_is_found_before_the_start(launcher):

@@ -59,6 +59,70 @@ def test_where_all_blame_another_the_first_is_shown_with_its_words(launcher):
     assert (result.returncode, result.stderr) == (1, "lamina run: rank 0 failed: exit code 1\nwhat follows\n")
 
 
+LEAVES = """
+def report(step, inside):
+    launcher.send(struct.pack("qii", step, os.getpid(), inside))
+
+for step in range(4):
+    report(step, 1)
+    report(step, 0)
+pipe = os.path.join(os.environ["DIR"], "pipe")
+if rank == 1:
+    held = os.open(pipe, os.O_WRONLY)
+    LAST_WORDS
+    os._exit(0)
+with open(pipe) as file:
+    file.read()
+os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    "last_words, says",
+    [("report(4, 1)", "rank 1 failed: exit code 0 in the middle of step 4"),
+     ("pass", "rank 0 failed: killed by signal 6 (SIGABRT), after rank 1 had ended with exit code 0"),
+     ("report(0, 3)", "rank 0 failed: killed by signal 6 (SIGABRT)")],
+    ids=["in a step", "between steps", "after its session"],
+)  # fmt: skip
+def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_counted_on_it(launcher, last_words, says):
+    """The other one ends as C++ programs do, without a word of why."""
+    os.mkfifo(launcher.folder / "pipe")
+    result = run(launcher, LEAVES.replace("LAST_WORDS", last_words), ranks=2)
+    assert result.stderr.splitlines()[0] == f"lamina run: {says}"
+    assert result.returncode == (1 if "rank 1 failed" in says else 128 + 6)
+
+
+def test_a_module_that_ends_its_process_is_named(launcher):
+    result = launcher.run("run", "-n", 2, PROGRAM, "exits", 1)
+    assert result.returncode == 1
+    assert "\nlamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
+    assert "1 other rank ended because of this" in result.stderr and "PeerError" not in result.stderr
+
+
+ALONE = """
+import os, lamina, torch
+lamina.init(partitions=1, microbatches=2, ddp=True)
+model = lamina.distribute(torch.nn.Linear(4, 4))
+
+@lamina.step
+def train(x, exits):
+    if exits:
+        os._exit(0)
+    model.backward(model(x).sum())
+
+for step in range(3):
+    train(torch.ones(8, 4), step == 2 and lamina.rank() == 1)
+"""
+
+
+def test_so_is_a_body_of_one_partition(launcher):
+    """Whose steps are reported too."""
+    (launcher.folder / "alone.py").write_text(ALONE)
+    result = launcher.run("run", "-n", 2, "alone.py")
+    assert result.returncode == 1
+    assert "lamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
+
+
 def test_a_rank_whose_error_was_only_its_own_does_not_hide_that_the_others_ended(launcher):
     """Rank 1 raised, caught it, and goes on: the ranks that did not catch it are the failure, within 5 s."""
     begin = time.monotonic()

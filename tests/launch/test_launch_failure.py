@@ -2,10 +2,11 @@
 """What `lamina run` does when a rank fails: who is named, what is shown, who is ended, what is left (nothing)."""
 
 import os
+import subprocess
 import time
 
 import pytest
-from launch.launcher_harness import READY, eventually
+from launch.launcher_harness import READY, command, eventually
 from soak import SOAK
 
 
@@ -98,6 +99,18 @@ def test_what_ranks_leave_behind_is_ended(launcher, ends):
     """Children in the rank's group, in a session of their own, and deaf ones; the fixture finds what is left."""
     program = "sleep 100 & setsid sleep 100 & sh -c 'trap \"\" TERM; while :; do sleep 1; done' & "
     launcher.shell(2, program + ends)
+    assert launcher.processes() == []
+
+
+def test_without_proc_what_ranks_leave_behind_is_ended(launcher):
+    """The kernel then lists nobody's children. In a mount namespace, where the system lets us have one."""
+    apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "--"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace here")
+    program = "sleep 100 & setsid sh -c 'sleep 100 & sleep 100' & exit 0"
+    words = ['mount -t tmpfs none /proc && exec "$@"', "sh", command(), "run", "-n", 2, "-c", "sh", "-c", program]
+    result = launcher.run(*apart[1:], "sh", "-c", *words, binary=apart[0])
+    assert (result.returncode, result.stderr) == (0, "")
     assert launcher.processes() == []
 
 

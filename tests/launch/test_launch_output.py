@@ -4,7 +4,9 @@
 import fcntl
 import os
 import re
+import resource
 import shutil
+import signal
 import struct
 import sys
 import termios
@@ -59,9 +61,11 @@ def test_ranks_that_would_share_a_file_are_pointed_out(launcher):
 @pytest.mark.parametrize(
     "pattern, says",
     [("{frank}", "--stdout {frank}: {frank} is not known"), ("{", "--stdout {: the { at character 1"),
-     ("/proc/no/log", "cannot write /proc/no/log"), ("", "a file name is missing")],
+     ("/proc/no/log", "cannot write /proc/no/log: its folder cannot be made: "), ("", "a file name is missing"),
+     ("pipe", "cannot write pipe: it is a pipe"), (".", "cannot write .: Is a directory")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_is_said_before_the_start(launcher, pattern, says):
+    os.mkfifo(launcher.folder / "pipe")
     result = launcher.shell(2, "touch $DIR/started-$RANK", flags=["--stdout", pattern])
     assert result.returncode == 2
     assert says in result.stderr and result.stderr.count("\n") == 1
@@ -80,6 +84,45 @@ def test_what_all_ranks_wrote_is_kept_after_a_failure(launcher):
     assert result.returncode == 3
     lines = "".join(f"{i}\n" for i in range(1000, 2001))
     assert kept(result, launcher) == {"rank1.log": lines, "rank2.log": lines}
+
+
+def test_of_a_rank_that_writes_much_the_last_part_is_kept(launcher):
+    result = launcher.shell(2, "test $RANK = 0 && exec sleep 100; seq 300000; exit 3", flags=["--log-limit", 1])
+    text = "".join(f"{i}\n" for i in range(1, 300001))
+    first = f"[the first {len(text) - (1 << 20)} bytes are not kept]\n"
+    assert kept(result, launcher) == {"rank1.log": first + text[-(1 << 20) :]}
+    assert result.stderr.splitlines()[2] == "299951", "the last 50 lines are shown"
+
+
+def test_a_full_disk_costs_no_reason_and_is_said_once(launcher):
+    """A limit on the size of files stands for it."""
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+
+    program = "test $RANK = 0 && exec sleep 100; seq 100000; echo the reason >&2; test $RANK = 2 && exec sleep 100; "
+    program += "until test -e $DIR/said; do :; done; exit 3"
+    job = launcher.start("run", "-n", 3, "-c", "sh", "-c", program, preexec_fn=full)
+    folder = launcher.temporary
+    assert job.stderr.readline() == (
+        f"lamina run: warning: what ranks write cannot be kept in {folder}: File too large; the last 64 KiB of each "
+        "rank are kept in memory\n"
+    )
+    (launcher.folder / "said").touch()
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 3
+    lines = errors.splitlines()
+    assert lines[:2] == ["lamina run: rank 1 failed: exit code 3", "---- the last lines of rank 1 ----"]
+    assert "\n100000\nthe reason\n---- end of rank 1" in errors and "cannot be kept" not in errors
+    assert re.search(r"what the other ranks wrote is in \S+, but not all of it: File too large\n", errors)
+
+
+def test_a_named_file_that_is_full_costs_no_reason_either(launcher):
+    flags = ["--stdout", "/dev/full", "--stderr", "/dev/full"]
+    result = launcher.shell(2, "test $RANK = 0 && exec sleep 100; echo the reason; exit 3", flags=flags)
+    assert result.returncode == 3
+    assert result.stderr.count("cannot be kept in /dev/full: No space left on device") == 1
+    assert "the reason\n" in result.stderr
 
 
 def test_nothing_is_kept_of_a_job_that_was_ended(launcher):
@@ -142,12 +185,26 @@ def test_tee_shows_what_a_failed_rank_wrote_once_and_before_the_reason(launcher)
     assert "the last lines" not in result.stderr
 
 
-def test_tee_to_nobody_does_not_stop_the_job(launcher):
+def test_tee_to_nobody_ends_the_job_as_any_command_of_a_pipeline(launcher):
+    """Ranks are ended in order: they may write a checkpoint."""
     reader, writer = os.pipe()
-    os.close(reader)
-    job = launcher.start("run", "-n", 2, "--tee", "-c", "seq", "100000", stdout=writer, stderr=writer)
+    program = "trap 'touch $DIR/left-$RANK; exit 0' TERM; while :; do echo $RANK; sleep 0.01; done"
+    job = launcher.start("run", "-n", 2, "--tee", "-c", "sh", "-c", program, stdout=writer)
     os.close(writer)
-    assert job.wait(20) == 0
+    assert os.read(reader, 4) in (b"[0] ", b"[1] ")
+    os.close(reader)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == 128 + signal.SIGPIPE
+    assert errors.startswith("lamina run: SIGPIPE (nobody reads what --tee shows any more): ending 2 ranks\n")
+    assert (launcher.folder / "left-0").exists() and (launcher.folder / "left-1").exists()
+
+
+def test_tee_into_a_full_file_says_so_and_goes_on(launcher):
+    with open("/dev/full", "w") as full:
+        result = launcher.shell(2, "echo something; sleep 0.2; echo more", flags=["--tee"], stdout=full)
+    assert result.returncode == 0
+    says = "lamina run: warning: what --tee shows cannot be written: No space left on device; the job goes on\n"
+    assert result.stderr == says
 
 
 def test_verbose_says_what_is_started_and_how_it_ended(launcher):

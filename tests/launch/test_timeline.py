@@ -3,11 +3,12 @@
 
 import collections
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import command
+from launch.launcher_harness import command, eventually
 
 PROGRAM = Path(__file__).with_name("trained.py")
 STEPS, MICROBATCHES = 3, 4
@@ -72,6 +73,31 @@ def test_a_program_without_steps_has_no_timeline(launcher, tmp_path):
     result = launcher.run("run", "-n", 2, "--timeline", tmp_path / "timeline.json", "-c", "true")
     assert result.returncode == 0 and "no rank has recorded a step" in result.stderr
     assert not list(tmp_path.glob("timeline.json*"))
+
+
+def test_of_a_job_whose_launcher_was_killed_trace_reads_the_parts(launcher, tmp_path):
+    path = tmp_path / "timeline.json"
+    job = launcher.start("run", "-n", 2, "--timeline", path, PROGRAM, 1000)
+    eventually(lambda: len(list(tmp_path.glob("timeline.json.*/*.part"))) == 2)
+    job.kill()
+    job.wait()
+    eventually(lambda: not launcher.processes())
+    (folder,) = tmp_path.glob("timeline.json.*")
+    result = subprocess.run([command(), "trace", folder, "-o", path], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "timeline of" in result.stdout, result.stderr
+    assert {row["pid"] for row in rows_of(path)} == {0, 1}
+    assert trace(path).stdout == result.stdout
+
+
+def test_a_timeline_that_cannot_be_written_keeps_its_parts(launcher, tmp_path):
+    """Its place is taken while the job runs."""
+    path = tmp_path / "timeline.json"
+    takes = f"import os, runpy\nos.makedirs({str(path / 'something')!r}, exist_ok=True)\n"
+    (tmp_path / "takes.py").write_text(takes + f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n")
+    result = launcher.run("run", "-n", 2, "--timeline", path, "takes.py", STEPS)
+    assert result.returncode == 0
+    folder = re.search(r"its parts are kept: `lamina trace -o FILE (\S+)` reads them", result.stderr)[1]
+    assert f"timeline of {STEPS - 1} steps" in trace(folder).stdout
 
 
 @pytest.mark.parametrize("place", ["file/timeline.json", "."])

@@ -64,6 +64,26 @@ TEST(Verdict, WhoLeftIsNamedWhereItMayBeTheReason) {
   EXPECT_EQ(verdict.left(), std::vector<base::Rank>());
 }
 
+TEST(Verdict, WhoLeftInTheMiddleOfAStepIsTheFirstFailureOnceAnotherFails) {
+  Verdict verdict;
+  verdict.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
+  EXPECT_FALSE(verdict.first());
+  verdict.add(kZero, {.code = 1, .consequence = true});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.first()->end.exit_code(), 1);
+  verdict.add(kTwo, {.code = 3});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.others(), 2);
+}
+
+TEST(Verdict, WhoLeftIsTheFirstFailureThoughNoticedLater) {
+  Verdict verdict;
+  verdict.add(kZero, {.signal = SIGABRT});
+  verdict.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
+  EXPECT_EQ(verdict.first()->rank, kOne);
+  EXPECT_EQ(verdict.others(), 1);
+}
+
 TEST(Verdict, EndsAfterTheCloseAreConsequences) {
   Verdict verdict;
   verdict.add(kOne, {.code = 3});

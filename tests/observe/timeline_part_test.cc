@@ -2,6 +2,8 @@
 #include "lamina/observe/timeline_part.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -55,6 +57,23 @@ TEST(TimelineParts, WhatARankWroteBeforeItWasKilledIsThere) {
   EXPECT_EQ(both, (Timeline{"simple", 2, {{.rank = 3, .dropped = 1, .events = {{.step = 0}, {.step = 1}}}}}));
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
   EXPECT_EQ(read_part(path), (Timeline{"simple", 2, {{.rank = 3, .events = {{.step = 0}}}}}));
+}
+
+// A limit on the size of files stands for a full disk.
+TEST(TimelineParts, WhatAFullDiskDidNotTakeIsAnErrorAndHarmsNoOtherPiece) {
+  const TempFolder folder;
+  const auto path = folder / "part";
+  const auto piece = [](std::int64_t step) { return Timeline{"simple", 2, {{.rank = 3, .events = {{.step = step}}}}}; };
+  append_to_part(piece(0), path);
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit full{.rlim_cur = std::filesystem::file_size(path) + 20, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &full);
+  EXPECT_THROW(append_to_part(piece(1), path), base::Error);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  append_to_part(piece(2), path);
+  EXPECT_EQ(read_part(path), (Timeline{"simple", 2, {{.rank = 3, .events = {{.step = 0}, {.step = 2}}}}}));
 }
 
 TEST(TimelineParts, NoneAreAnEmptyTimeline) {
