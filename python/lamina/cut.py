@@ -7,7 +7,18 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _current, _lamina, attributes, clipping, compiled, hugging_face, intercept, streams
+from lamina import (
+    _current,
+    _lamina,
+    attributes,
+    clipping,
+    closures,
+    compiled,
+    hugging_face,
+    intercept,
+    streams,
+    swapping,
+)
 from lamina.adapter import call_remote
 from lamina.dynamic import waited_for
 from lamina.errors import ConfigError, UsageError
@@ -93,6 +104,8 @@ class Cut:
         bring_together(self.model, _current.session())
         intercept.remove()
         attributes.remove()
+        swapping.remove()
+        closures.remove()
         self.whole = True
 
     def make_again(self) -> None:
@@ -140,7 +153,14 @@ class Cut:
         if remote or streamed:
             intercept.install(*self._interception)
         if self._pipelined:
-            attributes.install(self._module().modules())
+            model = self.model
+            attributes.install(self._module().named_modules(), model.partition, model.elsewhere)
+            attributes.hear(model.homes)
+            config = _current.session().config
+            in_turns = config.active_microbatches != 1 and config.microbatches > 1
+            swapping.install(self._module().modules(), in_turns)
+            owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
+            closures.install(owned, model.partition, in_turns)
 
     def _load_what_waits(self) -> None:
         waited, self.waiting = self.waiting, []

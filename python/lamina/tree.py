@@ -9,8 +9,9 @@ from torch.nn.utils import parametrize
 from lamina import placement
 from lamina.errors import UsageError
 
-# They read the parameters of their children without calling them, so all of one lives together.
-_INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# They read the parameters of their children without calling them, or call them out of our sight: all of one lives
+# together.
+_INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, torch.jit.ScriptModule)
 # Never called: what they hold belongs to the module that reads it.
 _PARAMETER_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 
@@ -112,7 +113,9 @@ class ModuleTree:
 
 def is_called(module: nn.Module) -> bool:
     """Whether it has a forward; lists and dictionaries of modules have none."""
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+    # Looked up as it is: a ScriptModule's cannot be had from its class.
+    forward = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
+    return forward is not nn.Module.forward or "forward" in module.__dict__
 
 
 def _kind(tensor: torch.Tensor) -> str:
