@@ -30,7 +30,8 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
     _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
     try:
-        output = intercept.call_here(module, args, kwargs)
+        with attributes.serving(_name(number)):
+            output = intercept.call_here(module, args, kwargs)
         closures.look()
     finally:
         _hear_answers()

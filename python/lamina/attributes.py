@@ -15,7 +15,10 @@ modules that share attributes to one rank beforehand (tracing_state.py), and all
 """
 
 import numbers
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -46,17 +49,27 @@ _aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # objects, an
 _used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
 _latest: dict[Key, int] = {}  # the microbatch that read one last
 _left: dict[Key, dict[int, Content]] = {}  # the content when another microbatch came, by the one that was there before
+_setters: dict[Key, "_Setter"] = {}  # which call of another rank set one last
+_waited: set[str] = set()
+_served = threading.local()  # `.name`: of the module that this thread runs for another rank
+_steps = 0
 _replaced: dict[tuple[type, str], Any] = {}  # what classes had themselves where they have an _Attribute
 _original = nn.Module.__setattr__
 
 
-def install(modules: Iterable[tuple[str, nn.Module]], here: int, elsewhere: Callable[[nn.Module], int | None]) -> None:
+def install(
+    modules: Iterable[tuple[str, nn.Module]],
+    here: int,
+    elsewhere: Callable[[nn.Module], int | None],
+    waited: Sequence[str] = (),
+) -> None:
     """From now on attributes that these modules set in a step are each microbatch's own, and of one partition.
 
     Args:
         modules: the model's, with their names, alike on every rank. The caller keeps them alive until `remove`.
         here: this rank's partition.
         elsewhere: the partition of a module that another rank owns, None for any other.
+        waited: names of modules whose callers wait for them, so that what is called next finds what they set.
     """
     global _original, _here, _elsewhere
     named = list(modules)
@@ -65,6 +78,7 @@ def install(modules: Iterable[tuple[str, nn.Module]], here: int, elsewhere: Call
     _listed[:] = [module for _, module in named]
     _modules.update((id(module), place) for place, module in enumerate(_listed))
     _here, _elsewhere = here, elsewhere
+    _waited.update(waited)
     for module in _listed:
         if not type(module).__module__.startswith("torch."):
             for name, value in list(vars(module).items()):
@@ -84,6 +98,8 @@ def end_microbatch(microbatch: int) -> None:
 
 def end_step(failed: bool = False) -> None:
     """What was set last stays. Of a step that has failed nobody knows what the others heard."""
+    global _steps
+    _steps += 1
     for kept in (_own, _latest, _left):
         kept.clear()
     if failed:
@@ -142,10 +158,48 @@ def touch(module: nn.Module, name: str) -> None:
         _news.append((_modules[id(module)], name, _here))
 
 
+@contextmanager
+def serving(name: str) -> Iterator[None]:
+    """Inside, this thread runs the module of that name for another rank."""
+    outer = getattr(_served, "name", None)
+    _served.name = name
+    try:
+        yield
+    finally:
+        _served.name = outer
+
+
+@dataclass
+class _Setter:
+    name: str  # of the module that was called
+    turn: tuple[int, int]  # step and microbatch
+    again: bool = False  # it was set in another turn before
+
+
+def _note_setter(key: Key, microbatch: int) -> None:
+    if (name := getattr(_served, "name", None)) is not None:
+        turn, before = (_steps, microbatch), _setters.get(key)
+        _setters[key] = _Setter(name, turn, before is not None and (before.again or before.turn != turn))
+
+
+def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
+    """Raises UsageError where what one call of another rank sets, in each microbatch anew, is read in a call of another
+    module: their order is kept where the caller waits for the first."""
+    setter, reader = _setters[id(module), name], getattr(_served, "name", None)
+    crosses = setter.turn == (_steps, microbatch) and reader not in (None, setter.name)
+    if crosses and setter.again and setter.name not in _waited:
+        raise UsageError(
+            f"{_path(module, name)} is set in a call of {setter.name} and read in one of {reader}, by a rank that does "
+            f"not wait in between: lamina.set_dynamic() of {setter.name}, before the first step, has it wait"
+        )
+
+
 def _forget() -> None:
     end_step()
     for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used):
         kept.clear()
+    _setters.clear()
+    _waited.clear()
 
 
 def _hold(module: nn.Module, name: str, value: Any) -> None:
@@ -257,6 +311,8 @@ class _Attribute:
             raise UsageError(_message(module, self._name, "read"))
         own = _mine().get((id(module), self._name), _MISSING)
         if own is not _MISSING:
+            if (id(module), self._name) in _setters:
+                _require_order(module, self._name, _lamina.microbatch())
             return own
         last = vars(module).get(self._name, _MISSING)
         if last is _MISSING:
@@ -276,6 +332,7 @@ class _Attribute:
             _contents.setdefault((id(module), self._name), {})
         if shared and not isinstance(value, numbers.Number):
             _own.setdefault(microbatch, {})[id(module), self._name] = value
+            _note_setter((id(module), self._name), microbatch)
         else:
             _mine().pop((id(module), self._name), None)
 

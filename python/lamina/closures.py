@@ -4,7 +4,8 @@
 A dictionary that a hook fills and a step body reads, say. Each rank has its own, filled by what runs there. Which
 functions use which names can be read in their code; that one of these has changed is seen in a step. Where functions
 that run on different ranks use it, or, with several microbatches under way, several functions of one rank, that is an
-error: the others would go on with what is out of date, or another microbatch's.
+error: the others would go on with what is out of date, or another microbatch's. So are hooks that a step body hangs on
+modules, where they are not called, or for other microbatches, too.
 """
 
 import functools
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _lamina
+from lamina import _lamina, hugging_face
 from lamina.contents import (
     Content,
     changed,
@@ -67,6 +68,7 @@ _watched: list[_Place] = []
 _bodies: dict[tuple, Callable] = {}  # of step functions, as they are called; kept, so that ids stay theirs
 _modules: list[tuple[str, nn.Module, int]] = []
 _handles = 0  # as many hooks of whatever kind there were when those of the modules were looked at
+_hung: dict[int, set[int]] = {}  # their ids, by id(module)
 _here = 0
 _in_turns = False
 
@@ -94,7 +96,7 @@ def install(modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: 
 
 def remove() -> None:
     """Ends `install`."""
-    for kept in (_places, _watched, _bodies, _modules):
+    for kept in (_places, _watched, _bodies, _modules, _hung):
         kept.clear()
 
 
@@ -116,6 +118,8 @@ def look() -> None:
     Errors:
         UsageError: what functions share has changed, and not all of them see that.
     """
+    if _handles != RemovableHandle.next_id:
+        _look_at_hooks()
     for place in _watched:
         after = place.look()
         if after == place.before:
@@ -154,9 +158,32 @@ def _add_hooks() -> None:
     global _handles
     _handles = RemovableHandle.next_id
     for name, module, partition in _modules:
-        for hooks in _HOOKS:
-            for hook in vars(module).get(hooks, {}).values():
-                _add(hook, partition, f"a hook of {name or 'the model'}")
+        hooks = _hooks_of(module)
+        _hung[id(module)] = set(hooks)
+        for hook in hooks.values():
+            _add(hook, partition, f"a hook of {name or 'the model'}")
+
+
+def _look_at_hooks() -> None:
+    for name, module, partition in _modules:
+        hung = _hooks_of(module).keys() - _hung[id(module)]
+        if hung and partition != _here:
+            raise UsageError(
+                f"a hook was hung in a step on {name}, which lives on partition {partition}: there it is never called; "
+                "hang it on every rank, before the step"
+            )
+        if hung and _in_turns:
+            raise UsageError(
+                f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, too: "
+                "hang it before the step, or set active_microbatches to 1"
+            )
+
+
+def _hooks_of(module: nn.Module) -> dict[int, Callable]:
+    """By number. Hugging Face's own collect what a model returns, and are no hooks of the script's."""
+    found = {number: hook for kind in _HOOKS for number, hook in vars(module).get(kind, {}).items()}
+    theirs = hugging_face.collectors(module) if found else []
+    return {number: hook for number, hook in found.items() if hook not in theirs}
 
 
 def _methods_of(module: nn.Module) -> Iterator[Callable]:

@@ -59,6 +59,7 @@ class Cut:
         self._pipelined = pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
+        self._waited: list[str] = []  # names of modules that are
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
@@ -139,7 +140,9 @@ class Cut:
             return
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
-            session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
+            waited = waited_for(model.tree.modules)
+            session.set_model(model.tree.names, model.owners, own_stream, waited)
+            self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         self._interception = (model.remote(), self._call_remote, streamed)
         self._intercept()
@@ -154,7 +157,7 @@ class Cut:
             intercept.install(*self._interception)
         if self._pipelined:
             model = self.model
-            attributes.install(self._module().named_modules(), model.partition, model.elsewhere)
+            attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
             attributes.hear(model.homes)
             config = _current.session().config
             in_turns = config.active_microbatches != 1 and config.microbatches > 1

@@ -20,6 +20,7 @@ from lamina.tree import ModuleTree, is_called
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
 _TIES_SAID = 3
+_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "written": [], "table": "", "report": {}}
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
@@ -124,7 +125,8 @@ def partition(
     """
     tree = ModuleTree(module)
     plan = _agree(tree, session, tracer)
-    model = PartitionedModel(tree, plan["owners"], plan["report"], session.group_rank("pp"), plan["written"])
+    mine = session.group_rank("pp")
+    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["written"])
     _keep_dense(model)
     printing.install()
     for rows in _portions(model.tensors()):
@@ -264,11 +266,16 @@ def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTr
         if session.group_size("pp") == 1:
             owners = [0] * len(rows)
     except Exception as error:
-        return {"error": str(error) or type(error).__name__, "owners": [], "written": [], "table": "", "report": {}}
+        return _NO_PLAN | {"error": str(error) or type(error).__name__}
     by_node = dict(zip(nodes, owners, strict=True))
     ordered = [by_node[node] for node in range(len(nodes))]
     report |= summary(tree, found)
-    return {"error": "", "owners": ordered, "written": found.written, "table": table, "report": report}
+    return _NO_PLAN | {
+        "owners": ordered,
+        "written": found.written,
+        "table": table,
+        "report": report,
+    }
 
 
 def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:

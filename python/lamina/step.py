@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, attributes, closures, nest
+from lamina import _current, attributes, closures, nest, other_random
 from lamina.checks import require_booleans
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
@@ -155,6 +155,7 @@ class StepFunction:
             finally:
                 attributes.end_microbatch(microbatch)
 
+        drawn = other_random.states()
         try:
             if first_call is None:
                 outputs = job.session.run_step(count, body)
@@ -164,6 +165,7 @@ class StepFunction:
             attributes.end_step(failed=True)
             raise
         attributes.end_step()
+        other_random.tell_if_drawn(drawn)
         return outputs
 
     def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:

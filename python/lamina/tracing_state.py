@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which modules share attributes, seen in a trace: what one sets, or changes the content of, and another one reads.
 
-They are tied, to live on one rank, where they see what they would in one process; see [Note: homes of attributes].
+They are tied, with what calls them, to live on one rank, where they see what they would in one process; see [Note:
+homes of attributes].
 """
 
 from collections import defaultdict
@@ -70,9 +71,17 @@ class StateWatch:
                 for key in keys:
                     self._written.add(key)
                     self._users[key] |= users
-        return [
-            Tie(frozenset(self._users[key]), self._path(*key)) for key in self._written if len(self._users[key]) > 1
-        ]
+        shared = [key for key in self._written if len(self._users[key]) > 1]
+        return [Tie(frozenset(self._with_callers(self._users[key])), self._path(*key)) for key in shared]
+
+    def _with_callers(self, nodes: set[int]) -> set[int]:
+        """These and all between them: so that no call from another rank is between what sets and what reads."""
+        above = {node: [node] for node in nodes}
+        for way in above.values():
+            while way[-1] > 0:
+                way.append(self._tree.parents[way[-1]])
+        common = set.intersection(*map(set, above.values()))
+        return {max(common)} | {node for way in above.values() for node in way if node not in common}
 
     def written(self) -> list[tuple[int, str, int]]:
         """What is set in attributes: of which module, by its place among the model's, which, and a node that uses it.

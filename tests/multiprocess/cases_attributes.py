@@ -4,6 +4,8 @@ launch."""
 
 import copy
 import os
+import random
+import warnings
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import lamina
+from lamina import other_random
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -257,6 +260,73 @@ def case_swapped_parameters_of_another_rank_are_an_error():
         lamina.shutdown()
 
 
+class Skips(nn.Module):
+    """Its encoder leaves something for its decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.encoder, self.decoder = nn.Linear(6, 6), Leaves(), Takes()
+        self.decoder.__dict__["encoder"] = self.encoder
+
+    def forward(self, x):
+        return self.decoder(self.encoder(self.first(x)), x)
+
+
+class Leaves(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+        self.skipped, self.graph = None, True
+
+    def forward(self, x):
+        self.skipped = super().forward(x) if self.graph else x.detach()
+        return super().forward(x)
+
+
+class Takes(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+
+    def forward(self, x, other):
+        return super().forward(other) + self.encoder.skipped
+
+
+def skips(**keys):
+    lamina.init(partitions=2, microbatches=4, timeout_s=30, **keys)
+    torch.manual_seed(0)
+    module = Skips()
+    plain = copy.deepcopy(module)
+    plain.decoder.__dict__["encoder"] = plain.encoder
+    return module, plain
+
+
+def case_what_one_module_leaves_for_another_is_there_with_its_gradient():
+    module, plain = skips()
+    lamina.set_partition(module.encoder, 1)
+    model = lamina.distribute(module)
+    for _ in range(2):
+        torch.testing.assert_close(train_step(model)(BATCH).reduce_mean(), expected(plain))
+    partition = model.partition_report()["partition"]
+    assert partition["encoder"] == partition["decoder"] == partition[""] == 1
+
+
+def case_what_one_call_leaves_for_another_on_a_rank_keeps_its_order():
+    for dynamic in (False, True):
+        module, plain = skips(auto_partition=False, default_partition=0)
+        for part in (module.encoder, module.decoder):
+            lamina.set_partition(part, 1)
+        module.encoder.graph = plain.encoder.graph = False
+        if dynamic:
+            lamina.set_dynamic(module.encoder)
+        step = train_step(lamina.distribute(module))
+        if dynamic:
+            torch.testing.assert_close(step(BATCH).reduce_mean(), expected(plain))
+            continue
+        says = r"encoder\.skipped is set in a call of encoder and read in .* decoder.*set_dynamic"
+        with pytest.raises(lamina.UsageError, match=says):
+            step(BATCH)
+        lamina.shutdown()
+
+
 FOUND = {}
 
 
@@ -358,7 +428,48 @@ def case_what_hooks_of_this_rank_fill_and_the_body_reads_needs_one_microbatch_at
         torch.testing.assert_close(body(model)(BATCH).concat(), plain(BATCH))
 
 
-MASKS, SEEN = {}, []
+def case_a_hook_that_a_body_hangs_on_a_module_is_an_error_unless_it_is_right():
+    def step_of(model, part):
+        @lamina.step
+        def step(x):
+            found = []
+            handle = part.register_forward_hook(lambda module, args, output: found.append(output))
+            y = model(x)
+            handle.remove()
+            return y.sum() + sum(output.sum() for output in found)
+
+        return step
+
+    module, model = filled(active_microbatches=1)
+    is_refused(step_of(model, module.second), r"^a hook was hung in a step on second, which lives on partition 1")
+    module, model = filled()
+    is_refused(step_of(model, module.first), r"^a hook was hung in a step on first, .*active_microbatches to 1")
+    module, model = filled(active_microbatches=1)
+    plain = copy.deepcopy(module)
+    sums = [plain(x).sum() + plain.first(x).sum() for x in BATCH.chunk(4)]
+    for _ in range(2):
+        torch.testing.assert_close(step_of(model, module.first)(BATCH).stack(), torch.stack(sums).detach())
+
+
+def case_random_numbers_that_are_not_torchs_are_told_of():
+    class Draws(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * random.random()
+
+    other_random._told = False
+    lamina.init(partitions=2, microbatches=4, timeout_s=30, auto_partition=False, default_partition=0)
+    module = nn.Sequential(nn.Linear(6, 6), Draws(6, 6))
+    lamina.set_partition(module[1], 1)
+    step = train_step(lamina.distribute(module))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(BATCH)
+    told = [str(each.message) for each in caught if "Python's random" in str(each.message)]
+    assert len(told) == (1 if RANK == 1 else 0)
+
+
+MASKS = {}
 
 
 def case_what_each_rank_fills_for_itself_is_no_error():
