@@ -10,6 +10,7 @@ modules, where they are not called, or for other microbatches, too.
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
@@ -45,15 +46,16 @@ class _Place:
     users: dict[CodeType, dict[int, str]] = field(default_factory=dict)  # by partition, what it is called in messages
     before: Content = field(default_factory=dict)
     microbatch: int = -1  # that changed it last
+    told: bool = False
 
     def look(self) -> Content:
         value = self.read()
         return {"is": token(value)} | (content(value) if is_changeable(value) else {})
 
     def user_elsewhere(self, here: int) -> str | None:
-        """A function of another partition than `here`; None where only hooks that are alike are there as well."""
-        others = [what for users in self.users.values() for partition, what in users.items() if partition != here]
-        return next(iter(others), None) if len(self.users) > 1 else None
+        """A function of another partition than `here`."""
+        others = (what for users in self.users.values() for partition, what in users.items() if partition != here)
+        return next(others, None)
 
     def users_here(self, here: int) -> str:
         return next((users[here] for users in self.users.values() if here in users), "a function")
@@ -88,6 +90,9 @@ def install(modules: Iterable[tuple[str, nn.Module, int]], here: int, in_turns: 
     for name, module, partition in _modules:
         for function in _methods_of(module):
             _add(function, partition, name or "the model")
+            for kind in type(module).__mro__ if isinstance(function, FunctionType) else ():
+                used = {each for code in _codes(function.__code__) for each in code.co_names}
+                _note(_of_class(kind, used, function.__code__), partition, name or "the model")
     _add_hooks()
     for body in _bodies.values():
         _add(body, 0, _BODY)
@@ -126,7 +131,10 @@ def look() -> None:
             continue
         before, place.before = place.before, after
         microbatch, place.microbatch = place.microbatch, _lamina.microbatch()
-        if changed(before, after) and (other := place.user_elsewhere(_here)) is not None:
+        other = place.user_elsewhere(_here) if changed(before, after) else None
+        if other is not None and len(place.users) == 1:
+            _tell(place, other)
+        elif other is not None:
             raise UsageError(
                 f"{place.name}, which {place.users_here(_here)} changes on partition {_here}, is used by {other} as "
                 "well, which does not see that: they run on different ranks. Hand the value on as an argument or a "
@@ -140,6 +148,17 @@ def look() -> None:
             )
 
 
+def _tell(place: _Place, other: str) -> None:
+    """Warns, once, of what a function changes that runs on other ranks as well: a log, mostly, or a counter."""
+    if not place.told:
+        place.told = True
+        warnings.warn(
+            f"{place.name} is changed by {place.users_here(_here)} on partition {_here}, and by {other}, which runs on "
+            "another rank: each rank has its own",
+            stacklevel=2,
+        )
+
+
 def _watch() -> None:
     _watched[:] = [
         place for place in _places.values() if place.user_elsewhere(_here) or (_in_turns and place.used_twice(_here))
@@ -149,7 +168,11 @@ def _watch() -> None:
 
 
 def _add(function: Callable, partition: int, what: str) -> None:
-    for key, name, read, code in _names(function, _DEPTH, set()):
+    _note(_names(function, _DEPTH, set()), partition, what)
+
+
+def _note(found: Iterable, partition: int, what: str) -> None:
+    for key, name, read, code in found:
         place = _places.setdefault(key, _Place(name, read))
         place.users.setdefault(code, {}).setdefault(partition, what)
 
@@ -206,7 +229,7 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
     if not isinstance(function, FunctionType):
         owner, function = function, vars(type(function)).get("__call__")
     function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
-    if function is None or not is_of_the_script(function) or (function, id(owner)) in seen:
+    if not isinstance(function, FunctionType) or not is_of_the_script(function) or (function, id(owner)) in seen:
         return
     seen.add((function, id(owner)))
     code = function.__code__
@@ -219,6 +242,8 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
     for name in used & function.__globals__.keys():
         read = functools.partial(function.__globals__.get, name)
         yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
+        if isinstance(kind := read(), type):
+            yield from _of_class(kind, used, code)
     if owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type)):
         for name in used:
             if name in vars(owner):
@@ -233,9 +258,17 @@ def _value(key: Any, name: str, read: Callable[[], Any], code: CodeType, depth: 
     if isinstance(value, (FunctionType, MethodType)):
         if depth:
             yield from ((*found[:3], code) for found in _names(value, depth - 1, seen))
-    elif value is None or isinstance(value, (bool, int, float, torch.Tensor)) or is_changeable(value):
+    elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) or is_changeable(value):
         # One dictionary under two names is one place.
         yield (("object", id(value)) if is_changeable(value) else key), name, read, code
+
+
+def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:
+    """The attributes of a class itself that are used."""
+    if is_of_the_script(kind):
+        for name in used & vars(kind).keys():
+            read = functools.partial(getattr, kind, name, None)
+            yield from _value((id(kind), name), f"{kind.__name__}.{name}", read, code, 0, set())
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

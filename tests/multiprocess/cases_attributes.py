@@ -482,7 +482,10 @@ def case_what_each_rank_fills_for_itself_is_no_error():
         return MASKS[size]
 
     class Masks(nn.Linear):
+        calls = 0
+
         def forward(self, x):
+            Masks.calls += 1
             return super().forward(x) * mask(x.shape[-1])
 
     lamina.init(partitions=2, microbatches=4, timeout_s=30, auto_partition=False, default_partition=0)
@@ -492,9 +495,15 @@ def case_what_each_rank_fills_for_itself_is_no_error():
     for part in module:
         part.register_forward_hook(lambda module, args, output: log.append(output.sum().item()))
     step = train_step(model)
-    for _ in range(2):
-        step(BATCH)
-    assert len(log) == 8
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(BATCH)
+    assert len(log) == Masks.calls == 8
+    told = sorted(
+        str(each.message).partition(" ")[0] for each in caught if "each rank has its own" in str(each.message)
+    )
+    assert told == ["Masks.calls", "log"], "and nothing of MASKS"
 
 
 class Scripted(nn.Module):
