@@ -236,7 +236,7 @@ def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleT
     if session.size == 1:
         return _plan(tree, session, tracer)
     lines = tree.describe()
-    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest(), "constants": tree.constants()}
     if session.rank == 0:
         mine |= _plan(tree, session, tracer) | {"lines": lines}
     everyone = session.all_gather("world", mine)
@@ -250,6 +250,8 @@ def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleT
                 f"rank {rank} built another model than rank 0: {text}" for rank, text in enumerate(differences) if text
             )
         )
+    if session.rank == 0:
+        _tell_of_constants([each["constants"] for each in everyone])
     if session.rank == 0 and session.group_size("pp") > 1:
         print(first["table"].rstrip(), file=sys.stderr, flush=True)
     return first
@@ -276,6 +278,15 @@ def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTr
         "table": table,
         "report": report,
     }
+
+
+def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
+    apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
+    if apart:
+        tell(
+            f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
+            "as buffers, of which all get those of rank 0, or give the ranks one seed"
+        )
 
 
 def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:

@@ -2,7 +2,9 @@
 """Cases of what modules share beside arguments and results, for two ranks that are one pipeline; part of another
 launch."""
 
+import contextlib
 import copy
+import io
 import os
 import random
 import warnings
@@ -467,6 +469,23 @@ def case_random_numbers_that_are_not_torchs_are_told_of():
             step(BATCH)
     told = [str(each.message) for each in caught if "Python's random" in str(each.message)]
     assert len(told) == (1 if RANK == 1 else 0)
+
+
+def case_tensors_in_attributes_that_ranks_made_apart_are_told_of():
+    class Masked(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 6)
+            self.alike, self.apart = torch.ones(3), torch.full((), RANK)
+
+        def forward(self, x):
+            return super().forward(x) * self.alike[0] + self.apart
+
+    lamina.init(partitions=2, microbatches=4, timeout_s=30)
+    model = lamina.distribute(nn.Sequential(Masked(), nn.Linear(6, 6)))
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        train_step(model)(BATCH)
+    assert ("lamina: 0.apart: tensors in attributes, which differ" in said.getvalue()) == (RANK == 0)
 
 
 MASKS = {}
