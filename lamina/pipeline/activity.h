@@ -96,6 +96,10 @@ class Activity {
 
   Issued& issued() const { return *issued_; }
 
+  // What the face of the caller is to know, in the face's own format; it goes with the answer to a request.
+  void leave_note(std::string note) { note_ = std::move(note); }
+  std::string take_note() { return std::exchange(note_, {}); }
+
   // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return slot_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }
@@ -124,6 +128,7 @@ class Activity {
   bool in_backward_ = false;
   bool retired_ = false;
   std::string name_;
+  std::string note_;
   std::int64_t turn_began_ns_ = 0;  // 0: not recorded
   plan::Phase turn_ = plan::Phase::kForward;
   const std::shared_ptr<Issued> issued_;

@@ -200,6 +200,7 @@ void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
     if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
   }
+  answer.state = activity.take_note();
   finish(request, std::move(outputs), std::move(failure), std::move(answer), activity);
 }
 
@@ -323,7 +324,8 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   answer.deliveries = std::move(owed);
   results = {};
   const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
-  const bool says_more = failure || !answer.deliveries.empty() || request.expected == 0 || !done;
+  const bool says_more =
+      failure || !answer.deliveries.empty() || !answer.state.empty() || request.expected == 0 || !done;
   for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
   if (done) return;
   Message end;

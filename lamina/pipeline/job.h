@@ -78,6 +78,9 @@ class Job {
   // How many backwards of other ranks' modules this one has asked for.
   std::int64_t backwards() const { return calls_.backwards(); }
 
+  // See RemoteCalls::take_notes.
+  std::vector<std::string> take_notes() { return calls_.take_notes(); }
+
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const Tensors& tensors, const Tensors& gradients, double scale);
 

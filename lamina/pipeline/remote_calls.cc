@@ -436,6 +436,13 @@ std::string RemoteCalls::asked_of(base::Rank rank) {
   return found == latest_.end() ? "" : base::str("after it had answered the ", found->second->what());
 }
 
+std::vector<std::string> RemoteCalls::take_notes() {
+  if (!noted_) return {};
+  std::lock_guard guard(mutex_);
+  noted_ = false;
+  return std::exchange(notes_, {});
+}
+
 void RemoteCalls::cancel() {
   std::lock_guard guard(mutex_);
   cancelled_ = true;
@@ -444,6 +451,10 @@ void RemoteCalls::cancel() {
 
 void RemoteCalls::deliver(Message&& answer) {
   std::unique_lock lock(mutex_);
+  if (!answer.state.empty()) {
+    notes_.push_back(std::move(answer.state));
+    noted_ = true;
+  }
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
   const auto pending = found->second;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/module/modules.h"
@@ -81,6 +82,10 @@ class RemoteCalls {
 
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
+  // What the owners left for the face here in their answers, oldest first; each once. Costs a look where there is none.
+  // What came with an answer that was waited for is among it.
+  std::vector<std::string> take_notes();
+
   // A clause: what this rank waits for from `rank`, else what that has answered last; "" when nothing was asked of it.
   std::string asked_of(base::Rank rank);
 
@@ -123,6 +128,8 @@ class RemoteCalls {
   std::map<base::CallId, Pending> pending_;                         // until they are done
   std::map<base::Rank, std::shared_ptr<const IssuedCall>> latest_;  // by owner
   std::map<base::Microbatch, std::int64_t> counters_;
+  std::vector<std::string> notes_;
+  std::atomic<bool> noted_ = false;  // that there are some
   base::Step step_{-1};
   bool open_ = false;
   bool cancelled_ = false;

@@ -53,7 +53,8 @@ struct Message {
   std::int64_t after = -1;           // the number of the caller's call that this one must not overtake; -1: of none
   bool done = true;                  // kResult: nothing that the call has set off still runs
   std::string channel;               // kObject: the mailbox
-  std::string state;                 // the caller's state, to be set around the call; its owner knows the format
+  std::string state;                 // the caller's state, to be set around the call, or in the answer what its face
+                                     // is to know; in the face's format
   value::Value body;
 };
 

@@ -31,6 +31,9 @@ void bind_random(py::module_& module) {
     const auto* activity = pipeline::Activity::current();
     return activity ? activity->microbatch().value : -1;
   });
+  module.def("leave_note", [](const std::string& note) {
+    if (auto* activity = pipeline::Activity::current()) activity->leave_note(note);
+  });
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }
 

@@ -225,6 +225,12 @@ py::object call(Session& session, int index, const py::tuple& args, const py::di
   return to_object(arguments);
 }
 
+py::list take_notes(Session& session) {
+  py::list notes;
+  for (const auto& note : session.job().take_notes()) notes.append(py::bytes(note));
+  return notes;
+}
+
 void backward(Session& session, const pipeline::Tensors& tensors, const std::vector<std::optional<at::Tensor>>& given,
               double scale) {
   pipeline::Tensors gradients;
@@ -280,6 +286,7 @@ void bind_session(py::module_& module) {
       .def("set_order", &set_order)
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
+      .def("take_notes", &take_notes)
       .def("run_step_here", &run_step_here)
       .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, attributes, clipping, compiled, intercept, interrupts, uncaught
+from lamina import _lamina, attributes, clipping, closures, compiled, intercept, interrupts, swapping, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def _end() -> _lamina.Session:
         ended.replicas.unwatch()
     intercept.remove()
     attributes.remove()
+    swapping.remove()
+    closures.remove()
     uncaught.remove()
     clipping.remove()
     compiled.remove()

@@ -38,6 +38,9 @@ def in_step() -> bool:
 def microbatch() -> int:
     """Which one this thread works on; -1 for none, and with one partition."""
 
+def leave_note(note: bytes) -> None:
+    """In a module that runs for another rank: what that rank's `Session.take_notes` gives when the answer is there."""
+
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 
@@ -189,6 +192,8 @@ class Session:
     def lend_state(self, wait: Callable[[], None]) -> None:
         """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
         thread's random numbers and default dtype. No other body computes meanwhile."""
+    def take_notes(self) -> list[bytes]:
+        """What owners of modules left for this rank in their answers, each once."""
     def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
         """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
         alone. Each has a random stream and a default dtype of its own."""

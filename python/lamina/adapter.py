@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """nn.Modules as the engine calls them: by number, under the state of the rank that called."""
 
+import json
 from typing import Any
 
 from torch import nn
 
-from lamina import _current, _lamina, intercept
+from lamina import _current, _lamina, attributes, closures, intercept, swapping
 from lamina.arguments import ArgumentCheck, is_unchanging
 from lamina.changes import Changed, Lent, adopt, unpacked
 from lamina.errors import UsageError
@@ -25,9 +26,17 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
         UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
     """
     module = _modules()[number]
+    caller, state = _hear(state)
     _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
-    output = intercept.call_here(module, args, kwargs)
+    try:
+        with attributes.serving(_name(number)):
+            output = intercept.call_here(module, args, kwargs)
+        closures.look()
+    finally:
+        _hear_answers()
+        if news := attributes.news_for(caller):
+            _lamina.leave_note(json.dumps(news).encode())
     changed = check.changed()
     return Changed(output, changed).packed() if changed else output
 
@@ -40,9 +49,9 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
     """
     lent = [value for value in (*args, *kwargs.values()) if not is_unchanging(value)]
     if not lent:
-        return session.call(number, args, kwargs)
+        return _called(session, number, args, kwargs)
     with _lent.to_a_call(lent):
-        result = session.call(number, args, kwargs)
+        result = _called(session, number, args, kwargs)
         if (changed := unpacked(result)) is None:
             return result
         try:
@@ -52,9 +61,17 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
 
 
 def capture_state(number: int) -> bytes:
-    """The flags that calls of module `number` depend on: whether it and all under it are in training, one byte when
-    they are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
+    """What a call of module `number` depends on besides its arguments. First a line: who calls, and what the owner has
+    not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte when they
+    are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
     model's dtypes they are."""
+    model = _current.job().cut.model
+    news = attributes.news_for(model.owners[number])
+    told = json.dumps(news).encode() if news else b"[]"
+    return b"[%d,%b]\n" % (model.partition, told) + _flags(number)
+
+
+def _flags(number: int) -> bytes:
     modules, parameters = _parts(number)
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
@@ -78,6 +95,28 @@ def _name(number: int) -> str:
 
 def _modules() -> list[nn.Module]:
     return _current.job().cut.model.tree.modules
+
+
+def _called(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+    closures.look()
+    swapping.require_own(_name(number), _parts(number)[0])
+    try:
+        return session.call(number, args, kwargs)
+    finally:
+        _hear_answers()
+
+
+def _hear(state: bytes) -> tuple[int, bytes]:
+    """Takes the first line of `capture_state`; returns the partition that calls, and the rest."""
+    line, _, rest = state.partition(b"\n")
+    caller, news = json.loads(line)
+    attributes.hear(news)
+    return caller, rest
+
+
+def _hear_answers() -> None:
+    for note in _current.session().take_notes():
+        attributes.hear(json.loads(note))
 
 
 def _apply_state(number: int, state: bytes) -> None:

@@ -7,7 +7,18 @@ from typing import Any
 
 from torch import nn
 
-from lamina import _current, _lamina, attributes, clipping, compiled, hugging_face, intercept, streams
+from lamina import (
+    _current,
+    _lamina,
+    attributes,
+    clipping,
+    closures,
+    compiled,
+    hugging_face,
+    intercept,
+    streams,
+    swapping,
+)
 from lamina.adapter import call_remote
 from lamina.dynamic import waited_for
 from lamina.errors import ConfigError, UsageError
@@ -48,6 +59,7 @@ class Cut:
         self._pipelined = pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
+        self._waited: list[str] = []  # names of modules that are
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
@@ -93,6 +105,8 @@ class Cut:
         bring_together(self.model, _current.session())
         intercept.remove()
         attributes.remove()
+        swapping.remove()
+        closures.remove()
         self.whole = True
 
     def make_again(self) -> None:
@@ -126,7 +140,9 @@ class Cut:
             return
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
-            session.set_model(model.tree.names, model.owners, own_stream, waited_for(model.tree.modules))
+            waited = waited_for(model.tree.modules)
+            session.set_model(model.tree.names, model.owners, own_stream, waited)
+            self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         self._interception = (model.remote(), self._call_remote, streamed)
         self._intercept()
@@ -140,7 +156,14 @@ class Cut:
         if remote or streamed:
             intercept.install(*self._interception)
         if self._pipelined:
-            attributes.install(self._module().modules())
+            model = self.model
+            attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
+            attributes.hear(model.homes)
+            config = _current.session().config
+            in_turns = config.active_microbatches != 1 and config.microbatches > 1
+            swapping.install(self._module().modules(), in_turns)
+            owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
+            closures.install(owned, model.partition, in_turns)
 
     def _load_what_waits(self) -> None:
         waited, self.waiting = self.waiting, []

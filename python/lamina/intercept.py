@@ -12,6 +12,8 @@ from torch import nn
 
 from lamina import _lamina, compiled, nest
 
+Route = Callable[[int, tuple, dict[str, Any]], Any]
+
 _IN_STREAM = -1
 _NAMED = -2
 
@@ -20,13 +22,13 @@ _NAMED = -2
 _listed: dict[int, int] = {}
 _in_stream: set[int] = set()
 _names: dict[int, str] = {}
-_route: Callable[[int, tuple, dict[str, Any]], Any] | None = None
+_given: Route | None = None  # the route as it was given
+_route: Route | None = None  # the same, as compiled code may call it
 _original = nn.Module.__call__
+_installed = False
 
 
-def install(
-    remote: Mapping[int, int], route: Callable[[int, tuple, dict[str, Any]], Any], streams: Iterable[nn.Module] = ()
-) -> None:
+def install(remote: Mapping[int, int], route: Route, streams: Iterable[nn.Module] = ()) -> None:
     """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
     `streams` runs in a random stream of its own, if it is made in a step.
 
@@ -35,17 +37,19 @@ def install(
         route: what carries the call out.
         streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
     """
-    global _route, _original
+    global _given, _route, _original, _installed
     _listed.clear()
     _names.clear()
     _in_stream.clear()
     _in_stream.update(map(id, streams))
     _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
     _listed.update(remote)
-    _route = compiled.outside(route)
-    if nn.Module.__call__ is not _call:
+    _given, _route = route, compiled.outside(route)
+    if not _installed:
         _original = nn.Module.__call__
+    if nn.Module.__call__ is _original:  # else what somebody put around our wrapper calls it
         nn.Module.__call__ = _call
+    _installed = True
 
 
 def name_turns(modules: Mapping[str, nn.Module]) -> None:
@@ -62,15 +66,18 @@ def name_turns(modules: Mapping[str, nn.Module]) -> None:
 
 
 def remove() -> None:
-    """Every call is torch's again."""
+    """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
+    global _given, _installed
     _listed.clear()
+    _given = None
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
+    _installed = nn.Module.__call__ is not _original
 
 
-def forget(route: Callable[[int, tuple, dict[str, Any]], Any]) -> None:
+def forget(route: Route) -> None:
     """Ends what `install` did with that route; nothing when another was installed since."""
-    if _route == route:
+    if _given == route:
         remove()
 
 

@@ -536,6 +536,10 @@ def _check_module(module: Any) -> None:
         raise UsageError(f"DistributedModel takes an nn.Module, not {type(module).__name__}")
     if isinstance(module, DistributedModel):
         raise UsageError("this is a DistributedModel already")
+    if isinstance(module, torch.jit.ScriptModule) and _current.job().pipelined:
+        raise UsageError(
+            "the whole model is one ScriptModule, which cannot be cut: script or trace parts of it instead"
+        )
     for name, part in module.named_modules():
         if isinstance(part, _torch_wrappers()):
             what = f"{name}, which is in torch's" if name else "the model"

@@ -14,10 +14,13 @@ from torch import nn
 from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
 from lamina.tracing import Trace, planned_rows, summary, tell
+from lamina.tracing_state import Tie
 from lamina.tree import ModuleTree, is_called
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
+_TIES_SAID = 3
+_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "written": [], "table": "", "report": {}}
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
@@ -31,15 +34,24 @@ class PartitionedModel:
         parts: filled by `adapter`.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
+        homes: where the trace saw attributes set, as `attributes.hear` takes it.
     """
 
-    def __init__(self, tree: ModuleTree, owners: list[int], report: dict[str, Any], partition: int):
+    def __init__(
+        self,
+        tree: ModuleTree,
+        owners: list[int],
+        report: dict[str, Any],
+        partition: int,
+        written: Iterable[tuple[int, str, int]] = (),
+    ):
         self.tree = tree
         self.owners = owners
         self.report = report
         self.partition = partition
         self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
         self.conversions = 0
+        self.homes = [(place, name, owners[node]) for place, name, node in written]
         self._paths = tree.paths()
         self._positions = {path: position for position, path in enumerate(self._paths)}
 
@@ -112,8 +124,9 @@ def partition(
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
     tree = ModuleTree(module)
-    owners, report = _agree(tree, session, tracer)
-    model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
+    plan = _agree(tree, session, tracer)
+    mine = session.group_rank("pp")
+    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["written"])
     _keep_dense(model)
     printing.install()
     for rows in _portions(model.tensors()):
@@ -183,12 +196,20 @@ def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
     ids = {id(tensor) for _, tensor, _ in foreign}
+    plain = [module for module in model.tree.root.modules() if not isinstance(module, torch.jit.ScriptModule)]
     taken = [
         (tensors, name, tensor)
-        for module in model.tree.root.modules()
+        for module in plain
         for tensors in (module._parameters, module._buffers)
         for name, tensor in tensors.items()
         if id(tensor) in ids
+    ]
+    # In a ScriptModule nothing can be None; it is another rank's as a whole.
+    taken += [
+        (module._modules, name, child)
+        for module in plain
+        for name, child in module._modules.items()
+        if isinstance(child, torch.jit.ScriptModule) and model.elsewhere(child) is not None
     ]
     for tensors, name, _ in taken:
         tensors[name] = None
@@ -210,15 +231,12 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _agree(
-    tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
-) -> tuple[list[int], dict[str, Any]]:
-    """The owners that world rank 0 planned, and its report, once it is sure that all ranks have the same model."""
+def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """What world rank 0 planned, once it is sure that all ranks have the same model."""
     if session.size == 1:
-        plan = _plan(tree, session, tracer)
-        return plan["owners"], plan["report"]
+        return _plan(tree, session, tracer)
     lines = tree.describe()
-    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
+    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest(), "constants": tree.constants()}
     if session.rank == 0:
         mine |= _plan(tree, session, tracer) | {"lines": lines}
     everyone = session.all_gather("world", mine)
@@ -232,25 +250,54 @@ def _agree(
                 f"rank {rank} built another model than rank 0: {text}" for rank, text in enumerate(differences) if text
             )
         )
+    if session.rank == 0:
+        _tell_of_constants([each["constants"] for each in everyone])
     if session.rank == 0 and session.group_size("pp") > 1:
         print(first["table"].rstrip(), file=sys.stderr, flush=True)
-    return first["owners"], first["report"]
+    return first
 
 
 def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     try:
         found = tracer(tree) if tracer is not None else Trace()
-        for note in found.notes + placement.ignored(tree.modules):
+        ties = _said(tree, found.ties)
+        for note in found.notes + placement.ignored(tree.modules) + ties:
             tell(note)
         rows, nodes = planned_rows(tree, found.measures)
         owners, table, report = session.plan(rows)
         if session.group_size("pp") == 1:
             owners = [0] * len(rows)
     except Exception as error:
-        return {"error": str(error) or type(error).__name__, "owners": [], "table": "", "report": {}}
+        return _NO_PLAN | {"error": str(error) or type(error).__name__}
     by_node = dict(zip(nodes, owners, strict=True))
     ordered = [by_node[node] for node in range(len(nodes))]
-    return {"error": "", "owners": ordered, "table": table, "report": report | summary(tree, found)}
+    report |= summary(tree, found)
+    return _NO_PLAN | {
+        "owners": ordered,
+        "written": found.written,
+        "table": table,
+        "report": report,
+    }
+
+
+def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
+    apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
+    if apart:
+        tell(
+            f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
+            "as buffers, of which all get those of rank 0, or give the ranks one seed"
+        )
+
+
+def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:
+    """Lines for whoever wonders why modules are together."""
+    lines = [
+        f"{' and '.join(tree.names[node] or 'the model' for node in sorted(tie.nodes))} share {tie.attribute}: they "
+        "are on one rank"
+        for tie in ties
+    ]
+    more = f"{len(lines) - _TIES_SAID} more attributes tie modules: see partition_report()"
+    return lines if len(lines) <= _TIES_SAID else [*lines[:_TIES_SAID], more]
 
 
 def _difference(first: list[str], mine: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, attributes, nest
+from lamina import _current, attributes, closures, nest, other_random
 from lamina.checks import require_booleans
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
@@ -134,6 +134,7 @@ class StepFunction:
             bodies = self._bodies(count, owner, args, kwargs)
             job.session.run_step_here(count, lambda microbatch: outputs.append(noted(bodies[microbatch]())))
             return outputs
+        closures.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, failure = None, None
         if job.leads:
@@ -154,12 +155,18 @@ class StepFunction:
             finally:
                 attributes.end_microbatch(microbatch)
 
+        drawn = other_random.states()
         try:
             if first_call is None:
-                return job.session.run_step(count, body)
-            return job.session.run_step(count, first_call.around(body), first_call.serve)
-        finally:
-            attributes.end_step()
+                outputs = job.session.run_step(count, body)
+            else:
+                outputs = job.session.run_step(count, first_call.around(body), first_call.serve)
+        except BaseException:
+            attributes.end_step(failed=True)
+            raise
+        attributes.end_step()
+        other_random.tell_if_drawn(drawn)
+        return outputs
 
     def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""

@@ -24,6 +24,7 @@ from lamina.errors import UsageError
 from lamina.tracing_costs import nominal
 from lamina.tracing_record import Measures, Recorder, RunsBackwardError
 from lamina.tracing_scene import Ambience, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing_state import StateWatch, Tie
 from lamina.tracing_times import measure_times
 from lamina.tree import ModuleTree
 
@@ -58,11 +59,15 @@ class Trace:
 
     Attributes:
         measures: per node of the tree; None where nothing could be found out.
+        ties: the attributes that modules share.
+        written: attributes that are set, as `StateWatch.written` has them.
         notes: one line for each thing that was asked for and could not be done.
         error: the last that the model raised in a trace.
     """
 
     measures: list[Measures] | None = None
+    ties: list[Tie] = field(default_factory=list)
+    written: list[tuple[int, str, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -144,7 +149,7 @@ def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[lis
                 "backward_us": found.backward_us,
                 "activation_bytes": found.activation_bytes,
                 "output_bytes": found.output_bytes,
-                "together": sorted(place[other] for other in found.reads),
+                "together": sorted(place[other] for other in found.reads | found.ties),
             }
         )
     return rows, nodes
@@ -156,6 +161,7 @@ def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
     return {
         "reads_data": [name for name, each in named if each.reads_data],
         "draws": [name for name, each in named if each.draws],
+        "ties": {tie.attribute: [tree.names[node] for node in sorted(tie.nodes)] for tie in found.ties},
         "notes": found.notes,
     }
 
@@ -219,7 +225,13 @@ def _attempt(
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
             stack.enter_context(call.ambience.entered())
             stack.enter_context(recorder.watching())
-            tree.root(*args, **kwargs)
+            watch = StateWatch(tree, recorder.node)
+            with watch.watching():
+                tree.root(*args, **kwargs)
+            found.ties, found.written = watch.ties(), watch.written()
+        for tie in found.ties:
+            for node in tie.nodes:
+                recorder.measures[node].ties |= tie.nodes - {node}
         return recorder.measures
     except RunsBackwardError:
         raise

@@ -39,6 +39,7 @@ class Measures:
         order: when it was first called, None when it was not.
         calls: how often it was called.
         reads: nodes whose parameters or buffers it reads itself.
+        ties: nodes with which it shares attributes.
         reads_data, draws: whether data decides what it does; whether it draws random numbers.
     """
 
@@ -49,6 +50,7 @@ class Measures:
     order: int | None = None
     calls: int = 0
     reads: set[int] = field(default_factory=set)
+    ties: set[int] = field(default_factory=set)
     reads_data: bool = False
     draws: bool = False
 
@@ -83,7 +85,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        node = self._stack[-1] if self._stack else 0
+        node = self.node()
         measures = self.measures[node]
         for tensor in tensors_of((*args, *kwargs.values())):
             held_by = self._holders.of(tensor)
@@ -99,6 +101,10 @@ class Recorder(TorchDispatchMode):
         measures.forward_us += forward_us
         measures.backward_us += backward_us + (forward_us if self._recomputed else 0)
         return output
+
+    def node(self) -> int:
+        """The node whose forward runs."""
+        return self._stack[-1] if self._stack else 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -148,7 +154,7 @@ class Recorder(TorchDispatchMode):
         storage = _storage(tensor)
         if storage.cdata not in self._counted:
             self._counted[storage.cdata] = storage
-            self.measures[self._stack[-1] if self._stack else 0].activation_bytes += tensor.untyped_storage().nbytes()
+            self.measures[self.node()].activation_bytes += tensor.untyped_storage().nbytes()
         return tensor if self._keep else None
 
     def _refuse_writes(self, func: Any, args: tuple) -> None:

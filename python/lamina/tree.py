@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model as a tree of modules, numbered alike on every rank."""
 
+import ctypes
+import hashlib
+
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
@@ -9,8 +12,9 @@ from torch.nn.utils import parametrize
 from lamina import placement
 from lamina.errors import UsageError
 
-# They read the parameters of their children without calling them, so all of one lives together.
-_INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# They read the parameters of their children without calling them, or call them out of our sight: all of one lives
+# together.
+_INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, torch.jit.ScriptModule)
 # Never called: what they hold belongs to the module that reads it.
 _PARAMETER_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 
@@ -81,6 +85,15 @@ class ModuleTree:
         lines += [f"tensor {name!r}: {_kind(tensor)}" for name, tensor, _ in self.tensors()]
         return lines
 
+    def constants(self) -> dict[str, str]:
+        """What modules hold in attributes that are tensors, and neither parameters nor buffers: nobody sends it."""
+        return {
+            f"{name}.{attribute}" if name else attribute: hashlib.sha256(_bytes(value)).hexdigest()
+            for name, module in self.root.named_modules()
+            for attribute, value in vars(module).items()
+            if type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        }
+
     def _add(self, module: nn.Module, name: str, parent: int, home: int) -> None:
         """Adds `module` and what is under it; `home` is the nearest node above that is called."""
         node = len(self.modules)
@@ -112,7 +125,14 @@ class ModuleTree:
 
 def is_called(module: nn.Module) -> bool:
     """Whether it has a forward; lists and dictionaries of modules have none."""
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+    # Looked up as it is: a ScriptModule's cannot be had from its class.
+    forward = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
+    return forward is not nn.Module.forward or "forward" in module.__dict__
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    dense = tensor.detach().contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.nbytes else b""
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -32,6 +32,7 @@ MADE_ELSEWHERE = {
     "python/lamina/adapter.py": ["its argument … was changed by one call while another …"],
     "python/lamina/archives.py": ["… was saved by a job of …"],
     "python/lamina/arguments.py": ["… to what cannot be sent back"],
+    "python/lamina/attributes.py": ["… is set on partition … in a step, and … on partition …"],
     "python/lamina/failures.py": ["raised on rank …, where the traceback was"],
     "python/lamina/model.py": ["this partial state dict was saved by …"],
     "python/lamina/partitioning.py": ["rank … built another model than rank 0"],

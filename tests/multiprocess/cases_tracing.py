@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
+from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
@@ -117,6 +118,31 @@ def case_ranks_with_other_models_hear_of_it_in_the_step_and_go_on():
         lamina.step(lambda x: model(x))(BATCH)
     assert lamina.allgather(RANK, lamina.WORLD) == [0, 1]
     assert not model.partitioned
+
+
+def case_a_model_that_is_all_on_rank_0_trains_there():
+    for make in (lambda: nn.Linear(6, 6), lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))):
+        torch.manual_seed(3)
+        module = make()
+        plain = copy.deepcopy(module)
+        lamina.set_partition(module, 0)
+        model = start(module)
+        for _ in range(2):
+            loss = train_step(model)(BATCH).reduce_mean()
+            torch.testing.assert_close(loss, plain(BATCH).square().mean().detach())
+        assert len(list(model.local_parameters())) == (len(list(plain.parameters())) if RANK == 0 else 0)
+        lamina.shutdown()
+
+
+def case_after_a_cut_that_failed_the_plain_module_can_be_called():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    module[1].weight = module[0].weight
+    for index, part in enumerate(module):
+        lamina.set_partition(part, index)
+    model = start(module)
+    with pytest.raises(lamina.ConfigError, match="share a parameter"):
+        train_step(model)(BATCH)
+    assert module(BATCH).shape == (8, 6)
 
 
 def case_a_deterministic_job_is_cut_in_its_first_step():

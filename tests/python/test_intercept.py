@@ -40,6 +40,40 @@ def test_installing_again_replaces_the_list():
     assert first(1) == 1 and second(1) == "routed"
 
 
+class Routes:
+    def __init__(self):
+        self.calls = 0
+
+    def route(self, number, args, kwargs):
+        self.calls += 1
+
+
+def test_a_route_is_forgotten_unless_another_was_installed_since():
+    module, first, second = nn.Identity(), Routes(), Routes()
+    intercept.install({id(module): 0}, first.route)
+    intercept.install({id(module): 0}, second.route)
+    intercept.forget(first.route)
+    module(1)
+    intercept.forget(second.route)
+    assert module(1) == 1 and (first.calls, second.calls) == (0, 1)
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_what_somebody_puts_around_calls_is_called_once(monkeypatch):
+    here, there, seen = nn.Identity(), nn.Identity(), []
+    intercept.install({id(there): 0}, lambda *call: "routed")
+    ours = nn.Module.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", lambda module, *args: seen.append(module) or ours(module, *args))
+        intercept.install({id(there): 0}, lambda *call: "routed again")
+        assert (here(1), there(1)) == (1, "routed again")
+        intercept.remove()
+        assert (here(2), there(2)) == (2, 2)
+        intercept.install({id(there): 0}, lambda *call: "routed")
+        assert (here(3), there(3)) == (3, "routed")
+    assert seen == [here, there] * 3
+
+
 def test_the_owner_runs_hooks_but_not_what_the_class_adds_around_calls():
     class Counting(nn.Identity):
         calls = 0

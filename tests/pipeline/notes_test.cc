@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a face leaves in an answer for the face of the caller.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "lamina/pipeline/activity.h"
+#include "tests/pipeline/pipeline_fixture.h"
+
+namespace lamina::pipeline {
+namespace {
+
+TEST(Notes, ComeWithTheAnswerOfACallThatIsWaitedForAndByTheEndOfAStepWithAllOthersEachOnce) {
+  Pipeline pipeline(2, "simple");
+  int calls = 0;
+  const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
+    return [&](value::Value x) {
+      Activity::current()->leave_note("note " + std::to_string(calls++));
+      return value::Value(x.as<at::Tensor>() * 2);
+    };
+  });
+  std::vector<std::string> waited_for;
+  const auto body = [&](base::Microbatch) {
+    auto& job = pipeline.job(0);
+    job.call(leaves, at::ones({2}));
+    waited_for = job.take_notes();
+    const auto predicted = job.call(leaves, at::ones({2}));
+    return value::Value(predicted.as<at::Tensor>().sum());
+  };
+  for (const auto& outcome : pipeline.step(1, body)) EXPECT_EQ(message_of(outcome.error), "");
+  EXPECT_EQ(waited_for, std::vector<std::string>{"note 0"});
+  EXPECT_EQ(pipeline.job(0).take_notes(), std::vector<std::string>{"note 1"});
+  EXPECT_TRUE(pipeline.job(0).take_notes().empty() && pipeline.job(1).take_notes().empty());
+}
+
+TEST(Notes, ComeWithAnErrorToo) {
+  Pipeline pipeline(2, "simple");
+  const auto raises = pipeline.add("raises", 1, [](Job&) {
+    return [](value::Value) -> value::Value {
+      Activity::current()->leave_note("before");
+      throw std::runtime_error("no");
+    };
+  });
+  const auto body = [&](base::Microbatch) { return pipeline.job(0).call(raises, at::ones({2})); };
+  for (const auto& outcome : pipeline.step(1, body)) EXPECT_NE(message_of(outcome.error), "");
+  EXPECT_EQ(pipeline.job(0).take_notes(), std::vector<std::string>{"before"});
+}
+
+}  // namespace
+}  // namespace lamina::pipeline

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules a trace ties because they share attributes, or what is in them."""
+
+import pytest
+import torch
+from torch import nn
+
+from lamina.contents import changed, changed_by_more_than_counting, content
+from lamina.tracing import Call, TraceOptions, planned_rows, trace
+from lamina.tree import ModuleTree
+
+X = torch.randn(4, 8)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(()))
+        self.kept, self.cache, self.same, self.calls, self.own = None, {}, 1, 0, None
+
+    def forward(self, x):
+        self.kept = x
+        self.cache["x"] = x
+        self.same = 1
+        self.calls += 1
+        self.own = self.linear(x)
+        return self.own
+
+
+class Middle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Outer(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.middle, self.other = Middle(), nn.Linear(8, 8)
+        self.use = use
+
+    def forward(self, x):
+        return self.use(self.middle.inner, self.other(self.middle(x)))
+
+
+def sets_a_buffer(inner, x):
+    inner.mean = x.mean()
+    return x
+
+
+def ties(model):
+    tree = ModuleTree(model)
+    return tree, trace(tree, Call((X,), {}), TraceOptions())
+
+
+@pytest.mark.parametrize(
+    "use, attribute",
+    [
+        (lambda inner, x: x + inner.kept, "kept"),
+        (lambda inner, x: x + inner.cache["x"], "cache"),
+        (lambda inner, x: x * inner.calls, "calls"),
+        (lambda inner, x: setattr(inner, "own", x) or x, "own"),
+        (sets_a_buffer, "mean"),
+        (lambda inner, x: x * inner.same + inner.linear.in_features, None),
+        (lambda inner, x: x, None),
+    ],
+    ids=["an attribute", "a dictionary", "a counter", "set by both", "a buffer", "what stays the same", "nothing"],
+)
+def test_what_two_modules_use_and_one_sets_ties_them_and_what_is_between(use, attribute):
+    tree, found = ties(Outer(use))
+    assert found.measures is not None
+    names = {tie.attribute: {tree.names[node] for node in tie.nodes} for tie in found.ties}
+    assert names == ({f"middle.inner.{attribute}": {"", "middle", "middle.inner"}} if attribute else {})
+    rows, _ = planned_rows(tree, found.measures)
+    together = {rows[other]["name"] for row in rows if row["name"] == "middle" for other in row["together"]}
+    assert together == ({"", "middle.inner"} if attribute else set())
+
+
+def test_what_is_set_is_known_by_its_module_and_one_that_uses_it():
+    tree, found = ties(Outer(lambda inner, x: x))
+    inner = tree.names.index("middle.inner")
+    place = [name for name, _ in tree.root.named_modules()].index("middle.inner")
+    assert sorted(found.written) == [(place, name, inner) for name in ("cache", "calls", "kept", "own")]
+
+
+def test_one_object_under_two_names_is_one():
+    model = Outer(lambda inner, x: x + model.found["x"])
+    model.found = model.middle.inner.cache
+    tree, found = ties(model)
+    assert {tie.attribute for tie in found.ties} == {"found", "middle.inner.cache"}
+    assert {tree.names[node] for node in found.ties[0].nodes} == {"", "middle", "middle.inner"}
+    assert model.found == {}, "a trace leaves nothing behind"
+
+
+class Thing:
+    def __init__(self):
+        self.count, self.value, self.parts = 0, torch.ones(1), [1]
+
+
+@pytest.mark.parametrize(
+    "change, is_change, more_than_counting",
+    [
+        (lambda thing: None, False, False),
+        (lambda thing: setattr(thing, "count", 1), True, False),
+        (lambda thing: setattr(thing, "value", torch.ones(1)), True, True),
+        (lambda thing: setattr(thing, "new", 1), False, False),
+        (lambda thing: delattr(thing, "count"), True, True),
+        (lambda thing: thing.parts.append(2), True, True),
+        (lambda thing: thing.parts.clear(), True, True),
+    ],
+    ids=["nothing", "a number", "a tensor", "something new", "less", "a longer list", "an empty list"],
+)
+def test_changes_of_an_object(change, is_change, more_than_counting):
+    thing = Thing()
+    before = content(thing)
+    change(thing)
+    assert changed(before, content(thing)) == is_change
+    assert changed_by_more_than_counting(before, content(thing)) == more_than_counting
