@@ -8,14 +8,15 @@ it is an error when one microbatch changes it between two uses by another.
 
 [Note: homes of attributes] Every rank has all modules as objects, so what one rank sets the others do not see. The
 partition on which an attribute of a module is set in a step is the attribute's home. On all others it is an error to
-read or to set it in a step, and to read it afterwards: none of them may go on with a value that is out of date. They
-hear of homes with the calls between them: `news_for` goes with a request and with its answer, and what a rank has heard
-it tells on. What an attribute holds counts as the attribute, under all names that it has in the model. A trace ties
-modules that share attributes to one rank beforehand (tracing_state.py), and all ranks know then what it saw set.
+read or to set it in a step, and reading it afterwards warns: none of them is to go on with a value that is out of date.
+They hear of homes with the calls between them: `news_for` goes with a request and with its answer, and what a rank has
+heard it tells on. What an attribute holds counts as the attribute, under all names that it has in the model. A trace
+ties modules that share attributes to one rank beforehand (tracing_state.py), and all ranks know then what it saw set.
 """
 
 import numbers
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ _aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # objects, an
 _used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
 _latest: dict[Key, int] = {}  # the microbatch that read one last
 _left: dict[Key, dict[int, Content]] = {}  # the content when another microbatch came, by the one that was there before
+_told_of: set[Key] = set()  # what was read after a step on a rank that is not its home
 _setters: dict[Key, "_Setter"] = {}  # which call of another rank set one last
 _waited: set[str] = set()
 _served = threading.local()  # `.name`: of the module that this thread runs for another rank
@@ -198,6 +200,7 @@ def _forget() -> None:
     end_step()
     for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used):
         kept.clear()
+    _told_of.clear()
     _setters.clear()
     _waited.clear()
 
@@ -215,12 +218,16 @@ def _look_at_contents() -> None:
     while _used:
         key, module = _used.popitem()
         value = vars(module).get(key[1])
-        before, _contents[key] = _contents[key], content(value)
-        if changed(before, _contents[key]):
-            touch(module, key[1])
-            for each in within(value):
-                for alias in _aliases.get(id(each), (each, []))[1]:
-                    touch(*alias)
+        before, after = _contents[key], content(value)
+        _contents[key] = after
+        if before == after:
+            continue
+        aliases = [alias for each in within(value) for alias in _aliases.get(id(each), (each, []))[1]]
+        others = [(other, name) for other, name in aliases if (id(other), name) != key]
+        # What several modules only add to is a cache that each rank fills for itself.
+        if not others or changed(before, after):
+            for alias in [(module, key[1]), *others]:
+                touch(*alias)
 
 
 def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
@@ -291,6 +298,15 @@ def _message(module: nn.Module, name: str, done: str) -> str:
     )
 
 
+def _refuse_to_read(module: nn.Module, name: str) -> None:
+    """An error in a step; after it, where a script may look at what its rank did, a warning, once."""
+    if _lamina.microbatch() >= 0:
+        raise UsageError(_message(module, name, "read"))
+    if (id(module), name) not in _told_of:
+        _told_of.add((id(module), name))
+        warnings.warn(_message(module, name, "read"), stacklevel=4)
+
+
 class _Attribute:
     """An attribute of the modules of one class.
 
@@ -308,7 +324,7 @@ class _Attribute:
         if module is None:
             return self._of_class(None, kind)
         if _foreign and (id(module), self._name) in _foreign:
-            raise UsageError(_message(module, self._name, "read"))
+            _refuse_to_read(module, self._name)
         own = _mine().get((id(module), self._name), _MISSING)
         if own is not _MISSING:
             if (id(module), self._name) in _setters:

@@ -3,8 +3,9 @@
 
 import numbers
 import sys
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ _THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"}
 
 
 def is_changeable(value: Any) -> bool:
-    """Whether it is a list, a dictionary, a set, or an object of a class of the script's own."""
-    if isinstance(value, (*_LISTS, dict, set)):
+    """Whether it is a list, a dictionary, a set, or an object of a class of the script's own that is not called."""
+    if isinstance(value, (*_LISTS, dict, set, UserDict, UserList, SimpleNamespace)):
         return True
     if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or callable(value):
         return False

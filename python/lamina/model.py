@@ -273,7 +273,8 @@ class DistributedModel(nn.Module):
         """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
         [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
         "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
-        random numbers, "notes", what could not be found out. Before partition: UsageError."""
+        random numbers, "ties", the modules that share each attribute, "notes", what could not be found out. Before
+        partition: UsageError."""
         if not self.partitioned:
             raise UsageError("the model is partitioned at the first call of a step function; there is no report before")
         return self._cut.model.report

@@ -20,6 +20,16 @@ BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torc
 SCHEDULES = ("simple", "interleaved")
 
 
+class Log:
+    """Keeps what it is called with: of all microbatches, in whatever order."""
+
+    def __init__(self):
+        self.held = []
+
+    def __call__(self, each):
+        self.held.append(each)
+
+
 class Block(nn.Module):
     """Counts its runs, and knows what it computed on its way."""
 
@@ -28,12 +38,12 @@ class Block(nn.Module):
         self.layer = nn.Linear(6, 6, dtype=torch.float64)
         self.dropout = nn.Dropout(dropout)
         self.runs = 0
-        self.activations = []
+        self.activations = Log()
 
     def forward(self, x, scale=1.0):
         self.runs += 1
         hidden = self.layer(x)
-        self.activations.append(StorageWeakRef(hidden.untyped_storage()))
+        self.activations(StorageWeakRef(hidden.untyped_storage()))
         return self.dropout(F.gelu(hidden)) * scale + x
 
 
@@ -46,7 +56,7 @@ class CountsActivations(nn.Module):
         self.held = 0
 
     def forward(self, x):
-        refs = [ref for block in self.blocks for ref in block.activations]
+        refs = [ref for block in self.blocks for ref in block.activations.held]
         self.held = sum(not ref.expired() for ref in refs)
         return x.clone()
 

@@ -229,7 +229,7 @@ def test_a_model_that_reads_data_is_run_once_and_the_module_named():
     model = nn.Sequential(nn.Linear(8, 8), Inner(), nn.Dropout(0.5))
     tree = ModuleTree(model)
     found = trace(tree, Call((X,), {}), TraceOptions())
-    assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], "notes": []}
+    assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], "ties": {}, "notes": []}
     assert found.measures[0].forward_us + found.measures[1].forward_us > 0
     assert runs[1:] == [torch.Tensor], "after the fake one"
 
