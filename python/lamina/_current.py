@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, attributes, clipping, compiled, intercept, interrupts, uncaught
+from lamina import _lamina, attributes, averages, clipping, compiled, foreign, intercept, interrupts, uncaught
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def _end() -> _lamina.Session:
     attributes.remove()
     uncaught.remove()
     clipping.remove()
+    averages.remove()
+    foreign.remove()
     compiled.remove()
     return ended.session
 

@@ -13,10 +13,12 @@ from torch import nn
 
 from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
+from lamina.slots import Slot
 from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tree import ModuleTree, is_called
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]  # see adapter
 
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
@@ -28,7 +30,7 @@ class PartitionedModel:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
-        parts: filled by `adapter`.
+        parts: filled by `adapter`; for one step or more, while no parameter is replaced.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
     """
@@ -38,7 +40,7 @@ class PartitionedModel:
         self.owners = owners
         self.report = report
         self.partition = partition
-        self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
+        self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self._paths = tree.paths()
         self._positions = {path: position for position, path in enumerate(self._paths)}
@@ -182,10 +184,17 @@ def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -
 def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
-    ids = {id(tensor) for _, tensor, _ in foreign}
+    with without(model.tree.root, (tensor for _, tensor, _ in foreign)):
+        yield foreign
+
+
+@contextmanager
+def without(root: nn.Module, hidden: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, the modules under `root` do not have these parameters and buffers."""
+    ids = set(map(id, hidden))
     taken = [
         (tensors, name, tensor)
-        for module in model.tree.root.modules()
+        for module in root.modules()
         for tensors in (module._parameters, module._buffers)
         for name, tensor in tensors.items()
         if id(tensor) in ids
@@ -193,7 +202,7 @@ def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     for tensors, name, _ in taken:
         tensors[name] = None
     try:
-        yield foreign
+        yield
     finally:
         for tensors, name, tensor in taken:
             tensors[name] = tensor
