@@ -75,6 +75,10 @@ class DistributedModel {
     face::model_outside_step("load_state_dict()").load(named);
   }
 
+  // The norm of the gradients over the whole model, each parameter counted once; the same on every rank of the
+  // pipeline. All of them call it, after the step.
+  at::Tensor grad_norm(double norm_type = 2) { return face::model_outside_step("grad_norm()").grad_norm(norm_type); }
+
   // Scales the gradients so that their norm over the whole model is at most `max_norm`; returns the norm before, the
   // same on every rank of the pipeline. All of them call it, after the step.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) {

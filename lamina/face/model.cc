@@ -172,7 +172,8 @@ void Model::let_go() {
         base::str(held.name, " lives in partition ", owner, " on rank ", job_.session->owner(base::Partition(owner)),
                   "; it was used on rank ", job_.session->world().rank,
                   ": call its module as a lamina::Child, or place its user in the same partition with "
-                  "set_partition"));
+                  "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
+                  "steps: local_parameters() has those that are here, state_dict() all values on every rank"));
   }
 }
 

@@ -59,6 +59,7 @@ class Model {
 
   // See DistributedModel.
   void backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients);
+  at::Tensor grad_norm(double norm_type);
   at::Tensor clip_grad_norm(double max_norm, double norm_type);
   std::vector<std::pair<std::string, at::Tensor>> state();  // collective over the pipeline
   void load(const std::map<std::string, at::Tensor>& state);

@@ -15,12 +15,11 @@ namespace lamina::face {
 
 using topology::Group;
 
-at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
+at::Tensor Model::grad_norm(double norm_type) {
   const at::NoGradGuard no_grad;
   auto& session = *job_.session;
   std::map<std::string, at::Tensor> norms;
-  const auto mine = own(tree_.parameters());
-  for (const auto& [name, parameter] : mine) {
+  for (const auto& [name, parameter] : own(tree_.parameters())) {
     if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
   }
   const auto everyone =
@@ -31,9 +30,14 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
     if (const auto found = norms.find(held.name); found != norms.end()) ordered.push_back(found->second);
   }
   if (ordered.empty()) return at::zeros({});
-  const at::Tensor total = at::linalg_vector_norm(at::stack(ordered), norm_type);
+  return at::linalg_vector_norm(at::stack(ordered), norm_type);
+}
+
+at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor total = grad_norm(norm_type);
   const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
-  for (const auto& [name, parameter] : mine) {
+  for (const auto& [name, parameter] : own(tree_.parameters())) {
     if (parameter.grad().defined()) parameter.grad().mul_(factor);
   }
   return total;

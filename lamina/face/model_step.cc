@@ -62,6 +62,13 @@ std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
 std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
+  std::vector<std::string> names;
+  pipeline::Tensors tensors;
+  for (const auto& held : tree_.tensors()) {
+    names.push_back(held.name);
+    tensors.push_back(held.tensor);
+  }
+  job.watch_flags(std::move(names), std::move(tensors));
   if (partitioned()) return job.run_step(config.microbatches, body, [] {});
   const bool traced = config.auto_partition && !config.skip_tracing;
   if (traced && job.leads()) return run_first(body);

@@ -55,6 +55,22 @@ void Activity::queue_again(plan::Phase phase) {
   take_state();
 }
 
+const ParameterFlags::Flags& Activity::flags() {
+  if (holds_ && slot_.flags() != nullptr) flags_ = slot_.flags()->read(flags_);
+  return flags_;
+}
+
+void Activity::set_flags(ParameterFlags::Flags flags) {
+  flags_ = std::move(flags);
+  if (slot_.flags() != nullptr) slot_.flags()->install(flags_);
+}
+
+void Activity::end_body() {
+  if (slot_.flags() == nullptr) return;
+  slot_.flags()->end_body(microbatch_, flags());
+  slot_.hold_starts(false);
+}
+
 void Activity::retire() {
   release();
   retired_ = true;
@@ -82,7 +98,9 @@ void Activity::take_state() {
   if (!state_) {
     state_ = ProcessState::current();
     state_->seed(seed_);
+    if (leads_ && slot_.flags() != nullptr) flags_ = slot_.flags()->begin_body(microbatch_);
   }
+  if (auto* flags = slot_.flags()) flags->install(flags_);
   state_->swap();
   if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
   holds_ = true;
@@ -91,6 +109,8 @@ void Activity::take_state() {
 }
 
 void Activity::leave_state() {
+  if (leads_ && slot_.flags() != nullptr && slot_.flags()->keeps_others(microbatch_, flags())) slot_.hold_starts(true);
+  flags();
   holds_ = false;
   forget_casts();
   state_->swap();

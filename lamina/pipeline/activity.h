@@ -9,6 +9,7 @@
 
 #include "lamina/base/ids.h"
 #include "lamina/pipeline/compute_slot.h"
+#include "lamina/pipeline/parameter_flags.h"
 #include "lamina/pipeline/process_state.h"
 
 namespace lamina::pipeline {
@@ -72,13 +73,19 @@ class Activity {
   template <class Wait>
   void lend_state(const Wait& wait) {
     leave_state();
+    auto* flags = slot_.flags();
+    if (flags != nullptr) flags->install(nullptr);
+    const auto come_back = [&] {
+      if (flags != nullptr) flags->adopt();
+      take_state();
+    };
     try {
       wait();
     } catch (...) {
-      take_state();
+      come_back();
       throw;
     }
-    take_state();
+    come_back();
   }
 
   // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
@@ -90,6 +97,13 @@ class Activity {
   // The phase in which it goes on after a wait.
   plan::Phase phase() const { return in_backward_ ? plan::Phase::kBackward : plan::Phase::kForward; }
   void enter_backward() { in_backward_ = true; }
+
+  // What its code has set of the flags of parameters, what it was given included; see [Note: flags of parameters].
+  const ParameterFlags::Flags& flags();
+  void set_flags(ParameterFlags::Flags flags);  // of a request
+
+  // The code of a step body is over.
+  void end_body();
 
   // Gives the slot up for good: what is left to do is no computing.
   void retire();
@@ -122,6 +136,7 @@ class Activity {
   const bool leads_;
   const std::uint64_t seed_;
   std::shared_ptr<ComputeSlot::Place> place_;
+  ParameterFlags::Flags flags_;
   std::optional<ProcessState> state_;  // its own while it lacks the slot, else the main thread's
   bool holds_ = false;
   bool forward_ended_ = false;

@@ -24,6 +24,7 @@ void ComputeSlot::follow(std::unique_ptr<plan::Schedule> schedule) {
 void ComputeSlot::begin_step(int microbatches) {
   std::lock_guard guard(mutex_);
   progress_ = {.microbatches = microbatches};
+  holds_starts_ = false;
   cancelled_ = false;
 }
 
@@ -119,6 +120,12 @@ void ComputeSlot::finished() {
   pass_on();
 }
 
+void ComputeSlot::hold_starts(bool hold) {
+  std::lock_guard guard(mutex_);
+  holds_starts_ = hold;
+  pass_on();
+}
+
 bool ComputeSlot::hand_over() {
   processor_.leave();
   held_ = false;
@@ -128,12 +135,18 @@ bool ComputeSlot::hand_over() {
 
 void ComputeSlot::pass_on() {
   if (held_ || cancelled_ || waiters_.empty()) return;
-  std::vector<plan::Ticket> tickets(waiters_.size());
-  std::ranges::transform(waiters_, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
-  const auto next = schedule_->pick(tickets, progress_);
+  std::vector<Waiter*> ready;
+  std::ranges::copy_if(waiters_, std::back_inserter(ready), [&](const Waiter* waiter) {
+    return !holds_starts_ || waiter->ticket.phase != plan::Phase::kStart;
+  });
+  std::vector<plan::Ticket> tickets(ready.size());
+  std::ranges::transform(ready, tickets.begin(), [](const Waiter* waiter) { return waiter->ticket; });
+  auto progress = progress_;
+  if (holds_starts_) progress.microbatches = progress.started;  // nobody is to wait for those
+  const auto next = schedule_->pick(tickets, progress);
   if (!next) return;
-  Waiter* waiter = waiters_[*next];
-  waiters_.erase(waiters_.begin() + static_cast<std::ptrdiff_t>(*next));
+  Waiter* waiter = ready[*next];
+  std::erase(waiters_, waiter);
   progress_.go_on(waiter->ticket);
   held_ = true;
   waiter->granted = true;

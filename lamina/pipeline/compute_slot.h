@@ -16,6 +16,7 @@
 namespace lamina::pipeline {
 
 class OrderedGradients;
+class ParameterFlags;
 
 // [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
 // between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
@@ -32,6 +33,8 @@ class ComputeSlot {
   // What moves with the slot, to the microbatch that computes; nullptr for nothing.
   void carry(OrderedGradients* gradients) { gradients_ = gradients; }
   OrderedGradients* gradients() const { return gradients_; }
+  void carry(ParameterFlags* flags) { flags_ = flags; }
+  ParameterFlags* flags() const { return flags_; }
   // Called by the thread that gave it up, when nobody had been waiting for it.
   void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
   // What notes who had it, and when; nullptr for nothing.
@@ -55,6 +58,9 @@ class ComputeSlot {
   class Place;
   std::shared_ptr<Place> reserve(plan::Phase phase, base::Microbatch microbatch);
   void acquire(Place& place);  // in the thread; once
+
+  // Whether microbatches that have not started are to wait; see [Note: flags of parameters].
+  void hold_starts(bool hold);
 
   // Both in one: gives the slot up and waits for it among those that wait already.
   void queue_again(plan::Phase phase, base::Microbatch microbatch);
@@ -88,9 +94,11 @@ class ComputeSlot {
   Processor processor_;
   std::function<void()> idle_ = [] {};
   OrderedGradients* gradients_ = nullptr;
+  ParameterFlags* flags_ = nullptr;
   observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;
   bool held_ = false;
+  bool holds_starts_ = false;
   bool cancelled_ = false;
 };
 

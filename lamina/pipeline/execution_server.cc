@@ -10,6 +10,7 @@
 #include "lamina/pipeline/requests.h"
 #include "lamina/pipeline/signature.h"
 #include "lamina/pipeline/streams.h"
+#include "lamina/pipeline/views.h"
 #include "lamina/value/encoding.h"
 
 namespace lamina::pipeline {
@@ -190,7 +191,11 @@ void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
   std::optional<value::Failure> failure;
   try {
     parked.fill();
+    set_flags(request, activity);
+    const auto flags = activity.flags();
     outputs = forwards ? forward(request, answer) : backward(parked, answer);
+    require_flags(request, flags, activity);
+    calls_.learn_views(activity);
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
@@ -202,6 +207,22 @@ void ExecutionServer::serve(Parked& parked, ComputeSlot::Place& place) {
   }
   answer.state = activity.take_note();
   finish(request, std::move(outputs), std::move(failure), std::move(answer), activity);
+}
+
+void ExecutionServer::set_flags(const Message& request, Activity& activity) {
+  const bool forwards = request.kind == Kind::kForward;
+  if (slot_.flags() == nullptr) return;
+  activity.set_flags(slot_.flags()->from_bytes(forwards ? split_state(request.state).flags : request.state));
+}
+
+void ExecutionServer::require_flags(const Message& request, const ParameterFlags::Flags& given, Activity& activity) {
+  if (slot_.flags() == nullptr) return;
+  const auto name = slot_.flags()->difference(given, activity.flags());
+  if (name.empty()) return;
+  throw base::UsageError(base::str(modules_->name(request.target), " changed requires_grad of ", name, " on rank ",
+                                   transport_.rank(),
+                                   ", which its caller on another rank does not see: set it in the body of the step "
+                                   "function, or before the step on every rank"));
 }
 
 Tensors ExecutionServer::forward(Message& request, Message& answer) {
@@ -221,11 +242,12 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     result.saw_data = watch && watch->saw_data();
   }
   replace_arguments(result.outputs, arguments);
+  result.views = views(result.outputs, arguments);
   result.written = written(arguments, before);
   copy_what_others_hold(result.outputs);
   Tensors outputs;
   if (request.expected != 0) {
-    const auto found = outline(result.outputs);
+    const auto found = outline(result.outputs, result.views);
     if (!found || found->fingerprint != request.expected || !result.written.items.empty()) {
       throw_unexpected(modules_->name(request.target), "the results of");
     }
@@ -258,7 +280,9 @@ Tensors ExecutionServer::backward(Parked& parked, Message& answer) {
   if (!graph) {
     throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
   }
-  auto result = graph->backward(gradients, what.options);
+  auto options = what.options;
+  options.asked = calls_.asked(request.call.microbatch);
+  auto result = graph->backward(gradients, options);
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
     answer.body = to_value(result);

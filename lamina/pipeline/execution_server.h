@@ -79,6 +79,9 @@ class ExecutionServer {
   void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked, ComputeSlot::Place& place);
   void deliver(const transport::Message& request);
+  // See [Note: flags of parameters]: a module has those that its request brings, and leaves them so.
+  void set_flags(const transport::Message& request, Activity& activity);
+  void require_flags(const transport::Message& request, const ParameterFlags::Flags& given, Activity& activity);
   Tensors forward(transport::Message& request, transport::Message& answer);
   Tensors backward(Parked& parked, transport::Message& answer);
   std::shared_ptr<CalleeGraph> graph_of(Served& forward, bool keep);

@@ -7,10 +7,12 @@
 #include <c10/util/strides.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <set>
 #include <unordered_set>
 
@@ -75,7 +77,13 @@ void for_each_edge(autograd::edge_list open, const Visit& visit) {
 // Of the backward that this thread is in.
 BackwardOptions current_options() {
   const auto* asked = autograd::get_current_graph_task_exec_info();
-  return {autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty(), {}};
+  BackwardOptions options{autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty(), {}, {}};
+  if (options.accumulate) return options;
+  for (const auto& [node, info] : *asked) {
+    const auto* leaf = info.captures_ ? dynamic_cast<const autograd::AccumulateGrad*>(node) : nullptr;
+    if (leaf != nullptr) options.asked.push_back(leaf->variable);
+  }
+  return options;
 }
 
 }  // namespace
@@ -161,6 +169,14 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
     entry.awaits = false;
     return std::exchange(entry.arrived, {});
   }
+  for_each_edge(graph_->outputs, [&](const autograd::Edge& edge) {
+    const auto* leaf = dynamic_cast<const autograd::AccumulateGrad*>(edge.function.get());
+    const auto is_it = [&](const at::Tensor& tensor) { return tensor.is_same(leaf->variable); };
+    if (leaf == nullptr || std::ranges::none_of(options.asked, is_it)) return;
+    throw base::UsageError(
+        "autograd.grad(), or backward(inputs=...), of a parameter that a module uses which another rank calls: that "
+        "part of its gradient does not reach the caller; use model.backward() and read .grad on the rank that owns it");
+  });
   if (inputs == 0) return {};  // nobody asks for anything
   autograd::edge_list asked;
   for (std::uint32_t i = 0; i < inputs; ++i) asked.emplace_back(graph_->entry, i);

@@ -36,6 +36,8 @@ struct BackwardOptions {
   bool accumulate = true;  // into the parameters; not where gradients of given tensors are asked for
   // Outputs of whose gradient the caller wants to see all: it has a hook, or is to be kept.
   std::vector<std::int64_t> watched;
+  // The leaves whose gradients autograd.grad asks for, as far as this rank knows them; it stays here.
+  Tensors asked;
 };
 
 // The owner's end: the graph of one call, from the arguments to the outputs.
@@ -53,7 +55,8 @@ class CalleeGraph {
 
   // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
   // arguments, which may be references where they come straight out of another call. Throws what a node throws, and
-  // base::UsageError where a watched output gets a gradient from another one, which its caller does not see.
+  // base::UsageError where a watched output gets a gradient from another one, which its caller does not see, and where
+  // one that is asked for depends on what is behind the arguments alone.
   Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
  private:

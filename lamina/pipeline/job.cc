@@ -32,15 +32,17 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
-value::Value end_value(const std::vector<value::Value>& outputs) { return value::Tuple{{true, value::List{outputs}}}; }
-value::Value end_value(const value::Failure& failure) { return value::Tuple{{false, value::to_value(failure)}}; }
+value::Value end_value(const std::vector<value::Value>& outputs, const std::string& flags) {
+  return value::Tuple{{true, value::List{outputs}, flags}};
+}
+value::Value end_value(const value::Failure& failure) { return value::Tuple{{false, value::to_value(failure), ""}}; }
 
-// The outputs in the end of a step, or its failure, thrown.
-std::vector<value::Value> outputs_of(transport::Message&& end) {
+// The outputs in the end of a step, or its failure, thrown; and the flags of parameters that it leaves.
+std::pair<std::vector<value::Value>, std::string> outputs_of(transport::Message&& end) {
   auto& parts = end.body.as<value::Tuple>().items;
-  if (parts.size() != 2) throw base::FormatError("an end of step without two parts");
+  if (parts.size() != 3) throw base::FormatError("an end of step without three parts");
   if (!parts[0].as<bool>()) throw value::RemoteFailure(value::to_failure(parts[1]));
-  return std::move(parts[1].as<value::List>().items);
+  return {std::move(parts[1].as<value::List>().items), parts[2].as<std::string>()};
 }
 
 // A step, to whoever watches this process, however it ends.
@@ -77,6 +79,7 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
         calls_.cancel();
       }) {
   if (options_.deterministic) slot_.carry(&gradients_);
+  slot_.carry(&flags_);
   slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
@@ -109,6 +112,8 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   const auto step = state_.begin([&](base::Step beginning) {
     slot_.begin_step(microbatches);
     gradients_.begin_step(parameters_);
+    flags_.begin_step();
+    flags_left_ = nullptr;
     inbox_.begin_step();
     calls_.begin_step(beginning);
     seeds_.begin_step();
@@ -118,7 +123,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   std::vector<value::Value> outputs;
   try {
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
-    if (leads() && !state_.error()) announce_end(step, end_value(outputs));
+    if (leads() && !state_.error()) announce_end(step, end_value(outputs, ParameterFlags::to_bytes(flags_left_)));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
@@ -176,6 +181,8 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
       Activity activity(slot_, step, microbatch, plan::Phase::kStart, seed);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
+      activity.end_body();
+      calls_.learn_views(activity);
       activity.retire();
       calls_.settle(activity, calls_.held(activity, {}));
       results->outputs[microbatch.value] = std::move(outputs);
@@ -187,12 +194,16 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
   if (results->ready != microbatches) return {};  // it failed, and threads may still write
+  flags_left_ = flags_.left_by(base::Microbatch(microbatches - 1));
   return std::move(results->outputs);
 }
 
 std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
   auto end = state_.wait_end(patience, options_.pipeline.front(), [] { return false; });
-  return end ? outputs_of(std::move(*end)) : std::vector<value::Value>();
+  if (!end) return {};
+  auto [outputs, flags] = outputs_of(std::move(*end));
+  flags_left_ = flags_.from_bytes(flags);
+  return std::move(outputs);
 }
 
 void Job::announce_end(base::Step step, value::Value body) {
@@ -239,6 +250,7 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
   calls_.end_step();
   const auto error = state_.error();
   gradients_.end_step(/*keep=*/!error);
+  flags_.end_step(error ? nullptr : flags_left_);
   state_.end();
   return error;
 }

@@ -15,6 +15,7 @@
 #include "lamina/observe/recorder.h"
 #include "lamina/pipeline/execution_server.h"
 #include "lamina/pipeline/ordered_gradients.h"
+#include "lamina/pipeline/parameter_flags.h"
 #include "lamina/pipeline/remote_calls.h"
 #include "lamina/pipeline/step_state.h"
 #include "lamina/pipeline/streams.h"
@@ -61,6 +62,12 @@ class Job {
   // bits: see [Note: ordered gradients]. Where forwards change the model microbatches run one after the other, as in
   // the plain loop. In the step in which the model is cut, once more when that is known, in the thread that entered it.
   void set_order(Tensors parameters, bool forwards_change_the_model);
+
+  // Before a step, alike on every rank of the pipeline: the model's parameters and buffers, whose requires_grad a body
+  // may set; see [Note: flags of parameters].
+  void watch_flags(std::vector<std::string> names, Tensors tensors) {
+    flags_.watch(std::move(names), std::move(tensors));
+  }
 
   // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank.
   // `body` is used on the leading rank only. Throws the first error that any rank met: the same on every rank, on the
@@ -121,6 +128,8 @@ class Job {
   std::vector<base::Rank> owners_;
   RootSeeds seeds_;
   OrderedGradients gradients_;
+  ParameterFlags flags_;
+  ParameterFlags::Flags flags_left_;  // by the last microbatch of this step
   Tensors parameters_;
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   ComputeSlot slot_;

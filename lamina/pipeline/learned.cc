@@ -26,6 +26,7 @@ std::shared_ptr<const Outline> Learned::outline() const {
 void Learned::learn_outline(std::optional<Outline> outline) {
   std::lock_guard guard(mutex_);
   predictable_ = predictable_ && outline.has_value() && (!outline_ || outline_->fingerprint == outline->fingerprint);
+  if (outline && outline_) outline->fetches_views = outline->fetches_views || outline_->fetches_views;
   outline_ = predictable_ ? std::make_shared<const Outline>(std::move(*outline)) : nullptr;
 }
 

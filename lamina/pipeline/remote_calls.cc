@@ -11,6 +11,7 @@
 #include "lamina/pipeline/data_watch.h"
 #include "lamina/pipeline/requests.h"
 #include "lamina/pipeline/streams.h"
+#include "lamina/value/released.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -130,7 +131,8 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   require_can_cross(call->name, arguments);
   Message request;
   request.kind = Kind::kForward;
-  CallState state{capture_modes(), std::nullopt, modules.capture_state(id)};
+  CallState state{capture_modes(), std::nullopt, modules.capture_state(id),
+                  ParameterFlags::to_bytes(Activity::current()->flags())};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
@@ -153,6 +155,8 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
     auto outputs = expected_outputs(*pending, *outline, request);
     send(pending, std::move(request));
     node.attach(outputs, outline->reached);
+    auto shared = share_views(outputs, outline->views, given, outline->fetches_views);
+    if (shared.left_apart) Activity::current()->issued().views.push_back({call, std::nullopt, std::move(shared)});
     hand_back(outputs, given);
     return outputs;
   }
@@ -162,11 +166,16 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   node.attach(body, answer.reached);
   if (answer.saw_data) DataWatch::note();
   const bool predictable = !answer.saw_data && answer.written.items.empty();
-  auto learned = predictable ? pipeline::outline(answer.outputs) : std::nullopt;
+  auto learned = predictable ? pipeline::outline(answer.outputs, answer.views) : std::nullopt;
   if (learned) learned->reached = answer.reached;
-  call->learned->learn_outline(std::move(learned));
-  hand_back(answer.outputs, given);
   write_arguments(call->name, answer.written, given);
+  auto shared = share_views(answer.outputs, answer.views, given, /*fetches=*/true);
+  if (!answer.views.empty() && learned) {
+    Activity::current()->issued().views.push_back({call, std::move(learned), std::move(shared)});
+  } else {
+    call->learned->learn_outline(std::move(learned));
+  }
+  hand_back(answer.outputs, given);
   return std::move(answer.outputs);
 }
 
@@ -202,15 +211,26 @@ at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t outpu
 
 Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                               const GradientTargets& targets) {
-  const Activity* activity = Activity::current();
+  Activity* activity = Activity::current();
   if (activity == nullptr || activity->step() != forward.id.step) {
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
+  }
+  for (const auto& leaf : options.asked) {
+    if (!value::is_released(leaf)) continue;
+    throw base::UsageError(
+        base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
+                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"));
+  }
+  if (!options.asked.empty()) {
+    std::lock_guard guard(mutex_);
+    asked_[forward.id.microbatch] = options.asked;
   }
   ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   Message request;
   request.kind = Kind::kBackward;
+  request.state = ParameterFlags::to_bytes(activity->flags());
   pending->given.push_back(forward.id.counter);
   BackwardRequest asked{forward.id.counter, options, {}};
   for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, *pending));
@@ -361,6 +381,22 @@ bool RemoteCalls::unsettled(Activity& activity) {
                              [](const Pending& pending) { return !pending->done || pending->failure; });
 }
 
+void RemoteCalls::learn_views(Activity& activity) {
+  for (auto& [call, outline, shared] : std::exchange(activity.issued().views, {})) {
+    const bool written = any_written(shared.counts);
+    if (outline) {
+      outline->fetches_views = written;
+      call->learned->learn_outline(std::move(outline));
+    } else if (written) {
+      throw base::UsageError(base::str(
+          "a result of ", call->name.empty() ? "the model" : call->name,
+          ", which lives on another rank, is a view of its argument, and one of them was written to, which was not so "
+          "after earlier calls of this kind: the other may lack it; write to a clone, or have each call waited for: "
+          "set_dynamic(module) before the first step"));
+    }
+  }
+}
+
 base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {
   std::lock_guard guard(mutex_);
   return {rank(), step, microbatch, counters_[microbatch]++};
@@ -404,10 +440,17 @@ void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
   hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
 }
 
+Tensors RemoteCalls::asked(base::Microbatch microbatch) {
+  std::lock_guard guard(mutex_);
+  const auto found = asked_.find(microbatch);
+  return found == asked_.end() ? Tensors() : found->second;
+}
+
 void RemoteCalls::begin_step(base::Step step) {
   std::lock_guard guard(mutex_);
   pending_.clear();
   counters_.clear();
+  asked_.clear();
   step_ = step;
   open_ = true;
   cancelled_ = false;

@@ -15,6 +15,7 @@
 #include "lamina/pipeline/graph.h"
 #include "lamina/pipeline/inbox.h"
 #include "lamina/pipeline/remote_value.h"
+#include "lamina/pipeline/views.h"
 #include "lamina/pipeline/worker_pool.h"
 #include "lamina/transport/transport.h"
 #include "lamina/value/failure.h"
@@ -43,6 +44,13 @@ struct ToldFailure {
 // what these calls call in turn. Here, by module and whether it is a backward: the number of the latest call.
 using CallOrder = std::map<std::pair<base::ModuleId, bool>, std::int64_t>;
 
+// A call that returned views of its arguments, and what counts the writes to them since.
+struct ReturnedViews {
+  std::shared_ptr<IssuedCall> call;
+  std::optional<Outline> outline;  // to be learned when that is known
+  SharedViews shared;
+};
+
 // What one activity has called; touched by its thread alone.
 struct Issued {
   std::vector<std::shared_ptr<PendingCall>> calls;
@@ -50,6 +58,7 @@ struct Issued {
   std::vector<ToldFailure> told;
   std::map<const Learned*, int> counts;
   CallOrder latest;
+  std::vector<ReturnedViews> views;
 };
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.
@@ -75,10 +84,17 @@ class RemoteCalls {
   void settle(Activity& activity, const Held& held);
   bool unsettled(Activity& activity);
 
+  // When the code of an activity is over: whether it has written to views that its calls returned. Throws
+  // base::UsageError where those shared no memory with the arguments; see [Note: views].
+  void learn_views(Activity& activity);
+
   void begin_step(base::Step step);
   void end_step();
   void cancel();                              // from any thread: every wait ends with base::CancelledError
   void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
+
+  // The leaves whose gradients code of this rank has asked for in `microbatch`, by autograd.grad.
+  Tensors asked(base::Microbatch microbatch);
 
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
@@ -130,6 +146,7 @@ class RemoteCalls {
   std::map<base::Microbatch, std::int64_t> counters_;
   std::vector<std::string> notes_;
   std::atomic<bool> noted_ = false;  // that there are some
+  std::map<base::Microbatch, Tensors> asked_;
   base::Step step_{-1};
   bool open_ = false;
   bool cancelled_ = false;

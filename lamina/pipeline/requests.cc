@@ -46,19 +46,22 @@ std::string pattern(const Tensors& tensors) {
 std::uint64_t fingerprint(const std::string& pattern) { return std::hash<std::string>{}(pattern) | 1; }
 
 value::Value to_value(ForwardAnswer answer) {
-  return value::Tuple{{std::move(answer.outputs), std::move(answer.written), answer.reached, answer.saw_data}};
+  return value::Tuple{
+      {std::move(answer.outputs), std::move(answer.written), answer.reached, answer.saw_data, answer.views}};
 }
 
 ForwardAnswer to_forward_answer(value::Value value) {
   auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 4) throw base::FormatError("an answer without four parts");
-  return {std::move(items[0]), std::move(items[1].as<value::List>()), items[2].as<std::string>(), items[3].as<bool>()};
+  if (items.size() != 5) throw base::FormatError("an answer without five parts");
+  return {std::move(items[0]), std::move(items[1].as<value::List>()), items[2].as<std::string>(), items[3].as<bool>(),
+          items[4].as<std::string>()};
 }
 
 std::string join_state(const CallState& state) {
   value::Writer out;
   out.put_block(state.modes);
   out.put_block(state.of_face);
+  out.put_block(state.flags);
   out.put<std::uint8_t>(state.seed.has_value());
   if (state.seed) out.put(*state.seed);
   return out.take();
@@ -69,6 +72,7 @@ CallState split_state(std::string_view bytes) {
   CallState state;
   state.modes = in.get_block();
   state.of_face = in.get_block();
+  state.flags = in.get_block();
   if (in.get<std::uint8_t>() != 0) state.seed = in.get<std::uint64_t>();
   in.expect_end();
   return state;

@@ -36,6 +36,7 @@ struct ForwardAnswer {
   value::List written;    // pairs: the number of an argument that the module wrote to, and its new value
   std::string reached;    // CalleeGraph::reached()
   bool saw_data = false;  // the module let data decide: see data_watch.h
+  std::string views;      // of arguments, among the outputs: see views.h
 };
 
 value::Value to_value(ForwardAnswer answer);
@@ -46,6 +47,7 @@ struct CallState {
   std::string modes;                  // torch's: ambient.h
   std::optional<std::uint64_t> seed;  // where the module starts a stream: streams.h
   std::string of_face;                // modules.h
+  std::string flags;                  // ParameterFlags::to_bytes()
 
   friend bool operator==(const CallState&, const CallState&) = default;
 };

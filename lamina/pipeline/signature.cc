@@ -96,6 +96,7 @@ std::uint64_t fingerprint(const Outline& outline) {
   value::Writer out;
   out.put_block(signature(outline.tree));
   for (const auto& [spec, requires_grad] : outline.outputs) put_spec(out, spec, requires_grad);
+  out.put_block(outline.views);
   return std::hash<std::string>{}(out.take()) | 1;
 }
 
@@ -118,8 +119,8 @@ std::string signature(const Value& tree) {
   return writer.take();
 }
 
-std::optional<Outline> outline(const Value& outputs) {
-  Outline made{outputs, {}, 0};
+std::optional<Outline> outline(const Value& outputs, std::string views) {
+  Outline made{.tree = outputs, .views = std::move(views)};
   bool possible = true;
   std::unordered_map<const void*, std::int64_t> index;
   for_each_item(made.tree, [&](Value& leaf) {

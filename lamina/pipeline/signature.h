@@ -30,10 +30,12 @@ struct Outline {
   std::vector<Output> outputs;
   std::uint64_t fingerprint = 0;  // never 0; equal for equal outlines
   std::string reached;            // CalleeGraph::reached(): not in the fingerprint
+  std::string views;              // views.h
+  bool fetches_views = false;     // somebody writes to them, or to their arguments; not in the fingerprint
 };
 
 // That of a call's outputs, where references stand for arguments; nothing for any other kind of tree.
-std::optional<Outline> outline(const value::Value& outputs);
+std::optional<Outline> outline(const value::Value& outputs, std::string views = {});
 
 // The tree with `tensors` for its outputs.
 value::Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors);

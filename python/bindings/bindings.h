@@ -8,6 +8,7 @@ namespace lamina::python {
 void bind_config(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
+void bind_parameters(py::module_& module);
 void bind_observe(py::module_& module);
 void bind_random(py::module_& module);
 void bind_references(py::module_& module);

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_data_parallel(module);
   bind_dist(module);
   bind_observe(module);
+  bind_parameters(module);
   module.def("encode_roundtrip", [](py::handle object) {
     auto encoded = lamina::value::encode(to_value(object));
     for (auto& buffer : encoded.buffers) buffer = buffer.clone();

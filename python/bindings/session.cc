@@ -127,7 +127,9 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
                  base::str(name, " lives in partition ", partition, " on rank ", owner, "; it was used on rank ",
                            session.world().rank,
                            ": use it only inside the forward of its own module, or place its user in the same "
-                           "partition with set_partition"),
+                           "partition with set_partition. What concerns all parameters, such as an average or a "
+                           "penalty, is done between steps: model.local_named_parameters() has those that are here, "
+                           "model.state_dict() all values on every rank"),
                  like.value_or(at::Tensor()));
 }
 
@@ -140,6 +142,12 @@ void set_model(Session& session, std::vector<std::string> names, const std::vect
 
 void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwards_change_the_model) {
   session.job().set_order(std::move(parameters), forwards_change_the_model);
+}
+
+void watch_flags(Session& session, std::vector<std::string> names, const std::vector<std::optional<at::Tensor>>& held) {
+  pipeline::Tensors tensors;
+  for (const auto& tensor : held) tensors.push_back(tensor.value_or(at::Tensor()));
+  session.job().watch_flags(std::move(names), std::move(tensors));
 }
 
 // The step.
@@ -284,6 +292,7 @@ void bind_session(py::module_& module) {
            py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
+      .def("watch_flags", &watch_flags)
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
       .def("take_notes", &take_notes)

@@ -12,7 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina import _lamina, attributes, clipping, closures, compiled, intercept, interrupts, swapping, uncaught
+from lamina import (
+    _lamina,
+    attributes,
+    averages,
+    clipping,
+    closures,
+    compiled,
+    foreign,
+    intercept,
+    interrupts,
+    swapping,
+    uncaught,
+)
 from lamina.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -178,6 +190,8 @@ def _end() -> _lamina.Session:
     closures.remove()
     uncaught.remove()
     clipping.remove()
+    averages.remove()
+    foreign.remove()
     compiled.remove()
     return ended.session
 

@@ -67,6 +67,13 @@ def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) ->
 def is_released(tensor: torch.Tensor) -> bool:
     """Whether the value of `tensor` was freed."""
 
+def watch_parameters(kind: type[torch.Tensor]) -> None:
+    """From now on reading the gradient of a released tensor of that class warns once, unless torch or lamina reads, and
+    setting its gradient or data is an error."""
+
+def forget_parameters(kind: type[torch.Tensor]) -> None:
+    """Ends what `watch_parameters` began."""
+
 def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
 
@@ -178,6 +185,8 @@ class Session:
     ) -> None:
         """The modules by index, before the first call: the partition of each, whether its calls run in a random stream
         of their own, and whether its results must not be predicted."""
+    def watch_flags(self, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> None:
+        """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:
         """With `deterministic_server`, before each step, on every rank: the parameters that this rank owns, and whether
         forwards change the model, wherever it lives, so that microbatches have to take turns."""

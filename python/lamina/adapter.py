@@ -10,6 +10,7 @@ from lamina import _current, _lamina, attributes, closures, intercept, swapping
 from lamina.arguments import ArgumentCheck, is_unchanging
 from lamina.changes import Changed, Lent, adopt, unpacked
 from lamina.errors import UsageError
+from lamina.partitioning import Parts
 
 _UNIFORM = (b"\x00", b"\x01")
 _END = b"\x02"  # of the training flags
@@ -72,7 +73,10 @@ def capture_state(number: int) -> bytes:
 
 
 def _flags(number: int) -> bytes:
-    modules, parameters = _parts(number)
+    modules, parameters, elsewhere = _parts(number)
+    for slot, tensor in elsewhere:
+        if slot.held.get(slot.key) is not tensor:
+            raise UsageError(_replaced_text(number, slot.name))
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
     trained = bytes([parameter.requires_grad for parameter in parameters])
@@ -80,13 +84,24 @@ def _flags(number: int) -> bytes:
     return (uniform if training == uniform * len(training) else training) + _END + trained + conversion
 
 
-def _parts(number: int) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Module `number` and all under it, and their parameters."""
-    model = _current.job().cut.model
-    if number not in model.parts:
-        module = model.tree.modules[number]
-        model.parts[number] = list(module.modules()), list(module.parameters())
-    return model.parts[number]
+def _parts(number: int) -> Parts:
+    """Module `number` and all under it, their parameters, and the places of what other ranks own of it."""
+    cut = _current.job().cut
+    if number not in cut.model.parts:
+        module = cut.model.tree.modules[number]
+        modules = list(module.modules())
+        elsewhere = cut.slots.of(part for part in modules if cut.model.elsewhere(part) is not None)
+        cut.model.parts[number] = modules, list(module.parameters()), elsewhere
+    return cut.model.parts[number]
+
+
+def _replaced_text(number: int, replaced: str) -> str:
+    return (
+        f"{replaced} was replaced in a step (torch.func.functional_call, parametrize.cached() and assignments do so), "
+        f"and {_name(number)} runs on partition {_current.job().cut.model.owners[number]}, which goes on with the one "
+        "that it has: place the module in its caller's partition with set_partition, or replace it between steps, on "
+        "every rank"
+    )
 
 
 def _name(number: int) -> str:
@@ -120,7 +135,7 @@ def _hear_answers() -> None:
 
 
 def _apply_state(number: int, state: bytes) -> None:
-    modules, _ = _parts(number)
+    modules, _, _ = _parts(number)
     flags = state.partition(_END)[0]
     if len(flags) == 1:
         flags = flags * len(modules)

@@ -70,6 +70,20 @@ def _total_norm(
     return _norm(tensors, [names.get(id(tensor)) for tensor in tensors], norm_type, error_if_nonfinite, foreach)
 
 
+def grad_norm(
+    parameters: list[nn.Parameter], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> torch.Tensor:
+    """The norm of the gradients of these parameters, of this model's wherever they are."""
+    gradients = [parameter.grad for parameter in parameters]
+    if not _model:
+        present = [gradient for gradient in gradients if gradient is not None]
+        return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
+    names = {id(parameter): name for name, parameter in _model[0][0].named_parameters()}
+    mine = [names.get(id(parameter)) for parameter in parameters]
+    with torch.no_grad():
+        return _norm(gradients, mine, norm_type, error_if_nonfinite, foreach)
+
+
 def _clip(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -78,10 +92,7 @@ def _clip(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    names = {id(parameter): name for name, parameter in _model[0][0].named_parameters()}
-    mine = [names.get(id(parameter)) for parameter in parameters]
-    gradients = [parameter.grad for parameter in parameters]
-    total = _norm(gradients, mine, norm_type, error_if_nonfinite, foreach)
+    total = grad_norm(parameters, norm_type, error_if_nonfinite, foreach)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, total, foreach)
     return total
 

@@ -11,9 +11,11 @@ from lamina import (
     _current,
     _lamina,
     attributes,
+    averages,
     clipping,
     closures,
     compiled,
+    foreign,
     hugging_face,
     intercept,
     streams,
@@ -24,6 +26,7 @@ from lamina.dynamic import waited_for
 from lamina.errors import ConfigError, UsageError
 from lamina.first_call import FirstCall, Tracer
 from lamina.partitioning import PartitionedModel, bring_together, let_go, partition
+from lamina.slots import Slots
 from lamina.state_dicts import ModelState
 from lamina.tracing import TraceOptions
 
@@ -41,6 +44,7 @@ class Cut:
         model: who owns what of it; None before it is cut.
         routed: whether its calls go to the owners.
         whole: whether it was brought together again, until the next step.
+        slots: where its parameters and buffers are; None before the first step.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
     """
 
@@ -60,11 +64,13 @@ class Cut:
         self._trace_options = trace_options
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are
+        self.slots: Slots | None = None
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
         is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
         job = _current.job()
+        self._watch_flags(job.session)
         config = job.session.config
         traced = self._pipelined and self.model is None and config.auto_partition and not config.skip_tracing
         if traced and job.leads:
@@ -89,6 +95,8 @@ class Cut:
         self.watch()
         if self._pipelined:
             clipping.install(self._module(), model)
+            foreign.install()
+            averages.install(self._module())
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
@@ -150,6 +158,15 @@ class Cut:
         if _lamina.records_events(session):
             self.name_turns()
         self._when_routed()
+
+    def _watch_flags(self, session: _lamina.Session) -> None:
+        """Which tensors are the model's in this step: others may have taken their places since the last one."""
+        if not self._pipelined:
+            return
+        if self.slots is None:
+            self.slots = Slots(self._module())
+        if self.slots.watch(session) and self.model is not None:
+            self.model.parts.clear()
 
     def _intercept(self) -> None:
         remote, _, streamed = self._interception

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, groups
+from lamina import _current, clipping, groups
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
 from lamina.cut import Cut
@@ -227,6 +227,25 @@ class DistributedModel(nn.Module):
             yield
             if not self.partitioned:
                 raise UsageError("join(): this replica made no step; give each at least one batch")
+
+    def grad_norm(
+        self, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
+        """The norm of the gradients over the whole model, all partitions, each parameter counted once.
+
+        What `torch.nn.utils.get_total_norm` of them is, too. Called on every rank of the pipeline, after the step.
+
+        Args:
+            norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._job("grad_norm()")
+        return clipping.grad_norm(list(self.parameters()), norm_type, error_if_nonfinite, foreach)
 
     def clip_grad_norm_(
         self,

@@ -13,11 +13,13 @@ from torch import nn
 
 from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
+from lamina.slots import Slot
 from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tracing_state import Tie
 from lamina.tree import ModuleTree, is_called
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]  # see adapter
 
 _TIES_SAID = 3
 _NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "written": [], "table": "", "report": {}}
@@ -31,7 +33,7 @@ class PartitionedModel:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
         partition: this rank's.
-        parts: filled by `adapter`.
+        parts: filled by `adapter`; for one step or more, while no parameter is replaced.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
         homes: where the trace saw attributes set, as `attributes.hear` takes it.
@@ -49,7 +51,7 @@ class PartitionedModel:
         self.owners = owners
         self.report = report
         self.partition = partition
-        self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
+        self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.homes = [(place, name, owners[node]) for place, name, node in written]
         self._paths = tree.paths()
@@ -195,29 +197,45 @@ def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -
 def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
     foreign = [row for row in model.tensors() if row[2] != model.partition]
-    ids = {id(tensor) for _, tensor, _ in foreign}
-    plain = [module for module in model.tree.root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    scripted = [
+        (module._modules, name, child)
+        for module in _unscripted(model.tree.root)
+        for name, child in module._modules.items()
+        if isinstance(child, torch.jit.ScriptModule) and model.elsewhere(child) is not None
+    ]  # nothing in one can be None: it is another rank's as a whole
+    with _absent(scripted), without(model.tree.root, (tensor for _, tensor, _ in foreign)):
+        yield foreign
+
+
+@contextmanager
+def without(root: nn.Module, hidden: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, the modules under `root` do not have these parameters and buffers."""
+    ids = set(map(id, hidden))
     taken = [
         (tensors, name, tensor)
-        for module in plain
+        for module in _unscripted(root)
         for tensors in (module._parameters, module._buffers)
         for name, tensor in tensors.items()
         if id(tensor) in ids
     ]
-    # In a ScriptModule nothing can be None; it is another rank's as a whole.
-    taken += [
-        (module._modules, name, child)
-        for module in plain
-        for name, child in module._modules.items()
-        if isinstance(child, torch.jit.ScriptModule) and model.elsewhere(child) is not None
-    ]
-    for tensors, name, _ in taken:
-        tensors[name] = None
+    with _absent(taken):
+        yield
+
+
+def _unscripted(root: nn.Module) -> list[nn.Module]:
+    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
+@contextmanager
+def _absent(taken: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Inside, these dictionaries have None in these places."""
+    for held, name, _ in taken:
+        held[name] = None
     try:
-        yield foreign
+        yield
     finally:
-        for tensors, name, tensor in taken:
-            tensors[name] = tensor
+        for held, name, value in taken:
+            held[name] = value
 
 
 def _keep_dense(model: PartitionedModel) -> None:

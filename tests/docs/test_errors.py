@@ -29,7 +29,14 @@ MADE_ELSEWHERE = {
         "… lives in partition … on rank …",
         "this parameter was created inside delay_param_initialization()",
     ],
-    "python/lamina/adapter.py": ["its argument … was changed by one call while another …"],
+    "python/bindings/parameters.cc": [
+        "the gradient of a parameter that another rank owns was set",
+        "the data of a parameter that another rank owns was set",
+    ],
+    "python/lamina/adapter.py": [
+        "its argument … was changed by one call while another …",
+        "… was replaced in a step",
+    ],
     "python/lamina/archives.py": ["… was saved by a job of …"],
     "python/lamina/arguments.py": ["… to what cannot be sent back"],
     "python/lamina/attributes.py": ["… is set on partition … in a step, and … on partition …"],

@@ -306,6 +306,40 @@ void calls_a_part_first() {
   shutdown();
 }
 
+// What a body freezes is frozen for the calls that follow, on whatever rank, and after the step on all of them.
+void freezing() {
+  torch::manual_seed(1);
+  Norms plain;
+  init({{"partitions", 2}, {"microbatches", 2}});
+  torch::manual_seed(1);
+  DistributedModel model(Norms{});
+  const auto body = [](Norms::ContainedType& net, const Tensor& x, const std::function<void(const Tensor&)>& backward) {
+    const auto freeze = [&](bool frozen) {
+      for (auto& parameter : net.b->parameters()) parameter.set_requires_grad(!frozen);
+    };
+    freeze(true);
+    backward(net.forward(x));
+    freeze(false);
+    backward(net.b(x).sum() * 3);
+    freeze(true);
+  };
+  const auto train = step([&](const Tensor& x) { body(*model, x, [&](const Tensor& loss) { model.backward(loss); }); });
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      body(*plain, torch::ones({2, kWidth}), [](const Tensor& loss) { (loss / 2).backward(); });
+    }
+    train(torch::ones({4, kWidth}));
+    for (const auto& [name, parameter] : model.local_parameters()) {
+      const auto expected = plain->named_parameters()[name];
+      expect(torch::allclose(parameter.grad(), expected.grad(), 1e-4), name + " has another gradient");
+      expect(parameter.requires_grad() == expected.requires_grad(), name + " is not as the body left it");
+    }
+    const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9);
+    expect(std::abs(model.grad_norm().item<double>() - norm) < 1e-3 * norm, "the norm is another");
+  }
+  shutdown();
+}
+
 // Ends with the process, without shutdown().
 void left_open() {
   init({{"partitions", 2}});
@@ -333,7 +367,7 @@ void different_models() {
 int main() {
   torch::set_num_threads(1);
   for (const auto& check : {groups, placement, ignored_scopes, clipping, states, errors, evaluation, varying, writes,
-                            first_step_fails, calls_a_part_first, different_models, left_open})
+                            first_step_fails, calls_a_part_first, freezing, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
 }

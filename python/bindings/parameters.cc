@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/pipeline/streams.h"
+#include "lamina/value/released.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/hooks.h"
+
+// `.grad` and `.data` of parameters that other ranks own: None here, which looks as if there was no gradient, and what
+// nobody would ever see. The parameters stay of torch's class, whose attributes these take the place of, at their cost.
+namespace lamina::python {
+namespace {
+
+// An attribute of torch's tensors, and what takes its place in a class under them.
+struct Attribute {
+  PyGetSetDef ours;
+  getter get = nullptr;  // torch's
+  setter set = nullptr;
+};
+
+PyObject* get_gradient(PyObject* self, void* closure);
+int set_gradient(PyObject* self, PyObject* value, void* closure);
+PyObject* get_data(PyObject* self, void* closure);
+int set_data(PyObject* self, PyObject* value, void* closure);
+
+Attribute gradient{{"grad", &get_gradient, &set_gradient, nullptr, nullptr}};
+Attribute data{{"data", &get_data, &set_data, nullptr, nullptr}};
+bool told = false;
+
+// Whether the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
+bool reader_knows() {
+  PyObject* globals = PyEval_GetGlobals();
+  if (globals == nullptr) return true;
+  PyObject* name = PyDict_GetItemString(globals, "__name__");
+  if (name == nullptr || !PyUnicode_Check(name)) return false;
+  const auto module = py::handle(name).cast<std::string>();
+  const auto is_of = [&](const std::string& package) { return module == package || module.starts_with(package + "."); };
+  return is_of("torch") || is_of("lamina");
+}
+
+PyObject* get_gradient(PyObject* self, void* closure) {
+  PyObject* found = gradient.get(self, closure);
+  if (found != Py_None || told) return found;
+  const auto& parameter = THPVariable_Unpack(self);
+  if (!value::is_released(parameter) || reader_knows()) return found;
+  told = true;
+  const auto text = base::str(
+      "the gradient of a parameter that another rank owns was read, which is None here whatever it is there (",
+      value::where_released(parameter),
+      "): what is computed of it is a part of the model's. model.grad_norm() and model.clip_grad_norm_() know all of "
+      "them, on every rank; model.local_named_parameters() gives those that are here. This is said once");
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return found;
+  Py_DECREF(found);
+  return nullptr;
+}
+
+int refuse(const std::string& text) {
+  set_python_error(std::make_exception_ptr(base::UsageError(text)));
+  return -1;
+}
+
+int set_gradient(PyObject* self, PyObject* value, void* closure) {
+  const bool clears = value == nullptr || value == Py_None;
+  const auto& parameter = THPVariable_Unpack(self);
+  if (!value::is_released(parameter) || (clears && !pipeline::in_step())) return gradient.set(self, value, closure);
+  return refuse(base::str("the gradient of a parameter that another rank owns was set (",
+                          value::where_released(parameter),
+                          "), which has no effect there: set it after the step on that rank "
+                          "(model.local_named_parameters()); optimizer.zero_grad() clears all"));
+}
+
+PyObject* get_data(PyObject* self, void* closure) { return data.get(self, closure); }
+
+int set_data(PyObject* self, PyObject* value, void* closure) {
+  const auto& parameter = THPVariable_Unpack(self);
+  if (!value::is_released(parameter)) return data.set(self, value, closure);
+  return refuse(base::str("the data of a parameter that another rank owns was set (", value::where_released(parameter),
+                          "), which has no effect there: set it on that rank (model.local_named_parameters()), or call "
+                          "model.load_state_dict() on all"));
+}
+
+void take_place(Attribute& attribute, const py::type& kind) {
+  const auto torchs = py::module_::import("torch._C").attr("TensorBase").attr("__dict__")[attribute.ours.name];
+  const auto* original = reinterpret_cast<PyGetSetDescrObject*>(torchs.ptr())->d_getset;
+  attribute.get = original->get;
+  attribute.set = original->set;
+  attribute.ours.doc = original->doc;
+  attribute.ours.closure = original->closure;
+  auto* type = reinterpret_cast<PyTypeObject*>(kind.ptr());
+  const auto ours = py::reinterpret_steal<py::object>(PyDescr_NewGetSet(type, &attribute.ours));
+  if (!ours) throw py::error_already_set();
+  py::setattr(kind, attribute.ours.name, ours);
+}
+
+}  // namespace
+
+void bind_parameters(py::module_& module) {
+  // From now on `kind`, a class of tensors, tells who reads or sets what of released ones has no meaning here.
+  module.def(
+      "watch_parameters",
+      [](const py::type& kind) {
+        told = false;
+        take_place(gradient, kind);
+        take_place(data, kind);
+      },
+      py::arg("kind"));
+  module.def(
+      "forget_parameters",
+      [](const py::type& kind) {
+        py::delattr(kind, gradient.ours.name);
+        py::delattr(kind, data.ours.name);
+      },
+      py::arg("kind"));
+}
+
+}  // namespace lamina::python
