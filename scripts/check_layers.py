@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which C++ files include a folder that is not above their own in the order of lamina/CMakeLists.txt."""
+"""Says which C++ files include a folder that is not above their own in the order of lamina/CMakeLists.txt, and which
+take a std::hash: ranks compare values, and those of std::hash are each process's own."""
 
 import re
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+OWN_HASH = re.compile(r"\bstd::hash<")
+HASHES = Path("lamina/base/ids.h")  # keys of containers
 
 
 def folder_order() -> list[str]:
@@ -32,7 +35,10 @@ def main() -> int:
         if own not in order:
             problems.append(f"{name}: folder lamina/{own} is not listed in lamina/CMakeLists.txt")
             continue
-        for included in INCLUDE.findall(path.read_text()):
+        text = path.read_text()
+        if name != HASHES and OWN_HASH.search(text):
+            problems.append(f"{name}: a hash of this process's own; take that of lamina/base/hash.h")
+        for included in INCLUDE.findall(text):
             parts = included.split("/")
             if parts[0] != "lamina" or not (ROOT / included).exists():
                 problems.append(f'{name}: "{included}" is not a path from the repository root')

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
 
@@ -154,9 +155,7 @@ int allocated_nodes(const Environment& environment) {
 int port_of(std::string_view job) {
   constexpr int kFirst = 20000;
   constexpr int kCount = 12000;
-  std::uint32_t hash = 2166136261;  // FNV-1a
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
-  return kFirst + static_cast<int>(hash % kCount);
+  return kFirst + static_cast<int>(hash64(job) % kCount);
 }
 
 }  // namespace lamina::base

@@ -35,6 +35,28 @@ value::Value Mailbox::receive(base::Rank from, const std::string& channel, const
   return take(boxes_.find(key));
 }
 
+bool Mailbox::heard_enough(base::Rank from, const std::string& channel, const Take& take) {
+  while (true) {
+    const auto box = boxes_.find({from, channel});
+    if (box == boxes_.end()) return false;
+    if (take(from, this->take(box))) return true;
+  }
+}
+
+void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience,
+                   const Take& take, const Named& what) {
+  std::unique_lock lock(mutex_);
+  const auto ready = [&] {
+    std::erase_if(from, [&](base::Rank rank) { return heard_enough(rank, channel, take); });
+    for (const auto rank : from) {
+      const auto lost = lost_.find(rank);
+      if (lost != lost_.end()) throw base::PeerError(base::str(what({}), ": ", transport::lost(rank, lost->second)));
+    }
+    return from.empty();
+  };
+  base::wait_until(lock, arrived_, patience, ready, [&] { return what(from); });
+}
+
 std::optional<value::Value> Mailbox::poll(base::Rank from, const std::string& channel) {
   std::lock_guard guard(mutex_);
   const auto box = boxes_.find({from, channel});

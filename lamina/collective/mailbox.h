@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,14 @@ class Mailbox {
   // base::TimeoutError, and what the patience's interrupt throws.
   value::Value receive(base::Rank from, const std::string& channel, const base::Patience& patience);
 
+  // Hears every rank of `from`: `take` gets what comes, under this mailbox's lock, and says when that rank has said
+  // enough; what it throws ends the wait. `what` names the wait, in which these ranks are still to be heard. Throws
+  // what receive() throws.
+  using Take = std::function<bool(base::Rank from, value::Value value)>;
+  using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
+  void hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience, const Take& take,
+            const Named& what);
+
   // The same where it has come already.
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
@@ -55,6 +64,7 @@ class Mailbox {
   using Boxes = std::map<Key, std::deque<value::Value>>;
 
   value::Value take(Boxes::iterator box);
+  bool heard_enough(base::Rank from, const std::string& channel, const Take& take);
   std::vector<value::Value> exchange(std::span<const base::Rank> members, const std::string& channel,
                                      const value::Value& value, const base::Patience& patience);
 

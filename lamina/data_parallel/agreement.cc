@@ -3,23 +3,21 @@
 
 #include <ATen/ops/empty.h>
 
-#include <functional>
-
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 
 namespace lamina::data_parallel {
 namespace {
 
 // A positive number that differs, almost surely, where anything of the tensors does.
 std::int64_t layout(std::span<const NamedTensor> tensors) {
-  std::size_t mixed = 0;
-  const auto mix = [&](std::size_t more) { mixed = (mixed ^ more) * 0x9E3779B97F4A7C15u + (mixed >> 29); };
+  std::uint64_t hash = 0;
   for (const auto& [name, tensor] : tensors) {
-    mix(std::hash<std::string>()(name));
-    mix(static_cast<std::size_t>(tensor.scalar_type()));
-    for (auto extent : tensor.sizes()) mix(static_cast<std::size_t>(extent));
+    hash = base::hash64(tensor.scalar_type(), base::hash64(name, hash));
+    hash = base::hash64(tensor.dim(), hash);
+    for (const auto extent : tensor.sizes()) hash = base::hash64(extent, hash);
   }
-  return static_cast<std::int64_t>(mixed >> 2);
+  return static_cast<std::int64_t>(hash >> 1);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 
 namespace lamina::face {
@@ -49,17 +50,10 @@ Called& known(const torch::nn::Module* module, const char* what) {
 
 std::atomic<Router*> current_router = nullptr;
 
-// FNV-1a: the same in every process, which std::hash does not promise.
-std::int64_t number_of(const std::string& type) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const unsigned char letter : type) hash = (hash ^ letter) * 0x100000001b3;
-  return static_cast<std::int64_t>(hash);
-}
-
 }  // namespace
 
 std::int64_t add_call_kind(const char* type, Invoke invoke) {
-  const auto number = number_of(type);
+  const auto number = static_cast<std::int64_t>(base::hash64(type));
   std::lock_guard guard(kinds().mutex);
   const auto [known, added] = kinds().by_number.emplace(number, Kind{type, invoke});
   if (!added && known->second.invoke != invoke) known->second.ambiguous = true;

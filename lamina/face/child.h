@@ -20,6 +20,8 @@ using HolderOf = std::conditional_t<std::derived_from<T, torch::nn::Module>, tor
 // See [Note: call kinds].
 template <class Impl, class... Args>
 struct CallKind {
+  static_assert(!std::is_void_v<decltype(std::declval<Impl&>().forward(std::declval<Args>()...))>,
+                "lamina: a forward that returns void cannot be called as a Child: return a tensor");
   using Result = std::decay_t<decltype(std::declval<Impl&>().forward(std::declval<Args>()...))>;
 
   static Value invoke(torch::nn::Module& module, Value arguments) {

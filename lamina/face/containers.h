@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,18 @@ namespace lamina {
 //     lamina::ChildList<Block> blocks;
 //     ... register_module("blocks", blocks); blocks->push_back(Block(64));
 //     for (auto& block : *blocks) x = block(x);
+//
+//     lamina::ChildList<Block> two(Block(64), Block(64));
 template <class T>
 class ChildListImpl : public torch::nn::Module {
  public:
+  ChildListImpl() = default;
+  template <class... Modules>
+    requires(sizeof...(Modules) > 0 && (std::convertible_to<Modules, Child<T>> && ...))
+  explicit ChildListImpl(Modules... modules) {
+    (push_back(std::move(modules)), ...);
+  }
+
   void push_back(Child<T> child) {
     register_module(std::to_string(children_.size()), child.ptr());
     children_.push_back(std::move(child));
@@ -34,7 +44,8 @@ class ChildListImpl : public torch::nn::Module {
 template <class T>
 using ChildList = torch::nn::ModuleHolder<ChildListImpl<T>>;
 
-// Modules that take one tensor and return one, each called with what the one before it returned.
+// Modules that take one tensor and return one, each called with what the one before it returned; their names are "0",
+// "1", ... or those that push_back() is given.
 class SequentialImpl : public torch::nn::Module {
  public:
   template <class... Modules>
@@ -45,11 +56,16 @@ class SequentialImpl : public torch::nn::Module {
 
   template <class T>
   void push_back(T module) {
+    push_back(std::to_string(calls_.size()), std::move(module));
+  }
+  template <class T>
+  void push_back(std::string name, T module) {
     Child<T> child(std::move(module));
-    register_module(std::to_string(calls_.size()), child.ptr());
+    register_module(std::move(name), child.ptr());
     calls_.push_back([child](const at::Tensor& x) { return child(x); });
   }
   std::size_t size() const { return calls_.size(); }
+  std::shared_ptr<torch::nn::Module> operator[](std::size_t index) const { return children().at(index); }
 
   at::Tensor forward(at::Tensor x) {
     for (const auto& call : calls_) x = call(x);

@@ -71,6 +71,10 @@ Current& current() {
   return *the_current;
 }
 
+void everywhere(const std::string& what) {
+  if (has_current()) the_current->session->require_everywhere(what);
+}
+
 Current& outside_step(const std::string& what) {
   if (pipeline::in_step()) {
     throw base::UsageError(base::str(what,

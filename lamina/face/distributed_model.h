@@ -6,6 +6,7 @@
 
 #include "lamina/face/child.h"
 #include "lamina/face/model.h"
+#include "lamina/face/when_cut.h"
 
 namespace lamina {
 
@@ -15,7 +16,7 @@ namespace lamina {
 // With more than one partition the model is cut in the first step: world rank 0 runs the body's first call of the model
 // a few times without gradients, takes the time of each module, plans, and everybody gets its values of what it owns
 // and lets go of the rest. Until shutdown the model is then called inside of steps. With one partition it may be called
-// anywhere. With several replicas and `ddp`, gradients are their mean over the replicas when a step, or a backward()
+// anywhere. With several replicas and `ddp`, gradients are their mean over the replicas when a step, or a backward
 // outside of one, returns.
 //
 // T is a module holder or a module. Throws UsageError where there is a model already.
@@ -30,10 +31,12 @@ class DistributedModel {
     face::set_model(model_);
   }
 
-  // A call of the model: what its forward returns.
+  // A call of the model: what its forward returns. Throws UsageError, with more than one partition, outside of steps
+  // and in other threads than the one that runs the step's body.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Kind = face::CallKind<Impl, Args...>;
+    model_->begin_call();
     if (model_->wants_first_call()) {
       model_->first_call({Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     }
@@ -46,8 +49,8 @@ class DistributedModel {
   const std::shared_ptr<Impl>& ptr() const { return root_.ptr(); }
 
   // The backward of `tensors` over all ranks. In a step the gradients are divided by the number of microbatches, unless
-  // ModelOptions say otherwise. A tensor that is no scalar needs its gradient. Throws UsageError, with more than one
-  // partition, outside of steps.
+  // ModelOptions say otherwise (torch's loss.backward(), which works there too, never does). A tensor that is no scalar
+  // needs its gradient. Throws UsageError, with more than one partition, outside of steps.
   void backward(const at::Tensor& tensor, const at::Tensor& gradient = {}) { model_->backward({tensor}, {gradient}); }
   void backward(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& gradients = {}) {
     model_->backward(tensors, gradients);
@@ -55,6 +58,15 @@ class DistributedModel {
 
   // All parameters, those without a value on this rank included: what an optimizer is made of.
   std::vector<at::Tensor> parameters() const { return root_->parameters(); }
+  auto named_parameters() const { return root_->named_parameters(); }
+
+  // As torch's; zero_grad() on every rank, and not inside a step.
+  void zero_grad(bool set_to_none = true) {
+    face::everywhere("zero_grad()");
+    root_->zero_grad(set_to_none);
+  }
+  void train(bool on = true) { root_->train(on); }
+  void eval() { root_->eval(); }
 
   // (name, tensor) of what this rank owns. Throws UsageError before the first step.
   auto local_parameters() const { return local(model_->tree().parameters()); }
@@ -68,7 +80,7 @@ class DistributedModel {
   }
 
   // Takes over what this rank owns of a state that has the names and shapes of state_dict(). Throws UsageError, and
-  // changes nothing, for any other.
+  // changes nothing, for any other: it names all that is missing, extra or of another shape.
   void load_state_dict(const torch::OrderedDict<std::string, at::Tensor>& state) {
     std::map<std::string, at::Tensor> named;
     for (const auto& item : state) named[item.key()] = item.value();

@@ -7,15 +7,23 @@
 namespace lamina::face {
 
 void FirstCall::ask(std::optional<Example> example) {
+  auto* const activity = pipeline::Activity::current();
+  if (activity == nullptr) {
+    throw base::UsageError(
+        "the model was called in a thread of its own in its first step: call it in the thread that runs the step's "
+        "body");
+  }
   std::unique_lock lock(mutex_);
   if (!asked_) {
     asked_ = true;
     example_ = std::move(example);
   }
   lock.unlock();
-  pipeline::Activity::current()->lend_state([&] {
+  activity->lend_state([&] {
     std::unique_lock waiting(mutex_);
-    changed_.wait(waiting, [&] { return answered_; });
+    base::wait_until(
+        waiting, changed_, patience_, [&] { return answered_; },
+        [] { return std::string("the cut of the model, which its first call waits for"); });
   });
   if (failed_) throw base::CancelledError("the model was not cut");
 }
@@ -61,7 +69,6 @@ void FirstCall::serve() {
 }
 
 std::optional<Place> FirstCall::find(const torch::nn::Module* module) {
-  if (pipeline::Activity::current() == nullptr) return std::nullopt;
   ask(std::nullopt);
   Router* const next = router();
   return next == nullptr || next == this ? std::nullopt : next->find(module);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "lamina/base/wait.h"
 #include "lamina/face/calls.h"
 #include "lamina/face/tracer.h"
 #include "lamina/pipeline/job.h"
@@ -20,9 +21,9 @@ class FirstCall : public Router, public std::enable_shared_from_this<FirstCall> 
   // `cut` is called once, by serve(), with the call of the model; with none where a part of it is called first, or the
   // body ends without a call.
   using Cut = std::function<void(const std::optional<Example>&)>;
-  explicit FirstCall(Cut cut) : cut_(std::move(cut)) {}
+  FirstCall(Cut cut, base::Deadline::Clock::duration timeout) : cut_(std::move(cut)), patience_{timeout} {}
 
-  // In a body's thread.
+  // In a body's thread; throws base::UsageError in any other, and base::TimeoutError.
   void ask(std::optional<Example> example);
   pipeline::Job::Body around(pipeline::Job::Body body);
 
@@ -37,6 +38,7 @@ class FirstCall : public Router, public std::enable_shared_from_this<FirstCall> 
   bool pending();
 
   const Cut cut_;
+  const base::Patience patience_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool asked_ = false, answered_ = false, failed_ = false;

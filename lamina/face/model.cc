@@ -71,12 +71,19 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
       tree_(std::move(root)),
-      partition_(static_cast<int>(job_.session->partition().value)) {
+      partition_(static_cast<int>(job_.session->partition().value)),
+      backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
+      noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
     throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job");
   }
   if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
+  }
+  auto& session = *job_.session;
+  if (session.config().ddp && session.topology().size(Group::kDp) > 1) {
+    passes_ = std::make_unique<data_parallel::Passes>(session.job().mailbox(), session.members(Group::kDp),
+                                                      session.patience(), std::make_shared<value::Failures>());
   }
   if (!job_.pipelined()) cut(std::nullopt);
 }
@@ -143,6 +150,7 @@ void Model::cut(const std::optional<Example>& example) {
     for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
     job_.session->job().set_order(std::move(parameters), !tree_.buffers().empty());
   }
+  watch();
   routing_ = std::make_shared<Routing>(tree_, owners_, *job_.session);
   set_router(routing_.get());
 }

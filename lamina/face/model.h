@@ -11,15 +11,17 @@
 #include <vector>
 
 #include "lamina/data_parallel/named_tensor.h"
+#include "lamina/data_parallel/passes.h"
 #include "lamina/face/first_call.h"
 #include "lamina/face/module_tree.h"
-#include "lamina/pipeline/graph.h"
+#include "lamina/pipeline/backward_watch.h"
 
 namespace lamina {
 
 // How a DistributedModel treats gradients. Of ddp: after how many backward passes they are averaged over the replicas
 // (until then they add up on each), about how many MiB travel at a time, and whether buffers then get the values of
-// the first replica. A pass is a step in which there was a backward or, outside of steps, a backward.
+// the first replica. A pass is a step in which there was a backward or, outside of steps, a backward; one that fails on
+// a replica fails on all.
 struct ModelOptions {
   bool average_grads_across_microbatches = true;
   int backward_passes_per_step = 1;
@@ -48,7 +50,10 @@ class Model {
   bool owns(const Held& held) const { return owner_of(held.node) == partition_; }
   const std::string& report() const;
 
-  // Before the calls of a body: in the step in which the model is cut it waits until it is.
+  // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
+  // that runs no step's body.
+  void begin_call();
+  // Whether that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
   void first_call(Example example);
 
@@ -71,7 +76,16 @@ class Model {
   std::vector<value::Value> run_first(const pipeline::Job::Body& body);
   void give_values();
   void let_go();
+
+  // Replicas: see [Note: passes].
+  void watch();          // from now on a backward is noticed by the gradients that it leaves
+  void note_gradient();  // a backward has reached a parameter
+  void end_backward();   // outside of steps
+  void fail_backward(const std::exception_ptr& error);
+  void fail_unseen_backward();  // the one before this, if it did not end
+  void count_call();
   void finish_pass();
+  void reduce(const std::vector<int>& present);
   NamedTensors own(const std::vector<Held>& all) const;
 
   Current& job_;
@@ -82,8 +96,13 @@ class Model {
   std::string report_;
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
-  std::atomic<bool> passed_ = false;  // there was a backward in this step
-  int passes_ = 0;
+  pipeline::BackwardWatch backward_watch_;
+  std::unique_ptr<data_parallel::Passes> passes_;         // with ddp and several replicas
+  std::shared_ptr<const std::function<void()>> noticed_;  // note_gradient(), for hooks that may outlive this
+  std::atomic<bool> in_step_ = false;
+  std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
+  std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
+  int passes_done_ = 0;
 };
 
 // Makes it the job's.

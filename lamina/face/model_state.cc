@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <set>
+
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 #include "lamina/face/travel.h"
@@ -66,7 +68,9 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state() {
 
 void Model::load(const std::map<std::string, at::Tensor>& state) {
   std::string wrong;
+  std::set<std::string> known;
   for (const auto& [name, tensor] : tree_.named()) {
+    known.insert(name);
     const auto found = state.find(name);
     if (found == state.end()) {
       wrong += base::str("\n", name, " is missing");
@@ -74,7 +78,9 @@ void Model::load(const std::map<std::string, at::Tensor>& state) {
       wrong += base::str("\n", name, " has the shape ", found->second.sizes(), ", the model's ", tensor.sizes());
     }
   }
-  if (state.size() > tree_.named().size()) wrong += "\nthere are names that the model does not have";
+  for (const auto& [name, tensor] : state) {
+    if (!known.contains(name)) wrong += base::str("\n", name, " is nothing of the model's");
+  }
   if (!wrong.empty()) throw base::UsageError("load_state_dict(): the state is not this model's:" + wrong);
   const at::NoGradGuard no_grad;
   for (auto [name, tensor] : tree_.named()) {

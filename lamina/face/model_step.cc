@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/collective/process_group.h"
-#include "lamina/data_parallel/buffers.h"
-#include "lamina/data_parallel/gradients.h"
+#include <c10/core/GradMode.h>
+
+#include "lamina/base/error.h"
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 #include "lamina/face/routing.h"
@@ -11,7 +11,6 @@
 namespace lamina::face {
 namespace {
 
-using topology::Group;
 using value::Value;
 
 std::vector<Value> run_here(pipeline::Session& session, const pipeline::Job::Body& body) {
@@ -38,17 +37,50 @@ std::vector<Value> run_step(const pipeline::Job::Body& body) {
   return job.session->job().run_step(job.session->config().microbatches, body, [] {});
 }
 
+void Model::begin_call() {
+  if (!has_current() || current().model.get() != this) return;  // the job was shut down: it is called as it is
+  if (pipeline::in_step()) return;
+  if (job_.pipelined()) {
+    throw base::UsageError(
+        "the model was called outside a step; with more than one partition call it inside a function made by "
+        "lamina::step, in the thread that runs its body");
+  }
+  if (in_step_) return;  // a thread of the body's own
+  fail_unseen_backward();
+  count_call();
+}
+
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
 void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
 
 std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
-  passed_ = false;
+  auto& job = job_.session->job();
+  fail_unseen_backward();
+  count_call();
+  const bool trains = c10::GradMode::is_enabled();
+  pipeline::Tensors parameters;
+  if (job.leads() && !backward_watch_.over()) {
+    for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
+  }
+  backward_watch_.begin_step(parameters, job.backwards());
   // The ranks that follow hear from the leading one whether there was a backward.
-  const auto noted = [this, &body](base::Microbatch microbatch) -> Value {
+  const auto noted = [this, &job, before = job.backwards(), &body](base::Microbatch microbatch) -> Value {
     auto output = body(microbatch);
-    return value::Tuple{{std::move(output), passed_.load()}};
+    return value::Tuple{{std::move(output), passed_ || job.backwards() != before}};
   };
-  auto outputs = job_.pipelined() ? run_pipelined(noted) : run_here(*job_.session, noted);
+  std::vector<Value> outputs;
+  passed_ = false;
+  in_step_ = true;
+  try {
+    outputs = job_.pipelined() ? run_pipelined(noted) : run_here(*job_.session, noted);
+  } catch (...) {
+    in_step_ = false;
+    // It is not known whether it would have had a backward.
+    if (passes_ && trains) passes_->fail(std::current_exception());
+    throw;
+  }
+  in_step_ = false;
+  if (job.leads()) backward_watch_.end_step(parameters, job.backwards());
   bool passed = false;
   for (auto& output : outputs) {
     auto& parts = output.as<value::Tuple>().items;
@@ -82,7 +114,8 @@ std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
 }
 
 std::vector<Value> Model::run_first(const pipeline::Job::Body& body) {
-  first_call_ = std::make_shared<FirstCall>([this](const auto& example) { cut(example); });
+  first_call_ =
+      std::make_shared<FirstCall>([this](const auto& example) { cut(example); }, job_.session->patience().timeout);
   set_router(first_call_.get());
   try {
     return job_.session->job().run_step(job_.session->config().microbatches, first_call_->around(body),
@@ -102,37 +135,16 @@ void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& 
   }
   const bool inside = pipeline::in_step();
   passed_ = true;
+  backward_watch_.announce();
   const int count = job_.session->config().microbatches;
   const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
   if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
-  pipeline::run_backward(tensors, gradients, scale);
-  if (!inside) finish_pass();
-}
-
-void Model::finish_pass() {
-  auto& session = *job_.session;
-  if (!session.config().ddp || session.topology().size(Group::kDp) == 1) return;
-  if (++passes_ % options_.backward_passes_per_step != 0) return;
-  const auto& group = job_.group(Group::kDp);
-  const auto replicas = [&](const char* purpose) {
-    return collective::wrap(*group, session.job().mailbox(), session.job().presence(),
-                            {purpose, session.members(Group::kDp), session.patience()});
-  };
-  const auto bucket_bytes = static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20));
-  const auto all = replicas("averaging gradients");
-  data_parallel::reduce_gradients(own(tree_.parameters()), *all, bucket_bytes,
-                                  data_parallel::mean_over(*all, all->size()));
-  if (options_.broadcast_buffers) {
-    data_parallel::broadcast_buffers(own(tree_.buffers()), *replicas("broadcasting buffers"));
+  try {
+    pipeline::run_backward(tensors, gradients, scale);
+  } catch (...) {
+    if (!inside && passed_) fail_backward(std::current_exception());
+    throw;
   }
-}
-
-NamedTensors Model::own(const std::vector<Held>& all) const {
-  NamedTensors mine;
-  for (const auto& held : all) {
-    if (owns(held)) mine.push_back({held.name, held.tensor});
-  }
-  return mine;
 }
 
 }  // namespace lamina::face

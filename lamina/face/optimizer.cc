@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/face/optimizer.h"
 
+#include <torch/optim/lbfgs.h>
+
+#include "lamina/base/error.h"
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 
@@ -14,6 +17,14 @@ void trim(torch::optim::Optimizer& optimizer, const Owns& owns) {
       return true;
     });
   }
+}
+
+void check_optimizer(const torch::optim::Optimizer& optimizer) {
+  if (!outside_step("DistributedOptimizer()").pipelined()) return;
+  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr) return;
+  throw base::UsageError(
+      "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
+      "partitions take an optimizer that updates each parameter by itself");
 }
 
 void when_cut(const std::shared_ptr<Trim>& trim) {

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <vector>
 
 #include "lamina/face/when_cut.h"
 
@@ -11,6 +12,7 @@ namespace lamina {
 
 namespace face {
 void trim(torch::optim::Optimizer& optimizer, const Owns& owns);
+void check_optimizer(const torch::optim::Optimizer& optimizer);
 }  // namespace face
 
 // An optimizer of the whole model, made one of this rank's part of it: when the model is cut, parameters that other
@@ -18,24 +20,37 @@ void trim(torch::optim::Optimizer& optimizer, const Owns& owns);
 //
 //     lamina::DistributedOptimizer adamw(torch::optim::AdamW(model.parameters(), options));
 //     lamina::DistributedOptimizer adamw(std::make_unique<torch::optim::AdamW>(model.parameters(), options));
+//
+// One that measures all parameters at once (LBFGS) is refused with more than one partition: base::UsageError. So is any
+// use of it inside a step function, whose body one rank alone runs.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
   explicit DistributedOptimizer(std::unique_ptr<Optimizer> optimizer)
       : optimizer_(std::move(optimizer)),
         trim_(std::make_shared<face::Trim>([kept = optimizer_](const auto& owns) { face::trim(*kept, owns); })) {
+    face::check_optimizer(*optimizer_);
     face::when_cut(trim_);
   }
   explicit DistributedOptimizer(Optimizer&& optimizer)
       : DistributedOptimizer(std::make_unique<Optimizer>(std::move(optimizer))) {}
 
-  void step() { optimizer_->step(); }
-  void zero_grad(bool set_to_none = true) { optimizer_->zero_grad(set_to_none); }
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) {
+    return checked("optimizer.step()").step(std::move(closure));
+  }
+  void zero_grad(bool set_to_none = true) { checked("optimizer.zero_grad()").zero_grad(set_to_none); }
+  // This rank's part of them.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups() { return optimizer_->param_groups(); }
 
-  Optimizer& operator*() { return *optimizer_; }
-  Optimizer* operator->() { return optimizer_.get(); }
+  Optimizer& operator*() { return checked("the use of an optimizer"); }
+  Optimizer* operator->() { return &checked("the use of an optimizer"); }
 
  private:
+  Optimizer& checked(const char* what) {
+    face::everywhere(what);
+    return *optimizer_;
+  }
+
   std::shared_ptr<Optimizer> optimizer_;
   std::shared_ptr<face::Trim> trim_;
 };

@@ -6,6 +6,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/face/calls.h"
+#include "lamina/face/current.h"
+#include "lamina/face/model.h"
 
 namespace lamina {
 namespace {
@@ -17,11 +19,25 @@ int checked(int index) {
   return index;
 }
 
+void require_before_cut(const char* what, const torch::nn::Module& module) {
+  if (!face::has_current() || !face::current().pipelined()) return;
+  const auto& model = face::current().model;
+  if (model == nullptr || !model->partitioned() || model->tree().node(&module) < 0) return;
+  throw base::UsageError(base::str(what, " after the model was partitioned; call it before the first step"));
+}
+
 }  // namespace
 
-void set_partition(const torch::nn::Module& module, int index) { face::place(&module, checked(index)); }
+void set_partition(const torch::nn::Module& module, int index) {
+  checked(index);
+  require_before_cut("set_partition()", module);
+  face::place(&module, index);
+}
 
-void set_dynamic(const torch::nn::Module& module) { face::vary(&module); }
+void set_dynamic(const torch::nn::Module& module) {
+  require_before_cut("set_dynamic()", module);
+  face::vary(&module);
+}
 
 Partition::Partition(int index) : before_(std::exchange(around, checked(index))) {}
 Partition::~Partition() { around = before_; }

@@ -4,8 +4,9 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
-#include <functional>
 #include <string_view>
+
+#include "lamina/base/hash.h"
 
 namespace lamina::module {
 namespace {
@@ -17,7 +18,7 @@ constexpr auto kChannel = "state";
 std::int64_t checksum(const at::Tensor& tensor) {
   const at::Tensor host = tensor.detach().contiguous().cpu();  // once per run; a value is compared where it is hashed
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
-  return static_cast<std::int64_t>(std::hash<std::string_view>{}(bytes));
+  return static_cast<std::int64_t>(base::hash64(bytes));
 }
 
 // Name, shape and dtype of each entry, and the checksum of its value, as the first rank has them.

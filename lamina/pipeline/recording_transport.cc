@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "lamina/pipeline/streams.h"
+#include "lamina/base/hash.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -19,18 +19,18 @@ using transport::Message;
 constexpr const char* kNames[] = {"forward", "backward", "ask", "values", "result", "error", "end of step", "object"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(transport::kLastKind) + 1);
 
-std::uint64_t mix(std::uint64_t hash, const base::CallId& call) {
-  for (auto part : {call.origin.value, call.step.value, call.microbatch.value, call.counter}) {
-    hash = pipeline::mix(hash, static_cast<std::uint64_t>(part));
+std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
+  for (const auto part : {call.origin.value, call.step.value, call.microbatch.value, call.counter}) {
+    hash = base::hash64(part, hash);
   }
   return hash;
 }
 
 // The same where it leaves and where it arrives, and another one for every other message of the job.
 std::uint64_t name_of(const Message& message, base::Rank to) {
-  auto hash = pipeline::mix(static_cast<std::uint64_t>(message.kind), message.done ? 1 : 0);
-  hash = mix(pipeline::mix(hash, static_cast<std::uint64_t>(to.value)), message.call);
-  return message.deliveries.empty() ? hash : mix(hash, message.deliveries.front().name);
+  auto hash = base::hash64(message.done, base::hash64(message.kind, 0));
+  hash = hash_of(message.call, base::hash64(to.value, hash));
+  return message.deliveries.empty() ? hash : hash_of(message.deliveries.front().name, hash);
 }
 
 std::int64_t bytes_of(const Message& message) {

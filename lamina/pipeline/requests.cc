@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/requests.h"
 
-#include <functional>
-
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::pipeline {
@@ -43,7 +42,7 @@ std::string pattern(const Tensors& tensors) {
   return made;
 }
 
-std::uint64_t fingerprint(const std::string& pattern) { return std::hash<std::string>{}(pattern) | 1; }
+std::uint64_t fingerprint(const std::string& pattern) { return base::hash64(pattern) | 1; }
 
 value::Value to_value(ForwardAnswer answer) {
   return value::Tuple{

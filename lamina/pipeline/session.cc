@@ -3,6 +3,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/pipeline/streams.h"
 #include "lamina/transport/solo.h"
 #include "lamina/transport/ucx.h"
 
@@ -64,6 +65,13 @@ base::Partition Session::partition() const { return base::Partition(topology_.in
 
 base::Rank Session::owner(base::Partition partition) const {
   return topology_.translate(Group::kPp, static_cast<int>(partition.value), world_.rank);
+}
+
+void Session::require_everywhere(const std::string& what) const {
+  if (topology_.size(Group::kPp) == 1 || !in_step()) return;
+  throw base::UsageError(base::str(what,
+                                   " inside a step function: only the rank that leads runs its body; call it before or "
+                                   "after the step function, on every rank"));
 }
 
 base::Patience Session::patience() const {

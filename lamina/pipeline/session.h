@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lamina/base/config.h"
@@ -36,6 +37,10 @@ class Session {
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
   base::Rank owner(base::Partition partition) const;
+
+  // Refuses in the body of a step what every rank of a pipeline is to do, `what`: one rank alone runs it. Throws
+  // base::UsageError.
+  void require_everywhere(const std::string& what) const;
 
   // For waits of the main thread.
   base::Patience patience() const;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <unordered_map>
 
+#include "lamina/base/hash.h"
 #include "lamina/pipeline/outputs.h"
 #include "lamina/value/bytes.h"
 
@@ -97,7 +98,7 @@ std::uint64_t fingerprint(const Outline& outline) {
   out.put_block(signature(outline.tree));
   for (const auto& [spec, requires_grad] : outline.outputs) put_spec(out, spec, requires_grad);
   out.put_block(outline.views);
-  return std::hash<std::string>{}(out.take()) | 1;
+  return base::hash64(out.take()) | 1;
 }
 
 }  // namespace

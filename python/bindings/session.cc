@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/module/state_exchange.h"
+#include "lamina/pipeline/backward_watch.h"
 #include "lamina/plan/configured.h"
 #include "lamina/transport/lost.h"
 #include "lamina/value/released.h"
@@ -265,6 +266,12 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 }  // namespace
 
 void bind_session(py::module_& module) {
+  py::class_<pipeline::BackwardWatch>(module, "BackwardWatch")
+      .def(py::init<int>(), py::arg("microbatches"))
+      .def_property_readonly("over", &pipeline::BackwardWatch::over)
+      .def("begin_step", &pipeline::BackwardWatch::begin_step, py::arg("parameters"), py::arg("backwards"))
+      .def("announce", &pipeline::BackwardWatch::announce)
+      .def("end_step", &pipeline::BackwardWatch::end_step, py::arg("parameters"), py::arg("backwards"));
   module.attr("LOST_BY_INTERRUPT") = transport::lost("(\\d+)", transport::kInterrupted);
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&open), py::arg("config"))
@@ -297,6 +304,7 @@ void bind_session(py::module_& module) {
       .def("lend_state", &lend_state)
       .def("take_notes", &take_notes)
       .def("run_step_here", &run_step_here)
+      .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
       .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)
       .def("backward", &backward)

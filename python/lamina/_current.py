@@ -150,11 +150,8 @@ def outside_step(what: str) -> Job:
 
 def everywhere(what: str) -> None:
     """Refuses in the body of a step function what every rank of a pipeline is to do: one rank alone runs it."""
-    if _job is not None and _job.pipelined and in_step():
-        raise UsageError(
-            f"{what} inside a step function: only the rank that leads runs its body; call it before or after the step "
-            "function, on every rank"
-        )
+    if _job is not None:
+        _job.session.require_everywhere(what)
 
 
 def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:

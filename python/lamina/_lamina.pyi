@@ -203,6 +203,8 @@ class Session:
         thread's random numbers and default dtype. No other body computes meanwhile."""
     def take_notes(self) -> list[bytes]:
         """What owners of modules left for this rank in their answers, each once."""
+    def require_everywhere(self, what: str) -> None:
+        """Refuses `what` in the body of a step: every rank of a pipeline is to do it."""
     def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
         """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
         alone. Each has a random stream and a default dtype of its own."""
@@ -220,34 +222,48 @@ class Session:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
 
-# The replicas. `group` is torch's process group of this rank's kind "dp"; collective over it.
+class BackwardWatch:
+    """Tells once of a step body that calls loss.backward(); see lamina/pipeline/backward_watch.h."""
 
-def average_gradients(
-    session: Session,
-    group: ProcessGroup,
-    parameters: Sequence[tuple[str, torch.Tensor]],
-    bucket_bytes: int,
-    divisor: int,
-) -> None:
-    """Each gradient becomes its sum over the replicas, divided by `divisor`; see lamina/data_parallel/gradients.h."""
+    def __init__(self, microbatches: int) -> None: ...
+    @property
+    def over(self) -> bool: ...
+    def begin_step(self, parameters: Sequence[torch.Tensor], backwards: int) -> None: ...
+    def announce(self) -> None: ...
+    def end_step(self, parameters: Sequence[torch.Tensor], backwards: int) -> None: ...
 
-def reduce_gradients(
-    session: Session,
-    group: ProcessGroup,
-    parameters: Sequence[tuple[str, torch.Tensor]],
-    bucket_bytes: int,
-    hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor],
-) -> None:
-    """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of its
-    parameters as one 1-D tensor, and those."""
+# The replicas. `group` is torch's process group of this rank's kind "dp".
 
-def broadcast_buffers(
-    session: Session, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]], root: int
-) -> None:
-    """Each buffer gets the value it has on the replica `root`."""
+class Passes:
+    """The passes of this rank's replica; see [Note: passes] in lamina/data_parallel/passes.h."""
 
-def sum_over_replicas(session: Session, group: ProcessGroup, tensor: torch.Tensor, purpose: str) -> None:
-    """The sum over the replicas, in place. `purpose` begins its errors."""
+    def __init__(self, session: Session) -> None: ...
+    def note_call(self) -> None:
+        """The model was called in training, which a pass is to follow."""
+    def meet(self, trains: bool) -> list[int]:
+        """Comes to the next pass; collective over the replicas. The indices of those that train in it. Raises what one
+        of them has failed with."""
+    def fail(self, exception: BaseException) -> None:
+        """This replica's step has failed before its pass; returns at once."""
+    def together(self, compute: Callable[[], None]) -> None:
+        """Calls `compute`, in which the replicas compute together after `meet`; where it raises the others leave, too,
+        and no pass follows."""
+    def average_gradients(
+        self, group: ProcessGroup, parameters: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int, divisor: int
+    ) -> None:
+        """Each gradient becomes its sum over the replicas, divided by `divisor`; see
+        lamina/data_parallel/gradients.h."""
+    def reduce_gradients(
+        self,
+        group: ProcessGroup,
+        parameters: Sequence[tuple[str, torch.Tensor]],
+        bucket_bytes: int,
+        hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor],
+    ) -> None:
+        """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of
+        its parameters as one 1-D tensor, and those."""
+    def broadcast_buffers(self, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+        """Each buffer gets the value it has on the replica `root`."""
 
 # What the ranks do in steps, and when: lamina/observe.
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina, intercept
-from lamina.errors import CancelledError
+from lamina.errors import CancelledError, TimeoutError, UsageError
 from lamina.tracing import Call, Trace, TraceOptions, trace
 from lamina.tree import ModuleTree
 
@@ -79,15 +79,28 @@ class FirstCall:
     def _route(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         module = self._modules[number]
         if not self._asked.is_set():
+            if not _lamina.in_step():
+                raise UsageError(
+                    "the model was called in a thread of its own in its first step: call it in the thread that runs "
+                    "the step's body"
+                )
             whole = functools.partial(trace, call=Call(args, kwargs), options=self._options)
             part = _nothing("the first step called a part of the model before the model")
             self._ask(whole if module is self._root else part)
         return module(*args, **kwargs)
 
+    def _wait(self) -> None:
+        timeout_s = self._session.config.timeout_s
+        if not self._answered.wait(timeout_s):
+            raise TimeoutError(
+                f"the cut of the model, which its first call waits for: no answer for {timeout_s:.0f} s; raise "
+                "timeout_s if it needs longer"
+            )
+
     def _ask(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._asked.set()
-        self._session.lend_state(self._answered.wait)
+        self._session.lend_state(self._wait)
         if self._error is not None:
             raise CancelledError("the model was not cut") from self._error
 

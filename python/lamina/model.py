@@ -4,14 +4,14 @@
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, clipping, groups
+from lamina import _current, _lamina, clipping, groups
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
 from lamina.cut import Cut
@@ -44,7 +44,8 @@ class DistributedModel(nn.Module):
     are those of the module that is wrapped.
 
     With several replicas and `ddp`, gradients are their mean over the replicas when a step function, or a backward
-    outside of one, returns. Every replica runs as many backward passes. A gradient that no replica has stays None; one
+    outside of one, returns. Every replica runs as many backward passes; one that fails on a replica fails on all, and
+    leaves gradients that are to be zeroed. A gradient that no replica has stays None; one
     that only some have counts as zero on the others; sparse gradients become dense.
 
     Args:
@@ -109,6 +110,8 @@ class DistributedModel(nn.Module):
         self._pipelined = job.pipelined
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
+        averaged = average_grads_across_microbatches
+        self._backward_watch = _lamina.BackwardWatch(job.microbatches if averaged else 1)
         self._cut = Cut(self.get_module, job.pipelined, trace_options, self._run_post_partition_hooks)
         job.model, job.cut = self, self._cut
         if job.session.config.ddp:
@@ -126,10 +129,12 @@ class DistributedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""
         self._check_called("the model was called")
+        replicas = _current._job.replicas if _current._job is not None else None
+        if replicas is not None:
+            replicas.note_call()
         output = self.module(*args, **kwargs)
-        job = _current._job
-        if job is not None and job.replicas is not None:
-            job.replicas.note_forward(output)
+        if replicas is not None:
+            replicas.note_forward(output)
         return output
 
     def backward(
@@ -158,14 +163,15 @@ class DistributedModel(nn.Module):
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
         job = _current.job()
-        if job.replicas is not None:
-            job.replicas.note_backward()
+        self._backward_watch.announce()
         averaged = self._average and _current.in_step() and not (job.replicas is not None and job.replicas.hooked)
         scale = 1 / job.microbatches if averaged else 1.0
-        if self._pipelined:
-            _current.session().backward(outputs, gradients, scale)
-        else:
-            torch.autograd.backward(outputs, [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)])
+        with job.replicas.backward() if job.replicas is not None else nullcontext():
+            if self._pipelined:
+                job.session.backward(outputs, gradients, scale)
+            else:
+                given = [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)]
+                torch.autograd.backward(outputs, given)
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -494,6 +500,19 @@ class DistributedModel(nn.Module):
 
     def _run_post_partition_hooks(self) -> None:
         self._run_hooks(self._post_partition_hooks)
+
+    @contextmanager
+    def _backwards_watched(self) -> Iterator[None]:
+        """Around a step."""
+        job = _current.job()
+        hooked = self._replicas is not None and self._replicas.hooked  # then nothing is averaged here
+        if self._backward_watch.over or hooked or not job.leads:
+            yield
+            return
+        parameters = list(self.module.parameters())
+        self._backward_watch.begin_step(parameters, job.session.backwards())
+        yield
+        self._backward_watch.end_step(parameters, job.session.backwards())
 
     def _leave_step(self) -> None:
         """A step has ended well."""

@@ -2,11 +2,16 @@
 """The copies of a model that read different data: their gradients are averaged, their buffers kept alike.
 
 [Note: pass] A backward pass is one call of a step function in which a backward was called, or, outside step functions,
-one outermost backward that reaches a parameter. The gradients are averaged after every `backward_passes_per_step`-th,
-until then they accumulate on each replica. The counter goes on over the life of the model.
+one outermost backward that reaches a parameter. All replicas meet in each (`_lamina.Passes`): where the step of one has
+failed it fails on all. The gradients are averaged after every `backward_passes_per_step`-th, until then they accumulate
+on each replica. The counter goes on over the life of the model.
 
-[Note: join] Replicas may run out of data at different times. In `join` every reduction begins with a roll call: each
-says whether it still trains. One that has left the context answers on, with no gradients of its own, until all have.
+Of a step that fails it is not known whether it would have had a backward: it counts as a pass unless it was entered
+without gradients (torch.no_grad). Outside step functions a backward that fails is one: at once where the model's own
+`backward` was called, else when the model is called next, if it had reached the model.
+
+[Note: join] Replicas may run out of data at different times. In `join` one that has left the context meets the others
+on, with no gradients of its own, until all have left.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +24,7 @@ from torch.autograd import Variable
 
 from lamina import _lamina, nest
 from lamina.comm_hooks import CommHook, reduction
-from lamina.errors import Error, TimeoutError, UsageError
+from lamina.errors import Error, RemoteError, TimeoutError, UsageError
 from lamina.groups import ProcessGroups
 
 
@@ -50,48 +55,72 @@ class Replicas:
         self._module = module
         self._owns = owns
         self._partitions = session.group_size("pp")
-        self._passes = passes
+        self._passes = _lamina.Passes(session)
+        self._passes_per_reduction = passes
         self._bucket_bytes = bucket_bytes
         self._broadcast_buffers = broadcast_buffers
         self._everyone = list(range(session.group_size("dp")))
         self._hook: Callable | None = None  # that reduces a bucket, in the place of the mean
-        self._roll_call: Callable[[bool], list[int]] | None = None  # in `join`
         self._by_everyone = True  # sums are divided by the number of all replicas, trained they or not
+        self._throws = False  # the first replica that leaves `join` is an error of all
+        self._present = self._everyone  # those that trained in the latest pass that any trained in
         self._done = 0
         self._in_step = False
         self._passed = False  # there was a backward in this step, or gradients were accumulated in this backward
         self._awaiting = False  # the end of this backward will call us
+        self._met = False  # the replicas have met in this backward
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     @contextmanager
     def step(self) -> Iterator[Callable[[], bool]]:
         """Around a step: what it yields tells whether a backward was called in it so far."""
+        self._fail_backward()
+        self._count_call()
+        trains = torch.is_grad_enabled()
         self._in_step, self._passed = True, False
         before = self._session.backwards()
         try:
             yield lambda: self._passed or self._session.backwards() != before
+        except BaseException as error:
+            if trains:
+                self._passes.fail(error)
+            raise
         finally:
             self._in_step = False
 
-    def note_backward(self) -> None:
-        """A backward begins."""
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward of the model's own."""
         self._passed = self._passed or self._in_step
+        self._met = False
+        try:
+            yield
+        except BaseException as error:
+            if not self._in_step and not self._met:
+                self._passed = self._awaiting = False
+                self._passes.fail(error)
+            raise
+
+    def note_call(self) -> None:
+        """The model is called."""
+        if self._partitions == 1 and not self._in_step and torch._C._current_graph_task_id() < 0:
+            self._fail_backward()
+            self._count_call()
 
     def note_forward(self, output: Any) -> None:
         """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
         their own included: it reaches the output first. With several partitions a step counts its backwards."""
-        if self._partitions > 1:
-            return
-        if not self._in_step and torch._C._current_graph_task_id() < 0:
-            self._passed = self._awaiting = False  # a backward that failed has left them
-        if torch.is_grad_enabled():
+        if self._partitions == 1 and torch.is_grad_enabled():
             nest.map_tensors(self._notice_backward, output)
 
     def finish_pass(self) -> None:
-        """Ends a backward pass, see [Note: pass]; collective over the replicas."""
-        self._done += 1
-        if self._done % self._passes == 0:
-            self._reduce(self._roll_call(True) if self._roll_call else self._everyone)
+        """Ends a backward pass, see [Note: pass]; collective over the replicas.
+
+        Errors:
+            The error of a replica whose pass failed.
+        """
+        self._met = True
+        self._reduce_nth(self._meet(True))
 
     @property
     def hooked(self) -> bool:
@@ -112,31 +141,26 @@ class Replicas:
             by_everyone: whether sums of gradients are divided by the number of all replicas, not of those that train.
             throws: whether the first replica that leaves is an error of all.
         """
-        present = self._everyone
-
-        def roll_call(trains: bool) -> list[int]:
-            nonlocal present
-            answers = torch.zeros(len(self._everyone), dtype=torch.int64)
-            answers[self._session.group_rank("dp")] = trains
-            with self._collectively() as group:
-                _lamina.sum_over_replicas(self._session, group, answers, "counting the replicas that train")
-            there = answers.nonzero().flatten().tolist()
-            if throws and 0 < len(there) < len(self._everyone):
-                gone = sorted(set(self._everyone) - set(there))
-                raise UsageError(f"join: replicas {gone} have run out of data, and throw_on_early_termination is set")
-            present = there or present
-            return there
-
-        self._roll_call, self._by_everyone = roll_call, by_everyone
+        self._by_everyone, self._throws, self._present = by_everyone, throws, self._everyone
         try:
             yield
-            while there := roll_call(False):
-                self._shadow(there)
-            with self._collectively() as group:
-                for names in ("named_parameters", "named_buffers"):
-                    _lamina.broadcast_buffers(self._session, group, self._own(names), present[-1])
+            while present := self._meet(False):
+                self._shadow(present)
+        except BaseException as error:
+            self._passes.fail(error)  # this replica will not answer the others
+            raise
         finally:
-            self._roll_call, self._by_everyone = None, True
+            self._by_everyone, self._throws = True, False
+        self._together(self._take_over, self._present[-1])
+
+    def _meet(self, trains: bool) -> list[int]:
+        """Comes to the next pass: the replicas that train in it."""
+        present = self._passes.meet(trains)
+        self._present = present or self._present
+        if self._throws and 0 < len(present) < len(self._everyone):
+            gone = sorted(set(self._everyone) - set(present))
+            raise UsageError(f"join: replicas {gone} have run out of data, and throw_on_early_termination is set")
+        return present
 
     def _shadow(self, present: list[int]) -> None:
         """Takes part in a reduction of others, without gradients."""
@@ -144,31 +168,52 @@ class Replicas:
         for parameter, _ in kept:
             parameter.grad = None
         try:
-            self._reduce(present)
+            self._reduce_nth(present)
         finally:
             for parameter, gradient in kept:
                 parameter.grad = gradient
 
-    def _reduce(self, present: list[int]) -> None:
-        parameters = self._own("named_parameters")
-        with self._collectively() as group:
-            if self._hook is not None:
-                _lamina.reduce_gradients(self._session, group, parameters, self._bucket_bytes, self._hook)
-            else:
-                divisor = len(self._everyone if self._by_everyone else present)
-                _lamina.average_gradients(self._session, group, parameters, self._bucket_bytes, divisor)
-            if self._broadcast_buffers:
-                _lamina.broadcast_buffers(self._session, group, self._own("named_buffers"), present[0])
+    def _reduce_nth(self, present: list[int]) -> None:
+        self._done += 1
+        if self._done % self._passes_per_reduction == 0:
+            self._together(self._reduce, present)
 
-    @contextmanager
-    def _collectively(self) -> Iterator[torch.distributed.ProcessGroup]:
+    def _reduce(self, group: torch.distributed.ProcessGroup, present: list[int]) -> None:
+        parameters = self._own("named_parameters")
+        if self._hook is not None:
+            self._passes.reduce_gradients(group, parameters, self._bucket_bytes, self._hook)
+        else:
+            divisor = len(self._everyone if self._by_everyone else present)
+            self._passes.average_gradients(group, parameters, self._bucket_bytes, divisor)
+        if self._broadcast_buffers:
+            self._passes.broadcast_buffers(group, self._own("named_buffers"), present[0])
+
+    def _take_over(self, group: torch.distributed.ProcessGroup, root: int) -> None:
+        """All get what the replica `root` has."""
+        for names in ("named_parameters", "named_buffers"):
+            self._passes.broadcast_buffers(group, self._own(names), root)
+
+    def _together(self, compute: Callable[[torch.distributed.ProcessGroup, Any], None], argument: Any) -> None:
+        """Calls `compute` with torch's group of the replicas, all of which do so."""
         try:
-            yield self._groups.get("dp")
+            self._passes.together(lambda: compute(self._groups.get("dp"), argument))
         except BaseException as error:
-            # Lamina's errors end a collective, as when the others have closed the group, except the one that comes when
-            # it takes too long; after that, an interrupt, or an error of a hook it may wait for ever.
-            self._groups.stuck |= isinstance(error, TimeoutError) or not isinstance(error, Error)
+            # Lamina's errors end a collective, as when the others have closed the group, except those that come from
+            # another replica or when it takes too long; after these, an interrupt, or an error of a hook it may wait
+            # for ever.
+            left = isinstance(error, TimeoutError | RemoteError) or not isinstance(error, Error)
+            self._groups.stuck = self._groups.stuck or left
             raise
+
+    def _count_call(self) -> None:
+        if torch.is_grad_enabled() and self._module.training:
+            self._passes.note_call()
+
+    def _fail_backward(self) -> None:
+        """Notices that the backward before this failed: its end has not called us."""
+        failed, self._passed, self._awaiting = self._awaiting, False, False
+        if failed:
+            self._passes.fail(Error("a backward outside of step functions failed, on this replica of the model"))
 
     def watch(self) -> None:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""

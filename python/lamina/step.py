@@ -41,7 +41,8 @@ def step(
     Errors:
         UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
             a batch that cannot be split evenly, a step inside a step, or no `init`. What the function, or a module on
-            any rank, raises is raised on every rank of the pipeline.
+            any rank, raises is raised on every rank of the pipeline; with `ddp`, of the other replicas too, where they
+            average their gradients.
     """
 
     def decorate(function: Callable) -> StepFunction:
@@ -95,9 +96,11 @@ class StepFunction:
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
         first_call = job.cut.enter_step() if job.cut is not None else None
-        merged = self._run_microbatches(job, owner, args, kwargs, first_call)
-        if job.model is not None:
-            job.model._leave_step()
+        if job.model is None:
+            return self._run_microbatches(job, owner, args, kwargs, first_call)
+        with job.model._backwards_watched():
+            merged = self._run_microbatches(job, owner, args, kwargs, first_call)
+        job.model._leave_step()
         return merged
 
     def _run_microbatches(
@@ -108,7 +111,7 @@ class StepFunction:
         with job.replicas.step() as passed:
             # The ranks that follow hear from the leading one whether there was a backward.
             outputs = self._run_bodies(job, owner, args, kwargs, first_call, passed)
-        merged = merge([output for output, _ in outputs])
+            merged = merge([output for output, _ in outputs])
         if any(passed for _, passed in outputs):
             job.replicas.finish_pass()
         return merged

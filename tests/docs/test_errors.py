@@ -11,6 +11,7 @@ from docs.raised import GAP, ROOT, literals, raised
 MADE_ELSEWHERE = {
     "lamina/base/config_json.cc": ["… is not allowed; expected …"],
     "lamina/base/problems.cc": ["… is not allowed; expected …"],
+    "lamina/collective/mailbox.cc": ["… over ranks …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],

@@ -3,6 +3,7 @@
 //
 //     lamina run -n 2 -c face_pair
 #include <cstdio>
+#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tests/face/models.h"
@@ -197,7 +198,10 @@ void states() {
   model.load_state_dict(state);
   expect(train(x).reduce_mean().equal(first), "the state was not loaded");
   state.erase("a.linear.bias");
-  expect_error<UsageError>([&] { model.load_state_dict(state); }, {"a.linear.bias is missing"});
+  state.insert("one", x);
+  state.insert("two", x);
+  expect_error<UsageError>([&] { model.load_state_dict(state); },
+                           {"a.linear.bias is missing", "one is nothing of the model's", "two is nothing of the"});
   shutdown();
   expect_error<UsageError>([&] { model.backward(first); }, {"shut down"});
 }
@@ -340,6 +344,145 @@ void freezing() {
   shutdown();
 }
 
+std::vector<std::string> names_of(const torch::nn::Module& module) { return module.named_children().keys(); }
+
+// What trains something else over partitions.
+void refusals() {
+  init({{"partitions", 2}, {"microbatches", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(Norms{});
+  DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
+  expect_error<UsageError>([&] { DistributedOptimizer lbfgs(torch::optim::LBFGS(model.parameters())); },
+                           {"LBFGS measures all parameters"});
+  expect_error<UsageError>([&] { model(torch::ones({2, kWidth})); }, {"called outside a step"});
+  const std::vector<std::pair<std::string, std::function<void()>>> updates{
+      {"optimizer.step()", [&] { sgd.step(); }},
+      {"optimizer.zero_grad()", [&] { sgd.zero_grad(); }},
+      {"the use of an optimizer", [&] { sgd->step(); }},
+      {"zero_grad()", [&] { model.zero_grad(); }}};
+  for (const auto& [name, update] : updates) {
+    const auto train = step([&](const Tensor& x) {
+      model.backward(model(x));
+      update();
+    });
+    expect_error<Error>([&] { train(torch::ones({2, kWidth})); }, {name + " inside a step function: only the rank"});
+  }
+  expect_error<UsageError>([&] { set_partition(*model->a, 1); }, {"set_partition() after the model was partitioned"});
+  expect_error<UsageError>([&] { set_dynamic(*model->a); }, {"set_dynamic() after the model was partitioned"});
+  model.zero_grad();
+  expect(model.named_parameters().size() == 4 && sgd.param_groups().size() == 1, "names or groups are missing");
+  shutdown();
+}
+
+void containers() {
+  const ChildList<Layer> two{Layer(), Layer()};
+  expect(two->size() == 2 && names_of(*two) == std::vector<std::string>{"0", "1"}, "the list's children");
+  Sequential chain{Layer()};
+  chain->push_back("last", Layer(2));
+  expect(names_of(*chain) == std::vector<std::string>{"0", "last"}, "the chain's names");
+  expect((*chain)[1]->parameters().size() == 2 && chain(torch::ones({1, kWidth})).size(1) == 2, "the chain's last");
+}
+
+// In the first step, where the model waits for its cut, and later.
+void threads_of_a_body() {
+  init({{"partitions", 2}});
+  DistributedModel model(Norms{});
+  const auto in_a_thread = [](const std::function<void()>& call) {
+    std::exception_ptr error;
+    std::thread([&] {
+      try {
+        call();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    if (error) std::rethrow_exception(error);
+  };
+  const auto whole = step([&](const Tensor& x) { in_a_thread([&] { model(x); }); });
+  const auto part = step([&](const Tensor& x) { in_a_thread([&] { model->a(x); }); });
+  const auto x = torch::ones({2, kWidth});
+  expect_error<Error>([&] { part(x); }, {"in a thread of its own"});
+  for (int i = 0; i < 2; ++i) {
+    expect_error<Error>([&] { whole(x); }, {"called outside a step", "in the thread that runs its body"});
+    step([&](const Tensor& x) { model.backward(model(x)); })(x);
+  }
+  shutdown();
+}
+
+struct SummedImpl : torch::nn::Module {
+  Child<Layer> layer;
+  SummedImpl() { layer = register_module("layer", Layer()); }
+  Tensor forward(const Tensor& x) { return layer(x).sum(); }
+};
+using Summed = torch::nn::ModuleHolder<SummedImpl>;
+
+Tensor batch(int replica, int number) {
+  torch::manual_seed(10 * replica + number);
+  return torch::randn({4, kWidth}, torch::kDouble);
+}
+
+// A step that fails on replica 1 fails on both, and the next one is exact: as the plain loop that leaves it out.
+void replicas_fail_together() {
+  init({{"ddp", true}, {"microbatches", 2}});
+  torch::manual_seed(1);
+  Summed plain, module;
+  module->to(torch::kDouble);
+  plain->to(torch::kDouble);
+  for (const auto& named : plain->named_parameters()) {
+    const torch::NoGradGuard no_grad;
+    module->named_parameters()[named.key()].copy_(named.value());
+  }
+  DistributedModel model(module);
+  torch::optim::SGD theirs(plain->parameters(), 1e-3);
+  DistributedOptimizer ours(torch::optim::SGD(model.parameters(), 1e-3));
+  const auto train = step([&](const Tensor& x, std::string fails) {
+    if (fails == "before") throw std::invalid_argument("bad batch");
+    model.backward(model(x));
+    if (fails == "after") throw std::invalid_argument("bad batch");
+  });
+  int number = 0;
+  for (const std::string fails : {"", "before", "", "after", "loop", "", "own"}) {
+    model.zero_grad();
+    plain->zero_grad();
+    const auto mine = batch(rank(), ++number);
+    const auto fail = [&] { train(mine, rank() == 1 ? fails : ""); };
+    if (fails == "before" || fails == "after") {
+      expect_error<Error>(
+          [&] {
+            try {
+              fail();
+            } catch (const std::invalid_argument&) {
+              throw Error("of all replicas; replica 1 met it: bad batch");
+            }
+          },
+          {"bad batch", "of all replicas; replica 1 met it"});
+      continue;
+    }
+    if (fails == "loop") {  // a backward of a plain loop
+      const auto loss = model(mine);
+      if (rank() == 1) {
+        loss.register_hook([](const Tensor&) { throw std::invalid_argument("in a backward"); });
+        expect_error<std::invalid_argument>([&] { model.backward(loss); }, {"in a backward"});
+      } else {
+        expect_error<RemoteError>([&] { model.backward(loss); }, {"in a backward", "replica 1 met it"});
+      }
+      continue;
+    }
+    if (fails == "own") {  // torch's own backward, outside of steps
+      model(mine).mul(0.5).backward();
+    } else {
+      fail();
+    }
+    for (int replica = 0; replica < 2; ++replica) (plain(batch(replica, number)) / 4).backward();
+    theirs.step();
+    ours.step();
+  }
+  for (const auto& named : plain->named_parameters()) {
+    expect(torch::allclose(model.named_parameters()[named.key()], named.value(), 1e-9, 1e-12),
+           named.key() + " is another than the plain loop's");
+  }
+  shutdown();
+}
+
 // Ends with the process, without shutdown().
 void left_open() {
   init({{"partitions", 2}});
@@ -367,7 +510,8 @@ void different_models() {
 int main() {
   torch::set_num_threads(1);
   for (const auto& check : {groups, placement, ignored_scopes, clipping, states, errors, evaluation, varying, writes,
-                            first_step_fails, calls_a_part_first, freezing, different_models, left_open})
+                            first_step_fails, calls_a_part_first, freezing, refusals, containers, threads_of_a_body,
+                            replicas_fail_together, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
 }

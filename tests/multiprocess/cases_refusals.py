@@ -4,9 +4,11 @@ of cases_travel_pair."""
 
 import copy
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from multiprocess.steps import said_on_stderr
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -119,3 +121,37 @@ def case_a_call_under_a_function_mode_is_refused():
 
 def case_a_second_order_gradient_is_refused():
     is_refused(second_order, rf"create_graph=True through {WHERE}, is not supported; place it on the caller's rank")
+
+
+def case_calls_in_threads_of_the_bodys_own_are_refused():
+    for part in (False, True):
+        lamina.init(partitions=2)
+        model = lamina.distribute(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)))
+
+        @lamina.step
+        def step(x, part):
+            with ThreadPoolExecutor() as own:
+                return own.submit(model.module[0] if part else model, x).result()  # noqa: B023 -- of this iteration
+
+        with pytest.raises(lamina.UsageError, match="in a thread of its own" if part else "called outside a step"):
+            step(BATCH, part)  # the first step
+        lamina.step(lambda x: model(x))(BATCH)  # noqa: B023
+        with pytest.raises(lamina.UsageError, match="called outside a step"):
+            step(BATCH, False)
+        lamina.shutdown()
+
+
+def case_a_backward_that_microbatches_add_up_is_told_of_once():
+    for partition in (0, 1):
+        lamina.init(partitions=2, microbatches=2, auto_partition=False, default_partition=partition)
+        model = lamina.distribute(nn.Linear(6, 1))
+
+        @lamina.step
+        def step(x):
+            model(x).sum().backward()  # noqa: B023 -- called in this iteration
+
+        with said_on_stderr() as said:
+            step(BATCH)
+            step(BATCH)
+        assert said[0].count("a step has called loss.backward()") == (lamina.rank() == 0), said
+        lamina.shutdown()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for two ranks that are two copies of a model."""
 
+import contextlib
 import copy
 import os
 import warnings
@@ -8,8 +9,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.replicas import agrees, batch, close, share, train, train_unevenly, whole
-from multiprocess.steps import train_step
+from multiprocess.replicas import agrees, batch, close, share, train, train_past_failures, train_unevenly, whole
+from multiprocess.steps import said_on_stderr, train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.checkpoint import checkpoint
@@ -170,22 +171,95 @@ def case_a_step_without_backward_is_not_collective():
         evaluate(share())
 
 
-def case_a_step_that_fails_is_no_pass():
+def case_a_step_that_fails_on_one_copy_fails_on_all_and_the_next_is_exact():
+    start()
+    train_past_failures(linear())
+
+
+def case_a_step_that_fails_without_gradients_is_no_pass():
     start()
     model = lamina.distribute(linear())
 
     @lamina.step
-    def step(x, fails):
-        model.backward(model(x).sum())
-        if fails:
-            raise KeyError("mine")
+    def evaluate(x):
+        raise KeyError("mine")
 
     if RANK == 0:
-        with pytest.raises(KeyError, match="mine"):
-            step(share(), True)
-        model.module.zero_grad()
-    step(share(), False)
+        with pytest.raises(KeyError, match="mine"), torch.no_grad():
+            evaluate(share())
+    train_step(model)(share())
     assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+def case_passes_that_accumulate_fail_on_all_as_well():
+    start()
+    model = lamina.DistributedModel(seeded(lambda: nn.Linear(6, 1, bias=False)), backward_passes_per_step=2)
+    (weight,) = model.parameters()
+
+    @lamina.step
+    def step(x, fails):
+        if fails:
+            raise KeyError("mine")
+        model.backward(model(x).sum())
+
+    step(share(), False)
+    with pytest.raises(KeyError, match="mine"):
+        step(share(), RANK == 1)
+    if RANK == 0:
+        weight.grad /= 2  # two passes have accumulated here
+    step(share(), False)
+    close(weight.grad, 2 * whole().sum(0, keepdim=True) / 4)
+
+
+def case_a_backward_of_a_plain_loop_that_fails_on_one_copy_fails_on_all():
+    start()
+    model = lamina.distribute(linear())
+
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    for backward in (model.backward, torch.Tensor.backward):
+        heard = ZeroDivisionError if backward == model.backward else lamina.RemoteError
+        for fails in (False, True, False):
+            model.zero_grad()
+            output = model(share())
+            if fails and RANK == 1:
+                output.register_hook(fail)
+            with pytest.raises(ZeroDivisionError if RANK == 1 else heard) if fails else contextlib.nullcontext():
+                backward(output.square().mean())
+        plain = linear()
+        plain(whole()).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+
+
+def case_a_step_that_fails_in_join_fails_on_all_and_the_next_is_exact():
+    start()
+    with contextlib.ExitStack() as joined:
+        distribute = lamina.distribute
+
+        def distribute_and_join(module):
+            model = distribute(module)
+            joined.enter_context(model.join())
+            return model
+
+        lamina.distribute = distribute_and_join
+        try:
+            train_past_failures(linear())
+        finally:
+            lamina.distribute = distribute
+
+
+def case_a_copy_that_leaves_out_an_iteration_is_warned_of():
+    start()
+    model = lamina.distribute(linear())
+    with said_on_stderr() as said:
+        for number in range(2 + RANK):
+            loss = model(share()).sum()
+            if RANK == 1 and number == 1:
+                continue  # as after an error of the script's own
+            loss.backward()
+    assert ("replica 1 trained the model in 2 calls before pass 1, replica 0 in 1" in "".join(said)) == (RANK == 0)
 
 
 def norm_layers():

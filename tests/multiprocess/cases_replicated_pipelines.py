@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from multiprocess.replicas import agrees, close, share, train, train_unevenly, whole
+from multiprocess.replicas import agrees, close, share, train, train_past_failures, train_unevenly, whole
 from multiprocess.steps import train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -48,6 +48,41 @@ def case_ranks_that_seeded_differently_train_alike():
     model = lamina.distribute(layers(seed=RANK))
     train_step(model)(share())
     plain = layers()
+    plain(whole()).square().mean().backward()
+    for name, parameter in model.local_named_parameters():
+        close(parameter.grad, plain.get_parameter(name).grad)
+
+
+def case_a_step_that_fails_in_one_pipeline_fails_in_all_and_the_next_is_exact():
+    for placement in ("cluster", "spread"):
+        start(placement_strategy=placement)
+        train_past_failures(layers())
+        lamina.shutdown()
+
+
+class FailsOnDemand(nn.Module):
+    def forward(self, x):
+        if FailsOnDemand.now:
+            raise KeyError("there")
+        return x
+
+
+def case_a_module_of_another_partition_that_fails_in_one_pipeline_ends_the_pass_of_all():
+    start(auto_partition=False, default_partition=0)
+    module = nn.Sequential(nn.Linear(6, 1), FailsOnDemand()).double()
+    lamina.set_partition(module[1], 1)
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    step = train_step(model)
+    for fails in (False, True, False):
+        FailsOnDemand.now = fails and lamina.dp_rank() == 1
+        model.zero_grad()
+        if fails:
+            with pytest.raises(KeyError, match="there"):
+                step(share())
+        else:
+            step(share())
+    FailsOnDemand.now = False
     plain(whole()).square().mean().backward()
     for name, parameter in model.local_named_parameters():
         close(parameter.grad, plain.get_parameter(name).grad)

@@ -3,6 +3,7 @@
 
 import copy
 
+import pytest
 import torch
 from multiprocess.steps import train_step
 
@@ -58,6 +59,42 @@ def train(module: torch.nn.Module) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+    for name, parameter in model.local_named_parameters():
+        close(parameter, plain.get_parameter(name))
+
+
+def train_past_failures(module: torch.nn.Module) -> None:
+    """Five steps of which two fail on copy 1 alone and one on all, caught everywhere; compared with the plain loop over
+    the whole batch that leaves those out."""
+    plain = copy.deepcopy(module)
+    model = lamina.distribute(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
+    lamina.DistributedOptimizer(optimizers[1])
+
+    @lamina.step
+    def step(x, fails):
+        if fails == "before":
+            raise KeyError("bad batch")
+        model.backward(model(x).square().mean())
+        if fails:
+            raise KeyError("bad batch")
+
+    for number, (first, second) in enumerate(
+        [("", ""), ("", "before"), ("", ""), ("", "after"), ("fails", "fails"), ("", "")]
+    ):
+        mine = second if lamina.dp_rank() == 1 else first
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        batches = [batch(10 * each + number) for each in range(lamina.dp_size())]
+        if second:
+            with pytest.raises(KeyError, match="bad batch") as caught:
+                step(batches[lamina.dp_rank()], mine)
+            assert bool(mine) or "of all replicas; replica 1 met it" in caught.value.remote_traceback
+            continue
+        step(batches[lamina.dp_rank()], mine)
+        plain(torch.cat(batches)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
     for name, parameter in model.local_named_parameters():
         close(parameter, plain.get_parameter(name))
 

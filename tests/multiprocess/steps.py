@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step functions that many cases take."""
+"""Step functions that many cases take, and what they write."""
+
+import contextlib
+import os
+import tempfile
 
 import lamina
 
@@ -14,3 +18,18 @@ def train_step(model):
         return loss
 
     return step
+
+
+@contextlib.contextmanager
+def said_on_stderr():
+    """A list that holds, afterwards, what was written to the file descriptor of stderr."""
+    said, kept = [], os.dup(2)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            said.append(file.read())

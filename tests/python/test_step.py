@@ -162,3 +162,30 @@ def test_an_error_of_the_body_is_raised_as_it_is(start):
     with pytest.raises(KeyError, match="mine"):
         lamina.step(fail)(BATCH)
     assert bare(BATCH).reduce_sum() == 28
+
+
+def test_a_loss_backward_that_adds_microbatches_up_is_told_of_once(start, capfd):
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+
+    @lamina.step
+    def step(x):
+        model(x).sum().backward()
+
+    lamina.step(lambda x: model(x))(BATCH)
+    assert "loss.backward()" not in capfd.readouterr().err
+    step(BATCH)
+    step(BATCH)
+    assert capfd.readouterr().err.count("model.backward(loss) divides them by their number") == 1
+
+
+@pytest.mark.parametrize("options", [{"average_grads_across_microbatches": False}, {}])
+def test_it_is_no_matter_where_nothing_is_averaged_or_lamina_does_it(start, capfd, options):
+    model = lamina.DistributedModel(torch.nn.Linear(1, 1), **options)
+
+    @lamina.step
+    def step(x):
+        loss = model(x).sum()
+        loss.backward() if options else model.backward(loss)
+
+    step(BATCH)
+    assert "loss.backward()" not in capfd.readouterr().err

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/passes.h"
+
+#include <algorithm>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/rank_list.h"
+
+namespace lamina::data_parallel {
+
+Passes::Passes(collective::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
+               std::shared_ptr<value::Failures> failures)
+    : mailbox_(mailbox),
+      replicas_(std::move(replicas)),
+      patience_(std::move(patience)),
+      failures_(std::move(failures)),
+      channel_(collective::group_channel("passes", replicas_)) {}
+
+std::vector<int> Passes::meet(bool trains) {
+  if (!broken_) listen();
+  if (broken_)
+    throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"));
+  say(trains ? Says::kTrains : Says::kHasNoData);
+  try {
+    hear();
+  } catch (const value::RemoteFailure&) {
+    end_pass();
+    throw;
+  } catch (...) {  // the others may have begun with what they do together
+    break_off(std::current_exception());
+    throw;
+  }
+  std::vector<int> present;
+  for (int i = 0; i < std::ssize(replicas_); ++i) {
+    const bool here = replicas_[i] == mailbox_.rank() ? trains : words_[replicas_[i]].front().says == Says::kTrains;
+    if (here) present.push_back(i);
+  }
+  warn_of_different_calls(present);
+  end_pass();
+  return present;
+}
+
+void Passes::fail(const std::exception_ptr& error) {
+  say(Says::kFailed, failures_->describe_to_send(error, mailbox_.rank()));
+  end_pass();
+}
+
+void Passes::break_off(const std::exception_ptr& error) {
+  const auto failure = failures_->describe_to_send(error, mailbox_.rank());
+  say(Says::kBrokeOff, failure);
+  end_pass();
+  note_break(failure);
+}
+
+base::Patience Passes::patience() {
+  auto patience = patience_;
+  patience.check_interrupt = [this, interrupt = patience_.check_interrupt] {
+    if (interrupt) interrupt();
+    listen();
+  };
+  return patience;
+}
+
+std::string Passes::purpose() const { return base::str("averaging gradients over ", base::name_ranks(replicas_)); }
+
+void Passes::end_pass() {
+  ++number_;
+  calls_ = 0;
+}
+
+// Words.
+
+void Passes::say(Says says, const std::optional<value::Failure>& failure) {
+  const auto told = failure ? value::to_value(*failure) : value::Value();
+  const value::Tuple word{{number_, static_cast<std::int64_t>(says), calls_, told}};
+  for (const auto rank : replicas_) {
+    if (rank == mailbox_.rank()) continue;
+    try {
+      mailbox_.send(rank, channel_, word);
+    } catch (const base::Error&) {  // of a rank that is lost: who waits for it learns of that
+    }
+  }
+}
+
+Passes::Word Passes::to_word(const value::Value& value) {
+  const auto& items = value.as<value::Tuple>().items;
+  if (items.size() != 4) throw base::FormatError("a replica's word of a pass without four parts");
+  const auto says = items[1].as<std::int64_t>();
+  if (says < 0 || says > static_cast<std::int64_t>(Says::kBrokeOff))
+    throw base::FormatError("a replica's word of a pass that says nothing known");
+  Word word{items[0].as<std::int64_t>(), static_cast<Says>(says), items[2].as<std::int64_t>(), {}};
+  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[3]);
+  return word;
+}
+
+void Passes::hear() {
+  std::vector<base::Rank> awaited;
+  for (const auto rank : replicas_) {
+    if (rank != mailbox_.rank() && !has_come(rank)) awaited.push_back(rank);
+  }
+  const auto take = [this](base::Rank from, const value::Value& word) {
+    words_[from].push_back(to_word(word));
+    return has_come(from);
+  };
+  mailbox_.hear(std::move(awaited), channel_, patience_, take, [this](std::span<const base::Rank> missing) {
+    return missing.empty() ? purpose()
+                           : base::str(purpose(), " without ", base::name_ranks({missing.begin(), missing.end()}),
+                                       missing.size() == 1 ? ", which has" : ", which have", " not come");
+  });
+}
+
+// Whether it has said its word of this pass, which is then the first one kept. Throws where that is a failure.
+bool Passes::has_come(base::Rank rank) {
+  auto& words = words_[rank];
+  require_unbroken(rank);
+  while (!words.empty() && words.front().pass < number_) words.pop_front();
+  if (words.empty()) return false;
+  if (words.front().failure) throw ended_by(rank, words.front());
+  return true;
+}
+
+void Passes::listen() {
+  for (const auto rank : replicas_) {
+    while (const auto word = mailbox_.poll(rank, channel_)) words_[rank].push_back(to_word(*word));
+    require_unbroken(rank);
+  }
+}
+
+void Passes::require_unbroken(base::Rank rank) {
+  const auto& words = words_[rank];
+  const auto broke = std::ranges::find(words, Says::kBrokeOff, &Word::says);
+  if (broke == words.end()) return;
+  const auto word = *broke;
+  words_[rank].clear();
+  note_break(*word.failure);
+  throw ended_by(rank, word);
+}
+
+void Passes::note_break(const value::Failure& failure) {
+  if (!broken_) broken_ = base::str(failure.type, " on rank ", failure.rank, ": ", failure.message);
+}
+
+value::RemoteFailure Passes::ended_by(base::Rank rank, const Word& word) const {
+  auto failure = *word.failure;
+  const auto number = std::ranges::find(replicas_, rank) - replicas_.begin();
+  failure.traceback += base::str(failure.traceback.empty() || failure.traceback.ends_with('\n') ? "" : "\n",
+                                 "It ended pass ", word.pass, " of all replicas; replica ", number, " met it.");
+  return value::RemoteFailure(std::move(failure));
+}
+
+void Passes::warn_of_different_calls(const std::vector<int>& present) {
+  if (warned_ || present.empty() || replicas_[present.front()] != mailbox_.rank()) return;
+  for (const int other : std::span(present).subspan(1)) {
+    const auto theirs = words_[replicas_[other]].front().calls;
+    if (theirs == calls_) continue;
+    warned_ = true;
+    base::log_warning(base::str("replica ", other, " trained the model in ", theirs, " calls before pass ", number_,
+                                ", replica ", present.front(), " in ", calls_,
+                                ": where one of them left an iteration out (an error that was caught outside of a step "
+                                "function), gradients of different iterations are averaged from here on; in a step "
+                                "function an error ends the iteration on all replicas"));
+    return;
+  }
+}
+
+}  // namespace lamina::data_parallel

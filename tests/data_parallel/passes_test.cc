@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/passes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <latch>
+
+#include "lamina/base/error.h"
+#include "tests/collective/mailboxes.h"
+
+namespace lamina::data_parallel {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLong = 60s;  // only a hang reaches it
+
+// Replicas as threads of this process.
+class PassesTest : public testing::Test {
+ protected:
+  void run(int size, const std::function<void(int, Passes&)>& replica,
+           base::Deadline::Clock::duration timeout = kLong) {
+    collective::Mailboxes boxes(size);
+    const auto errors = boxes.run([&](int i) {
+      Passes passes(boxes[i], boxes.ranks(), {timeout}, std::make_shared<value::Failures>());
+      replica(i, passes);
+    });
+    for (const auto& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+};
+
+std::exception_ptr error_of(const std::string& text) { return std::make_exception_ptr(std::invalid_argument(text)); }
+
+template <class Thrown>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Thrown& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+const std::vector<int> kBoth{0, 1};
+
+TEST_F(PassesTest, EveryReplicaLearnsWhoTrains) {
+  run(3, [](int i, Passes& passes) {
+    EXPECT_EQ(passes.meet(), (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(passes.meet(/*trains=*/i != 1), (std::vector<int>{0, 2}));
+    EXPECT_EQ(passes.meet(/*trains=*/false), std::vector<int>{});
+  });
+}
+
+TEST_F(PassesTest, AFailedStepEndsThePassOnAllAndTheNextOneIsAlike) {
+  run(3, [](int i, Passes& passes) {
+    passes.meet();
+    for (const std::string each : {"bad batch", "worse batch"}) {
+      if (i == 1) {
+        passes.fail(error_of(each));
+      } else {
+        const auto message = message_of<value::RemoteFailure>([&] { passes.meet(); });
+        EXPECT_TRUE(message.starts_with("std::invalid_argument on rank 1: " + each)) << message;
+        EXPECT_NE(message.find("of all replicas; replica 1 met it"), std::string::npos) << message;
+      }
+    }
+    EXPECT_EQ(passes.meet().size(), 3u);
+  });
+}
+
+TEST_F(PassesTest, AFailureIsHeardWhileAnotherReplicaIsStillAtWork) {
+  std::latch heard(1);
+  run(3, [&](int i, Passes& passes) {
+    if (i == 0) {
+      EXPECT_THROW(passes.meet(), value::RemoteFailure);
+      heard.count_down();
+    } else if (i == 1) {
+      heard.wait();
+      EXPECT_THROW(passes.meet(), value::RemoteFailure);
+    } else {
+      passes.fail(error_of("early"));
+    }
+    EXPECT_EQ(passes.meet().size(), 3u);
+  });
+}
+
+TEST_F(PassesTest, WhatFailsOnAllEndsOnePassOfEach) {
+  run(2, [](int, Passes& passes) {
+    passes.fail(error_of("alike"));
+    EXPECT_EQ(passes.meet(), kBoth);
+    EXPECT_EQ(passes.meet(), kBoth);
+  });
+}
+
+TEST_F(PassesTest, AFailureThatCameFromAnotherRankStaysTheOneItWas) {
+  run(2, [](int i, Passes& passes) {
+    if (i == 0) {
+      passes.fail(std::make_exception_ptr(value::RemoteFailure({"KeyError", "k", "there", base::Rank(7), {}})));
+    } else {
+      const auto message = message_of<value::RemoteFailure>([&] { passes.meet(); });
+      EXPECT_TRUE(message.starts_with("KeyError on rank 7: k\nthere\nIt ended pass 0")) << message;
+    }
+  });
+}
+
+TEST_F(PassesTest, WhoBreaksOffEndsTheWaitsOfTheOthersAndNoPassFollows) {
+  run(2, [](int i, Passes& passes) {
+    EXPECT_EQ(passes.meet(), kBoth);
+    const auto compute = [&] {
+      if (i == 0) throw std::invalid_argument("a hook");
+      const auto patience = passes.patience();
+      std::mutex mutex;
+      std::condition_variable never;
+      std::unique_lock lock(mutex);
+      base::wait_until(lock, never, patience, [] { return false; }, [] { return "a collective"; });
+    };
+    if (i == 0) {
+      EXPECT_THROW(passes.together(compute), std::invalid_argument);
+    } else {
+      EXPECT_TRUE(message_of<value::RemoteFailure>([&] {
+                    passes.together(compute);
+                  }).starts_with("std::invalid_argument on rank 0: a hook"));
+    }
+    const auto message = message_of<base::PeerError>([&] { passes.meet(); });
+    EXPECT_NE(message.find("was broken off before (std::invalid_argument on rank 0: a hook); start the job again"),
+              std::string::npos)
+        << message;
+  });
+}
+
+TEST_F(PassesTest, AWaitHasADeadlineAndNamesWhoHasNotCome) {
+  std::latch over(1);
+  const auto replica = [&](int i, Passes& passes) {
+    if (i == 0) {
+      const auto message = message_of<base::TimeoutError>([&] { passes.meet(); });
+      EXPECT_TRUE(message.starts_with(
+          "averaging gradients over ranks 0-2 without ranks 1, 2, which have not come: no answer for 0 s"))
+          << message;
+      over.count_down();
+    } else {
+      over.wait();
+      EXPECT_THROW(passes.meet(), value::RemoteFailure) << "who comes later hears of it";
+    }
+  };
+  run(3, replica, 100ms);
+}
+
+TEST_F(PassesTest, ALostReplicaIsNamed) {
+  collective::Mailboxes boxes(2);
+  Passes passes(boxes[0], boxes.ranks(), {kLong}, std::make_shared<value::Failures>());
+  boxes.network().kill(base::Rank(1));
+  const auto message = message_of<base::PeerError>([&] { passes.meet(); });
+  EXPECT_TRUE(message.starts_with("averaging gradients over ranks 0, 1: rank 1 is lost")) << message;
+}
+
+TEST_F(PassesTest, ReplicasThatComeWithDifferentNumbersOfCallsAreWarnedOfOnce) {
+  testing::internal::CaptureStderr();
+  run(2, [](int i, Passes& passes) {
+    for (int pass = 0; pass < 3; ++pass) {
+      for (int call = 0; call < (pass == 0 ? 1 : 1 + i); ++call) passes.note_call();
+      passes.meet();
+    }
+  });
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("replica 1 trained the model in 2 calls before pass 1, replica 0 in 1"), std::string::npos);
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+}
+
+}  // namespace
+}  // namespace lamina::data_parallel
