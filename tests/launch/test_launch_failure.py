@@ -107,7 +107,8 @@ def test_without_proc_what_ranks_leave_behind_is_ended(launcher):
     apart = ["unshare", "-m" if os.geteuid() == 0 else "-rm", "--"]
     if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
         pytest.skip("no mount namespace here")
-    program = "sleep 100 & setsid sh -c 'sleep 100 & sleep 100' & exit 0"
+    program = "exec > /dev/null 2>&1; sleep 100 & setsid sh -c 'sleep 100 & touch $DIR/apart-$RANK; sleep 100' & "
+    program += "until test -e $DIR/apart-$RANK; do :; done"
     words = ['mount -t tmpfs none /proc && exec "$@"', "sh", command(), "run", "-n", 2, "-c", "sh", "-c", program]
     result = launcher.run(*apart[1:], "sh", "-c", *words, binary=apart[0])
     assert (result.returncode, result.stderr) == (0, "")
