@@ -63,11 +63,17 @@ def measure_lamina(program):
     return {int(size): float(seconds) for size, seconds in map(str.split, output.splitlines())}
 
 
+def measure_signing(program):
+    return float(subprocess.run([program], check=True, capture_output=True, text=True, timeout=300).stdout)
+
+
 def main():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = arguments(__doc__, "program")
     turns = [(measure_lamina(options.program), measure_gloo()) for _ in range(1 if options.quick else TURNS)]
     report = Report(options.name or "transport", "A tensor there and back between two processes")
+    signing = [1e6 * measure_signing(options.program) for _ in turns]
+    report.add("a message signed and checked", "lamina's transport", "us", signing)
     for size in SIZES:
         for name, index in (("lamina's transport", 0), ("torch gloo", 1)):
             seconds = [turn[index][size] for turn in turns]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes send a tensor back and forth over lamina's transport. Prints for each size given (in bytes) the median
-// seconds of a round trip: `transport.py` runs this in turns with c10d's Gloo.
+// seconds of a round trip: `transport.py` runs this in turns with c10d's Gloo. Without a size it prints how many of the
+// processor's seconds it takes to sign a message and to check that, at both ends together.
 #include <ATen/ops/zeros.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,12 +11,14 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <vector>
 
 #include "lamina/transport/ucx.h"
+#include "lamina/transport/ucx/wire.h"
 
 namespace {
 
@@ -68,6 +71,28 @@ double median_seconds(const std::function<void()>& round, std::int64_t bytes) {
   return seconds[seconds.size() / 2];
 }
 
+double processor_seconds() {
+  timespec used;
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+double seconds_to_sign() {
+  constexpr int kMessages = 20000;
+  const std::string head(300, 'x');  // a small call's
+  const transport::Secret key = transport::random_secret();
+  transport::Signer sender(key), receiver(key);
+  transport::ucx::PieceHeader header;
+  const double begin = processor_seconds();
+  for (int i = 0; i < kMessages; ++i) {
+    header.sequence = static_cast<std::uint64_t>(i);
+    header.digest = transport::digest(head);
+    header.sign(sender);
+    if (!header.signed_by(receiver) || transport::digest(head) != header.digest) std::abort();
+  }
+  return (processor_seconds() - begin) / kMessages;
+}
+
 void run(int rank, int port, const std::vector<std::int64_t>& sizes) {
   transport::UcxOptions options;
   options.rank = base::Rank(rank);
@@ -87,10 +112,11 @@ void run(int rank, int port, const std::vector<std::int64_t>& sizes) {
 
 }  // namespace
 
-// transport_bench PORT SIZE...
+// transport_bench [PORT SIZE...]
 int main(int count, char** arguments) {
   std::vector<std::int64_t> sizes;
   for (int i = 2; i < count; ++i) sizes.push_back(std::atoll(arguments[i]));
+  if (sizes.empty()) return std::printf("%.9f\n", seconds_to_sign()) > 0 ? 0 : 1;
   const pid_t child = ::fork();
   run(child == 0 ? 1 : 0, std::atoi(arguments[1]), sizes);
   if (child == 0) ::_exit(0);

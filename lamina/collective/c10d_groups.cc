@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/c10d_groups.h"
 
+#include <cstdlib>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -9,8 +10,26 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/job_store.h"
+#include "lamina/transport/socket.h"
 
 namespace lamina::collective {
+namespace {
+
+// Gloo listens where the machine's name leads: ranks that meet at the loopback device need nobody to reach them there.
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const base::World& world,
+                                                                 std::chrono::milliseconds timeout) {
+  if (world.launched && std::getenv("GLOO_SOCKET_IFNAME") == nullptr) {
+    const auto here = transport::Address::local_towards(world.master_addr, world.master_port);
+    if (here.loopback()) {
+      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(here.host()));
+      return options;
+    }
+  }
+  return c10d::ProcessGroupGloo::Options::create_default(timeout);
+}
+
+}  // namespace
 
 C10dGroups::C10dGroups(const base::World& world, std::string name, std::chrono::milliseconds timeout,
                        std::function<void()> check_interrupt)
@@ -39,8 +58,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
   const auto store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, own, size);
   try {
-    auto options = c10d::ProcessGroupGloo::Options::create_default(timeout_);
-    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, own, size, std::move(options));
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, own, size, gloo_options(world_, timeout_));
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   } catch (const std::exception& error) {

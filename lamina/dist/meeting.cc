@@ -10,6 +10,7 @@ Meeting::Meeting(const base::World& world, const std::string& name, std::chrono:
     : deadline_(base::Deadline::after(timeout)),
       store_({world.master_addr, world.master_port, transport::hosts_store(world.rank), deadline_, check_interrupt}) {
   transport::RollCall ranks(store_, {name + "/", world.rank, world.size, timeout, deadline_});
+  ranks.meet();
   ranks.call("");
   ranks.leave();
 }

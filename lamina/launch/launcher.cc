@@ -24,10 +24,10 @@ std::string run_id(const Layout& layout) {
   return base::str("lamina-", layout.master_address, "-", *layout.master_port);
 }
 
-Job describe(const Preparation& prepared, int port) {
+Job describe(const Preparation& prepared, const std::optional<ReservedPort>& port) {
   const Layout& layout = prepared.layout;
-  return {.master_address = layout.master_address,
-          .master_port = port,
+  return {.master_address = port ? port->master() : layout.master_address,
+          .master_port = port ? port->number() : *layout.master_port,
           .run_id = run_id(layout),
           .world_size = layout.world_size,
           .local_world_size = layout.processes,
@@ -117,9 +117,9 @@ int launch(const Options& options) {
   if (prepared.layout.master_port) {
     refuse_taken_port(prepared.layout);
   } else {
-    port.emplace();
+    port.emplace(prepared.layout.master_address);
   }
-  const Job job = describe(prepared, port ? port->number() : *prepared.layout.master_port);
+  const Job job = describe(prepared, port);
   return with_guardian([&](Orders& orders, const sigset_t& mask) {
     try {
       return run_job(prepared, job, secret, outputs, orders, mask);

@@ -14,48 +14,78 @@
 namespace lamina::launch {
 namespace {
 
-sockaddr_in loopback() {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr const char* kLoopback6 = "::1";
+
+// A numeric address of either family; IPv4's loopback one where `text` is none.
+class Place {
+ public:
+  explicit Place(const std::string& text, int port = 0) {
+    if (::inet_pton(AF_INET6, text.c_str(), &six_.sin6_addr) == 1) {
+      six_.sin6_family = AF_INET6;
+      six_.sin6_port = htons(static_cast<std::uint16_t>(port));
+      return;
+    }
+    four_.sin_family = AF_INET;
+    four_.sin_port = htons(static_cast<std::uint16_t>(port));
+    numeric_ = ::inet_pton(AF_INET, text.c_str(), &four_.sin_addr) == 1;
+    if (!numeric_) four_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  }
+
+  bool numeric() const { return numeric_; }
+  base::Fd open() const { return base::Fd(::socket(generic_.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+  int bind(const base::Fd& socket) const { return ::bind(socket.get(), &generic_, size()) == 0 ? 0 : errno; }
+  int port_of(const base::Fd& socket) {  // 0 where that cannot be told
+    socklen_t length = size();
+    if (::getsockname(socket.get(), &generic_, &length) != 0) return 0;
+    return ntohs(generic_.sa_family == AF_INET6 ? six_.sin6_port : four_.sin_port);
+  }
+
+ private:
+  socklen_t size() const { return generic_.sa_family == AF_INET6 ? sizeof six_ : sizeof four_; }
+
+  union {
+    sockaddr generic_;
+    sockaddr_in four_;
+    sockaddr_in6 six_{};
+  };
+  bool numeric_ = true;
+};
+
+void allow_reuse(const base::Fd& socket) {
+  const int yes = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
 }
 
 // 0, or the errno.
-int bind_reusing(const sockaddr_in& address) {
-  const base::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  return ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+int bind_reusing(const Place& place) {
+  const base::Fd socket = place.open();
+  allow_reuse(socket);
+  return place.bind(socket);
 }
 
 }  // namespace
 
-ReservedPort::ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_in address = loopback();
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  socklen_t size = sizeof address;
-  const int yes = 1;
+ReservedPort::ReservedPort(const std::string& master) : master_(master) {
+  const bool six = master.find(':') != std::string::npos;
+  const char* loopback = six || bind_reusing(Place(kLoopback)) == EADDRNOTAVAIL ? kLoopback6 : kLoopback;
+  if (master == kLoopback) master_ = loopback;
+  Place place(loopback);
+  socket_ = place.open();
   // SO_REUSEADDR after bind: before it, the kernel may choose a port that someone else reserved in this same way.
-  if (!socket_ || ::bind(socket_.get(), generic, size) != 0 ||
-      ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-      ::getsockname(socket_.get(), generic, &size) != 0) {
-    throw StartError("no free TCP port on 127.0.0.1: " + base::system_error());
+  if (socket_ && place.bind(socket_) == 0) {
+    allow_reuse(socket_);
+    number_ = place.port_of(socket_);
   }
-  number_ = ntohs(address.sin_port);
+  if (number_ == 0) throw StartError("no free TCP port on 127.0.0.1 or ::1: " + base::system_error());
 }
 
 bool is_taken(const std::string& address, int port) {
-  sockaddr_in place = loopback();
-  place.sin_port = htons(static_cast<std::uint16_t>(port));
-  in_addr numeric{};
-  if (::inet_pton(AF_INET, address.c_str(), &numeric) == 1) {
-    sockaddr_in there = place;
-    there.sin_addr = numeric;
+  if (const Place there(address, port); there.numeric()) {
     const int failed = bind_reusing(there);
     if (failed != EADDRNOTAVAIL) return failed == EADDRINUSE;
   }
-  return bind_reusing(place) == EADDRINUSE;
+  return bind_reusing(Place(kLoopback, port)) == EADDRINUSE;
 }
 
 }  // namespace lamina::launch

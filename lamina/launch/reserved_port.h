@@ -12,12 +12,16 @@ namespace lamina::launch {
 // as servers do (torch's store among them), gets it.
 class ReservedPort {
  public:
-  ReservedPort();  // throws StartError
+  // At ::1 for a `master` that is a numeric IPv6 address, and where the machine has no 127.0.0.1. Throws StartError.
+  explicit ReservedPort(const std::string& master);
   int number() const { return number_; }
+  // Where ranks can meet that were to meet at 127.0.0.1, and at `master` else.
+  const std::string& master() const { return master_; }
 
  private:
   base::Fd socket_;
   int number_ = 0;
+  std::string master_;
 };
 
 // Whether somebody listens on that port of this machine already, so that rank 0 could not. An address that is a name,

@@ -6,13 +6,18 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/handshake.h"
 #include "lamina/transport/hello.h"
 #include "lamina/transport/job_store.h"
+#include "lamina/transport/place.h"
 #include "lamina/transport/roll_call.h"
 
 namespace lamina::transport {
 namespace {
+
+constexpr const char* kHasNone = "it has none: start all alike, by `lamina run`";
+constexpr const char* kHasAnother =
+    "it has another one (is --secret-file the same on all machines?), or somebody changed it at "
+    "MASTER_ADDR:MASTER_PORT";
 
 std::string next_generation() {
   static std::atomic<int> joins = 0;
@@ -25,73 +30,82 @@ class Joining {
   explicit Joining(const JoinOptions& options)
       : options_(options),
         deadline_(base::Deadline::after(options.timeout)),
-        here_(Address::local_towards(options.master_addr, options.master_port)),
-        generation_(next_generation()) {}
+        here_(Address::local_towards(options.master_addr, options.master_port)) {}
 
   Joined run() {
     Fd listener = here_.listen();
-    const Hello own = greet(Address::bound_to(listener));
+    Hello own = greet(Address::bound_to(listener));
     std::vector<Hello> hellos;
-    Secret secret;
+    std::string generation;
     {
       JobStore store({options_.master_addr, options_.master_port, hosts_store(options_.rank), deadline_,
                       options_.check_interrupt});
-      RollCall ranks(store, {generation_, options_.rank, options_.size, options_.timeout, deadline_});
-      publish_secret(ranks);
-      for (const auto& said : ranks.call(own.encode())) hellos.push_back(Hello::decode(said));
-      secret = agreed_secret(store);
+      RollCall ranks(store, {next_generation(), options_.rank, options_.size, options_.timeout, deadline_});
+      generation = ranks.meet();
+      if (inherited_secret()) own.sign(*inherited_secret(), generation, options_.rank);
+      const std::vector<std::string> said = ranks.call(own.encode());
       ranks.leave();
+      for (const auto& each : said) hellos.push_back(Hello::decode(each));
     }
-    return connect(std::move(listener), hellos, secret);
+    check_compatible(hellos);
+    const Secret secret = agreed_secret(hellos[0]);
+    refuse_unsigned(hellos, generation);
+    return connect(std::move(listener), hellos, {options_.rank, options_.size, secret, generation, {}});
   }
 
  private:
-  bool first() const { return options_.rank == base::Rank(0); }
-
   Hello greet(const Address& listening) const {
     Hello own = Hello::of_this_version();
     own.configuration = options_.configuration;
     own.liveness_address = listening.text();
-    own.wire_address = options_.wire_address;
+    own.place = own_place();
+    if (options_.rank == base::Rank(0) && !inherited_secret()) {
+      const Secret made = random_secret();
+      own.secret.assign(made.begin(), made.end());
+    }
     return own;
   }
 
-  void publish_secret(RollCall& ranks) {
-    if (!first() || inherited_secret()) return;
-    const Secret made = random_secret();
-    ranks.announce("secret", std::string(made.begin(), made.end()));
-  }
-
-  Secret agreed_secret(JobStore& store) {
-    if (const auto inherited = inherited_secret()) return *inherited;
-    const std::string key = generation_ + "secret";
-    if (!store.wait({key}, base::Deadline::after({})).empty()) {
+  // `first`: what rank 0 says.
+  static Secret agreed_secret(const Hello& first) {
+    const auto inherited = inherited_secret();
+    if (inherited && first.secret.empty()) return *inherited;
+    if (inherited) {
+      throw base::ConfigError("this rank has a job secret from its launcher and rank 0 has none: start all alike");
+    }
+    if (first.secret.empty()) {
       throw base::ConfigError("rank 0 has a job secret from its launcher and this rank has none: start all alike");
     }
-    const std::string bytes = store.get(key);
     Secret secret;
-    if (bytes.size() != secret.size()) throw base::FormatError("the store holds a malformed secret");
-    std::copy(bytes.begin(), bytes.end(), secret.begin());
+    if (first.secret.size() != secret.size()) throw base::FormatError("the store holds a malformed secret");
+    std::ranges::copy(first.secret, secret.begin());
     return secret;
   }
 
-  Joined connect(Fd listener, const std::vector<Hello>& hellos, const Secret& secret) {
-    check_compatible(hellos);
-    Joined joined{secret, generation_, {}, {}};
-    std::vector<std::string> addresses;
+  static void refuse_unsigned(const std::vector<Hello>& hellos, const std::string& generation) {
+    const auto secret = inherited_secret();
+    for (std::size_t i = 0; secret && i < hellos.size(); ++i) {
+      const base::Rank rank(static_cast<std::int64_t>(i));
+      if (hellos[i].signed_by(*secret, generation, rank)) continue;
+      throw base::ConfigError(base::str("what rank ", rank,
+                                        " says in the job's store is not signed with this job's secret: ",
+                                        hellos[i].signature.empty() ? kHasNone : kHasAnother));
+    }
+  }
+
+  Joined connect(Fd listener, const std::vector<Hello>& hellos, Identity self) {
+    std::vector<std::string> addresses, places;
     for (const auto& hello : hellos) {
       addresses.push_back(hello.liveness_address);
-      joined.wire_addresses.push_back(hello.wire_address);
+      places.push_back(hello.place);
     }
-    const Identity self{options_.rank, options_.size, secret, generation_};
-    joined.liveness_sockets = connect_mesh(self, std::move(listener), addresses, deadline_, options_.check_interrupt);
-    return joined;
+    self.told = options_.wire_addresses(places);
+    return connect_mesh(self, std::move(listener), addresses, deadline_, options_.check_interrupt);
   }
 
   const JoinOptions& options_;
   const base::Deadline deadline_;
   const Address here_;
-  const std::string generation_;
 };
 
 }  // namespace

@@ -12,10 +12,12 @@
 namespace lamina::transport {
 namespace {
 
-constexpr std::string_view kGreeting = "LAMINA01";
+constexpr std::string_view kGreeting = "LAMINA02";
 constexpr std::size_t kNonce = sizeof(Secret);
 constexpr std::size_t kHello = kGreeting.size() + 2 * sizeof(std::uint32_t) + kNonce;
 constexpr std::size_t kAnswer = kNonce + sizeof(Mac);
+constexpr std::size_t kSealSize = sizeof(std::uint32_t) + sizeof(Mac);
+constexpr std::uint32_t kMostTold = 1 << 16;
 
 std::string nonce() {
   const Secret random = random_secret();
@@ -33,13 +35,15 @@ base::Rank rank_at(const std::string& bytes, std::size_t at) {
   return base::Rank(value);
 }
 
-bool same_text(const std::string& got, const std::string& expected) {
+bool same_text(std::string_view got, std::string_view expected) {
   Mac a, b;
   if (got.size() != a.size() || expected.size() != b.size()) return false;
   std::memcpy(a.data(), got.data(), a.size());
   std::memcpy(b.data(), expected.data(), b.size());
   return same(a, b);
 }
+
+std::string text(const Mac& mac) { return std::string(mac.begin(), mac.end()); }
 
 }  // namespace
 
@@ -48,6 +52,7 @@ const short Handshake::kWrite = POLLOUT;
 
 Handshake::Handshake(const Identity& self, Fd socket, std::optional<base::Rank> peer, base::Deadline deadline)
     : self_(self), socket_(std::move(socket)), peer_(peer), connecting_(peer.has_value()), deadline_(deadline) {
+  awaited_ = connecting_ ? Awaited::kAnswer : Awaited::kGreeting;
   if (!connecting_) return;
   nonce_a_ = nonce();
   out_ = base::str(kGreeting, bytes_of(self_.rank.value), bytes_of(peer_->value), nonce_a_);
@@ -74,7 +79,7 @@ bool Handshake::flush() {
 // Reads no byte beyond `n`: what follows the handshake is not ours.
 bool Handshake::fill(std::size_t n) {
   while (in_.size() < n) {
-    char chunk[128];
+    char chunk[512];
     const ssize_t got = ::recv(socket_.get(), chunk, std::min(sizeof chunk, n - in_.size()), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
@@ -88,22 +93,52 @@ bool Handshake::fill(std::size_t n) {
 
 Handshake::State Handshake::advance() {
   while (flush()) {
-    if (!connecting_ && step_ == 2) return State::kDone;
-    const std::size_t wanted[2][2] = {{kHello, sizeof(Mac)}, {kAnswer, 1}};
-    if (!fill(wanted[connecting_][step_])) break;
+    if (awaited_ == Awaited::kNothing) return State::kDone;
+    if (!fill(wanted())) break;
     if (const State state = receive(); state != State::kRunning) return state;
     in_.clear();
-    ++step_;
   }
   if (closed_) return fail("the connection closed");
   return deadline_.expired() ? fail("no answer in time") : State::kRunning;
 }
 
+std::size_t Handshake::wanted() const {
+  switch (awaited_) {
+    case Awaited::kGreeting:
+      return kHello;
+    case Awaited::kAnswer:
+      return kAnswer;
+    case Awaited::kProof:
+      return sizeof(Mac);
+    case Awaited::kSealSize:
+      return kSealSize;
+    case Awaited::kSealed:
+      return sealed_size_;
+    case Awaited::kNothing:
+      break;
+  }
+  return 0;
+}
+
 Handshake::State Handshake::receive() {
-  if (step_ == 0) return connecting_ ? answered() : greeted();
-  if (connecting_) return in_ == "K" ? State::kDone : fail("not a rank of this job");
-  if (!same_text(in_, proof("connect"))) return fail(base::str("who says to be rank ", peer(), " lacks the secret"));
-  out_ = "K";
+  switch (awaited_) {
+    case Awaited::kGreeting:
+      return greeted();
+    case Awaited::kAnswer:
+      return answered();
+    case Awaited::kProof:
+      return proven();
+    case Awaited::kSealSize:
+      std::memcpy(&sealed_size_, in_.data(), sizeof sealed_size_);
+      if (sealed_size_ > kMostTold) return fail("not a rank of this job");
+      seal_ = in_.substr(sizeof sealed_size_);
+      awaited_ = Awaited::kSealed;
+      return State::kRunning;
+    case Awaited::kSealed:
+      return opened();
+    case Awaited::kNothing:
+      break;
+  }
   return State::kRunning;
 }
 
@@ -114,23 +149,51 @@ Handshake::State Handshake::greeted() {
   if (to != self_.rank || *peer_ <= self_.rank || peer_->value >= self_.size) return fail("not a rank of this job");
   nonce_a_ = in_.substr(kGreeting.size() + 8);
   nonce_b_ = nonce();
-  out_ = nonce_b_ + proof("accept");
+  out_ = nonce_b_ + prove("accept");
+  awaited_ = Awaited::kProof;
   return State::kRunning;
 }
 
 Handshake::State Handshake::answered() {
   nonce_b_ = in_.substr(0, kNonce);
-  if (!same_text(in_.substr(kNonce), proof("accept"))) return fail("it lacks this job's secret");
-  out_ = proof("connect");
+  if (!same_text(in_.substr(kNonce), prove("accept"))) return fail("it lacks this job's secret");
+  out_ = prove("connect") + seal();
+  awaited_ = Awaited::kSealSize;
   return State::kRunning;
 }
 
-std::string Handshake::proof(const char* role) const {
-  const base::Rank from = connecting_ ? self_.rank : *peer_;
-  const base::Rank to = connecting_ ? *peer_ : self_.rank;
-  const Mac mac =
-      authenticate(self_.secret, base::str(role, "|", self_.generation, "|", from, "|", to, "|", nonce_a_, nonce_b_));
-  return std::string(mac.begin(), mac.end());
+Handshake::State Handshake::proven() {
+  if (!same_text(in_, prove("connect"))) return fail(base::str("who says to be rank ", peer(), " lacks the secret"));
+  awaited_ = Awaited::kSealSize;
+  return State::kRunning;
 }
+
+Handshake::State Handshake::opened() {
+  if (!same_text(seal_, text(authenticate(key(peer()), "told", {in_})))) return fail("what it tells was changed");
+  told_ = in_;
+  if (!connecting_) out_ = seal();
+  awaited_ = Awaited::kNothing;
+  return State::kRunning;
+}
+
+std::string Handshake::prove(const char* purpose) const {
+  const std::string from = bytes_of(this->from().value), to = bytes_of(this->to().value);
+  return text(authenticate(self_.secret, purpose, {self_.generation, from, to, nonce_a_, nonce_b_}));
+}
+
+// HKDF's second half (RFC 5869): the secret is random, so its first half has nothing to do.
+Secret Handshake::key(base::Rank sender) const {
+  const std::string from = bytes_of(this->from().value), to = bytes_of(this->to().value);
+  const std::string direction = bytes_of(sender.value);
+  return authenticate(self_.secret, "key", {self_.generation, from, to, nonce_a_, nonce_b_, direction});
+}
+
+std::string Handshake::seal() const {
+  const std::string& told = self_.told.at(peer_->value);
+  return base::str(bytes_of(static_cast<std::int64_t>(told.size())),
+                   text(authenticate(key(self_.rank), "told", {told})), told);
+}
+
+Connection Handshake::take() { return {std::move(socket_), key(self_.rank), key(peer()), std::move(told_)}; }
 
 }  // namespace lamina::transport

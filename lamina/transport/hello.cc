@@ -16,7 +16,8 @@ namespace lamina::transport {
 namespace {
 
 constexpr std::string Hello::* kFields[] = {
-    &Hello::lamina, &Hello::torch, &Hello::wire, &Hello::configuration, &Hello::liveness_address, &Hello::wire_address};
+    &Hello::lamina,           &Hello::torch, &Hello::wire,   &Hello::configuration,
+    &Hello::liveness_address, &Hello::place, &Hello::secret, &Hello::signature};
 
 // The part of `text` around the first place where it differs from `other`.
 std::string around_difference(const std::string& text, const std::string& other) {
@@ -29,7 +30,7 @@ std::string around_difference(const std::string& text, const std::string& other)
 
 // What frames of this version say of themselves.
 std::string wire_version() {
-  const std::string head = pack({}, {}).head;
+  const std::string head = pack({}).head;
   std::uint16_t version = 0;
   std::memcpy(&version, head.data() + sizeof(std::uint32_t), sizeof version);
   return std::to_string(version);
@@ -58,6 +59,24 @@ Hello Hello::of_this_version() {
   hello.torch = TORCH_VERSION;
   hello.wire = wire_version();
   return hello;
+}
+
+Mac Hello::proof(const Secret& key, std::string_view join, base::Rank rank) const {
+  Hello unsigned_hello = *this;
+  unsigned_hello.signature.clear();
+  return authenticate(key, "hello", {join, std::to_string(rank.value), unsigned_hello.encode()});
+}
+
+void Hello::sign(const Secret& key, std::string_view join, base::Rank rank) {
+  const Mac mac = proof(key, join, rank);
+  signature.assign(mac.begin(), mac.end());
+}
+
+bool Hello::signed_by(const Secret& key, std::string_view join, base::Rank rank) const {
+  Mac given{};
+  if (signature.size() != given.size()) return false;
+  std::copy(signature.begin(), signature.end(), given.begin());
+  return same(given, proof(key, join, rank));
 }
 
 std::string Hello::encode() const {

@@ -45,19 +45,29 @@ std::optional<Address> listening(const std::vector<Address>& addresses) {
   return found == addresses.end() ? std::nullopt : std::optional(*found);
 }
 
-// A socket for c10d's server to listen on. Its own takes both families, and sees an IPv4 address as an IPv6 one whose
-// name no /etc/hosts knows: it asks the name server for it, only to log it, and serves nobody until there is an answer.
-// Empty where addresses of both families are to be listened on, or the port is taken, perhaps by a server of c10d in
-// this process, which then serves us too.
-Fd ipv4_listener(const std::vector<Address>& addresses, int port) {
-  if (!std::ranges::all_of(addresses, &Address::ipv4)) return {};
-  try {
-    Fd socket = Address::parse(base::str("0.0.0.0 ", port)).listen();
-    ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
-    return socket;
-  } catch (const base::Error&) {
-    return {};
+// A socket for c10d's server to listen on. Its own takes connections from everywhere and of both families. Where the
+// job meets at a loopback address, nobody else shall reach it; elsewhere its own sees an IPv4 address as an IPv6 one
+// whose name no /etc/hosts knows: it asks the name server for it, only to log it, and serves nobody until there is an
+// answer. Empty where other addresses of both families are to be listened on, or the port is taken, perhaps by a server
+// of c10d in this process, which then serves us too.
+Fd listener_for(const std::vector<Address>& addresses, int port) {
+  std::vector<Address> own;
+  if (std::ranges::all_of(addresses, &Address::loopback)) {
+    if (listening(addresses)) return {};
+    own = addresses;
+    std::ranges::stable_partition(own, &Address::ipv4);
+  } else if (std::ranges::all_of(addresses, &Address::ipv4)) {
+    own.push_back(Address::parse(base::str("0.0.0.0 ", port)));
   }
+  for (const Address& address : own) {
+    try {
+      Fd socket = address.listen();
+      ::fcntl(socket.get(), F_SETFL, ::fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
+      return socket;
+    } catch (const base::Error&) {
+    }
+  }
+  return {};
 }
 
 // c10d logs what it tries on the way, with the names of the addresses, for which it asks the name server. What fails it
@@ -147,8 +157,9 @@ void JobStore::connect() {
     try {
       const auto addresses = Address::resolve(options_.host, options_.port);
       if (options_.is_host) {
-        if (Fd listener = ipv4_listener(addresses, options_.port)) options.masterListenFd = listener.release();
-        connection_ = std::make_unique<Connection>("127.0.0.1", options);
+        if (Fd listener = listener_for(addresses, options_.port)) options.masterListenFd = listener.release();
+        const auto heard = listening(addresses);
+        connection_ = std::make_unique<Connection>(heard ? heard->host() : "127.0.0.1", options);
         if (listening(addresses)) return;
         throw base::Error(
             base::str("rank 0 cannot host the job's store at ", where, ": its machine has no such address"));

@@ -12,11 +12,27 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/fork_guard.h"
+#include "lamina/value/bytes.h"
 
 namespace lamina::transport {
 namespace {
 
-constexpr std::size_t kNoteSize = 1 + sizeof(std::uint64_t);
+// A note as it travels.
+struct Written {
+  std::uint64_t number;
+  std::uint64_t value;
+  std::uint64_t kind;
+  Mac proof;
+
+  static constexpr std::size_t kSigned = 3 * sizeof(std::uint64_t);
+  Mac sign(Signer& signer) const {
+    value::Writer text;
+    text.put_block("note");
+    text.put_block({reinterpret_cast<const char*>(this), kSigned});
+    return signer.sign(text.take());
+  }
+};
+static_assert(sizeof(Written) == Written::kSigned + sizeof(Mac));
 
 // A machine that vanished closes nothing: the kernel asks after 3 s of silence, every 2 s, and gives up at about 10 s.
 void watch_the_machine(int fd) {
@@ -35,11 +51,14 @@ std::string why_closed(ssize_t received) {
 
 }  // namespace
 
-Liveness::Liveness(std::vector<Fd> sockets) : peers_(sockets.size()), events_(::epoll_create1(EPOLL_CLOEXEC)) {
+Liveness::Liveness(std::vector<Connection>& connections)
+    : peers_(connections.size()), events_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!events_) throw base::Error(base::str("cannot make an epoll descriptor: ", system_error()));
-  for (std::size_t rank = 0; rank < sockets.size(); ++rank) {
-    if (!sockets[rank]) continue;
-    peers_[rank].socket = std::move(sockets[rank]);
+  for (std::size_t rank = 0; rank < connections.size(); ++rank) {
+    if (!connections[rank].socket) continue;
+    peers_[rank].socket = std::move(connections[rank].socket);
+    peers_[rank].outgoing.emplace(connections[rank].outgoing);
+    peers_[rank].incoming.emplace(connections[rank].incoming);
     const int fd = peers_[rank].socket.get();
     watch_the_machine(fd);
     close_in_forked_children(fd);
@@ -76,7 +95,7 @@ std::vector<Liveness::Note> Liveness::poll() {
 bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
   Peer& from = peers_[peer.value];
   while (true) {
-    char chunk[64 * kNoteSize];
+    char chunk[16 * sizeof(Written)];
     const ssize_t got = ::recv(from.socket.get(), chunk, sizeof chunk, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return true;
@@ -86,21 +105,26 @@ bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
     }
     from.unread.append(chunk, static_cast<std::size_t>(got));
     std::size_t at = 0;
-    for (; from.unread.size() - at >= kNoteSize; at += kNoteSize) {
-      Note note{peer, static_cast<Kind>(from.unread[at]), 0, {}};
-      std::memcpy(&note.value, from.unread.data() + at + 1, sizeof note.value);
-      notes.push_back(note);
+    for (Written note; from.unread.size() - at >= sizeof note; at += sizeof note) {
+      std::memcpy(&note, from.unread.data() + at, sizeof note);
+      if (note.number != from.heard++ || !same(note.proof, note.sign(*from.incoming))) {
+        notes.push_back({peer, Kind::kGone, 0, "somebody interfered with its connection"});
+        return false;
+      }
+      notes.push_back({peer, static_cast<Kind>(note.kind), note.value, {}});
     }
     from.unread.erase(0, at);
   }
 }
 
-void Liveness::note(base::Rank peer, Kind kind, std::uint64_t value) const {
-  char bytes[kNoteSize];
-  bytes[0] = static_cast<char>(kind);
-  std::memcpy(bytes + 1, &value, sizeof value);
+void Liveness::note(base::Rank peer, Kind kind, std::uint64_t value) {
+  std::lock_guard guard(sending_);
+  Peer& to = peers_[peer.value];
+  if (!to.socket) return;
+  Written note{to.sent++, value, static_cast<std::uint64_t>(kind), {}};
+  note.proof = note.sign(*to.outgoing);
   // A handful of notes a life never fills the socket's buffer, so this neither blocks nor splits.
-  [[maybe_unused]] auto sent = ::send(peers_[peer.value].socket.get(), bytes, sizeof bytes, MSG_NOSIGNAL);
+  [[maybe_unused]] auto sent = ::send(to.socket.get(), &note, sizeof note, MSG_NOSIGNAL);
 }
 
 }  // namespace lamina::transport

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lamina/base/ids.h"
-#include "lamina/transport/socket.h"
+#include "lamina/transport/handshake.h"
 
 namespace lamina::transport {
 
@@ -30,9 +32,9 @@ class Liveness {
     std::string why;  // kGone: a clause such as "its process ended"
   };
 
-  // `sockets`: one connected, non-blocking socket per rank, none for our own (connect_mesh). A forked child closes its
-  // copies, so that its parent's death is noticed though the child lives on.
-  explicit Liveness(std::vector<Fd> sockets);
+  // One connection per rank, an empty one for our own (connect_mesh), of which it takes the sockets. A forked child
+  // closes its copies, so that its parent's death is noticed though the child lives on.
+  explicit Liveness(std::vector<Connection>& connections);
   ~Liveness();
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
@@ -44,17 +46,20 @@ class Liveness {
   std::vector<Note> poll();
 
   // Sends a note. One that cannot be sent is lost: the peer is then gone, which poll() tells.
-  void note(base::Rank peer, Kind kind, std::uint64_t value = 0) const;
+  void note(base::Rank peer, Kind kind, std::uint64_t value = 0);
 
  private:
   struct Peer {
     Fd socket;
+    std::optional<Signer> outgoing, incoming;  // every note is signed, with its number
+    std::uint64_t sent = 0, heard = 0;
     std::string unread;  // the beginning of a note
   };
   bool read(base::Rank peer, std::vector<Note>& notes);  // false once the peer is gone
   void forget(base::Rank peer);
 
   std::vector<Peer> peers_;
+  std::mutex sending_;
   Fd events_;
 };
 

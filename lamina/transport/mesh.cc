@@ -26,7 +26,7 @@ class Mesh {
     for (int lower = 0; lower < self.rank.value; ++lower) retry_at_[base::Rank(lower)] = Clock::now();
   }
 
-  std::vector<Fd> connect(const std::function<void()>& check_interrupt) {
+  std::vector<Connection> connect(const std::function<void()>& check_interrupt) {
     for (auto next_check = Clock::now(); missing() > 0;) {
       if (deadline_.expired()) throw base::TimeoutError(explain());
       if (Clock::now() >= next_check) {
@@ -43,7 +43,8 @@ class Mesh {
 
  private:
   int missing() const {
-    return self_.size - 1 - static_cast<int>(std::count_if(done_.begin(), done_.end(), [](auto& fd) { return !!fd; }));
+    return self_.size - 1 -
+           static_cast<int>(std::count_if(done_.begin(), done_.end(), [](auto& one) { return !!one.socket; }));
   }
 
   void connect_again() {
@@ -95,7 +96,7 @@ class Mesh {
   std::string explain() const {
     std::vector<base::Rank> ranks;
     for (int rank = 0; rank < self_.size; ++rank) {
-      if (rank != self_.rank.value && !done_[rank]) ranks.emplace_back(rank);
+      if (rank != self_.rank.value && !done_[rank].socket) ranks.emplace_back(rank);
     }
     return base::str("no connection with ", base::name_ranks(ranks), " in time",
                      last_failure_.empty() ? "" : base::str("; last refused: ", last_failure_));
@@ -105,7 +106,7 @@ class Mesh {
   const Fd listener_;
   const std::vector<std::string>& addresses_;
   const base::Deadline deadline_;
-  std::vector<Fd> done_;
+  std::vector<Connection> done_;
   std::list<Handshake> running_;
   std::map<base::Rank, Clock::time_point> retry_at_;
   std::string last_failure_;
@@ -113,8 +114,8 @@ class Mesh {
 
 }  // namespace
 
-std::vector<Fd> connect_mesh(const Identity& self, Fd listener, const std::vector<std::string>& addresses,
-                             base::Deadline deadline, const std::function<void()>& check_interrupt) {
+std::vector<Connection> connect_mesh(const Identity& self, Fd listener, const std::vector<std::string>& addresses,
+                                     base::Deadline deadline, const std::function<void()>& check_interrupt) {
   return Mesh(self, std::move(listener), addresses, deadline).connect(check_interrupt);
 }
 

@@ -11,17 +11,16 @@ namespace lamina::transport {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
-constexpr std::uint16_t kVersion = 3;
+constexpr std::uint16_t kVersion = 4;
 
 struct Prefix {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
   std::uint8_t kind = 0;
   std::uint8_t zero = 0;
-  Token token{};
   std::uint32_t rest = 0;
 };
-static_assert(sizeof(Prefix) == 28);
+static_assert(sizeof(Prefix) == 12);
 
 void put(value::Writer& out, const base::CallId& call) {
   out.put(call.origin.value);
@@ -56,11 +55,13 @@ std::vector<BufferSpec> get_specs(value::Reader& in) {
   return specs;
 }
 
-// The part of an authentic head behind its prefix.
+// The part of a head behind its prefix.
 std::string_view rest_of(std::string_view head) {
   Prefix prefix;
+  if (head.size() < sizeof(prefix)) throw base::FormatError("a frame's prefix is cut off");
   std::memcpy(&prefix, head.data(), sizeof(prefix));
   head.remove_prefix(sizeof(prefix));
+  if (prefix.magic != kMagic || prefix.version != kVersion) throw base::FormatError("a frame's version is another");
   if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
     throw base::FormatError("a frame's prefix is malformed");
   }
@@ -69,7 +70,7 @@ std::string_view rest_of(std::string_view head) {
 
 }  // namespace
 
-Frame pack(const Message& message, const Token& token) {
+Frame pack(const Message& message) {
   value::Encoded body = value::encode(message.body);
   value::Writer out;
   out.put<std::uint64_t>(body.buffers.size());
@@ -103,21 +104,11 @@ Frame pack(const Message& message, const Token& token) {
 
   Prefix prefix;
   prefix.kind = static_cast<std::uint8_t>(message.kind);
-  prefix.token = token;
   prefix.rest = static_cast<std::uint32_t>(rest.size());
   Frame frame;
   frame.head.append(reinterpret_cast<const char*>(&prefix), sizeof(prefix)).append(rest);
   frame.buffers = std::move(body.buffers);
   return frame;
-}
-
-bool authentic(std::string_view head, const Token& token) {
-  if (head.size() < sizeof(Prefix)) return false;
-  Prefix prefix;
-  std::memcpy(&prefix, head.data(), sizeof(prefix));
-  unsigned difference = 0;  // compared in constant time: a stranger learns nothing from how long it takes
-  for (std::size_t i = 0; i < token.size(); ++i) difference |= token[i] ^ prefix.token[i];
-  return prefix.magic == kMagic && prefix.version == kVersion && difference == 0;
 }
 
 std::vector<BufferSpec> buffer_specs(std::string_view head) {

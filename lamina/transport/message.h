@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "lamina/base/ids.h"
-#include "lamina/transport/secret.h"
 #include "lamina/value/value.h"
 
 namespace lamina::transport {
@@ -59,10 +58,10 @@ struct Message {
 };
 
 // [Note: frame] A message travels as a head and buffers. The head is
-//   magic u32 | version u16 | kind u8 | zero u8 | token 16 | length of the rest u32 | the rest
+//   magic u32 | version u16 | kind u8 | zero u8 | length of the rest u32 | the rest
 // (little endian), where the rest holds the message's fields, each block with its own length, the tree's encoding and
 // the list of its buffers (device and size in bytes of each), so that a receiver makes room for the buffers before it
-// takes them.
+// takes them. It says nothing of whom it comes from: that is the transport's to prove before it reads a head.
 struct BufferSpec {
   at::Device device = at::kCPU;
   std::int64_t size_bytes = 0;
@@ -73,16 +72,13 @@ struct Frame {
   std::vector<at::Tensor> buffers;
 };
 
-Frame pack(const Message& message, const Token& token);
+Frame pack(const Message& message);
 
-// True when `head` begins like a frame of this version and carries `token`; reads nothing else. Any bytes are safe.
-bool authentic(std::string_view head, const Token& token);
-
-// The buffers that belong to an authentic head. Throws base::FormatError when it is malformed.
+// The buffers that belong to a head. Throws base::FormatError when it is malformed, or of another version.
 std::vector<BufferSpec> buffer_specs(std::string_view head);
 
-// The message of an authentic head and its received buffers, which become the tensors' memory. Throws
-// base::FormatError when they do not fit together.
+// The message of a head and its received buffers, which become the tensors' memory. Throws base::FormatError when they
+// do not fit together.
 Message unpack(std::string_view head, std::vector<at::Tensor> buffers);
 
 }  // namespace lamina::transport

@@ -2,6 +2,8 @@
 #include "lamina/transport/roll_call.h"
 
 #include <algorithm>
+#include <iomanip>
+#include <sstream>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
@@ -18,6 +20,15 @@ namespace {
 constexpr auto kFarewell = std::chrono::seconds(10);
 // The verdict when nobody is missing, before the number of ranks.
 const std::string kAllCame = "all of ";
+constexpr const char* kCall = "call";
+constexpr const char* kVerdict = "verdict";
+
+std::string random_hex() {
+  std::ostringstream hex;
+  hex << std::hex << std::setfill('0');
+  for (const int byte : random_secret()) hex << std::setw(2) << byte;
+  return hex.str();
+}
 
 }  // namespace
 
@@ -26,17 +37,21 @@ RollCall::RollCall(JobStore& store, Options options)
       options_(std::move(options)),
       verdict_by_(base::Deadline::after(options_.deadline.at() - base::Deadline::Clock::now() + kFarewell)) {}
 
-void RollCall::announce(const std::string& key, const std::string& value) {
-  announced_.push_back(key);
-  store_.set(options_.name + key, value);
+const std::string& RollCall::meet() {
+  const std::string self = random_hex();
+  const std::string process = base::str(options_.name, "process/", options_.rank), call = options_.name + kCall;
+  if (store_.claim(process, self) != self) {
+    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
+  }
+  if (options_.rank == base::Rank(0)) {
+    store_.set(call, random_hex());
+  } else if (!store_.wait({call}, options_.deadline).empty()) {
+    throw base::TimeoutError(base::str("rank 0 did not join within ", seconds()));
+  }
+  return call_ = base::str(options_.name, store_.get(call), "/");
 }
 
 std::vector<std::string> RollCall::call(const std::string& said) {
-  const Secret random = random_secret();
-  const std::string self(random.begin(), random.end());
-  if (store_.claim(key("process", options_.rank), self) != self) {
-    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
-  }
   const std::string own_size = std::to_string(options_.size);
   store_.set(key("hello", options_.rank), base::str(own_size, " ", said));
   const std::string verdict = options_.rank == base::Rank(0) ? judge() : await_verdict();
@@ -84,16 +99,15 @@ std::string RollCall::judge() {
                                   ? base::str(kAllCame, options_.size)
                                   : base::str(base::name_ranks(absent_), " did not join within ", seconds(),
                                               ": was it started, and with the same MASTER_ADDR and MASTER_PORT?");
-  announce("verdict", verdict);
+  store_.set(call_ + kVerdict, verdict);
   return verdict;
 }
 
+// Rank 0 is there, or meet() had thrown.
 std::string RollCall::await_verdict() {
-  const std::string key = options_.name + "verdict";
-  bool there = store_.wait({key}, options_.deadline).empty();
-  const bool will_be = there || store_.wait({keys("hello")[0]}, options_.deadline).empty();
-  if (!there && will_be) there = store_.wait({key}, verdict_by_).empty();
-  return there ? store_.get(key) : base::str("rank 0 did not join within ", seconds());
+  const std::string key = call_ + kVerdict;
+  return store_.wait({key}, verdict_by_).empty() ? store_.get(key)
+                                                 : base::str("rank 0 did not join within ", seconds());
 }
 
 void RollCall::leave() {
@@ -104,13 +118,14 @@ void RollCall::leave() {
   auto awaited = keys("left");
   for (auto rank : absent_) std::erase(awaited, key("left", rank));
   store_.wait(awaited, base::Deadline::after(kFarewell));
-  for (const auto& key : announced_) store_.remove(options_.name + key);
+  store_.remove(options_.name + kCall);
+  store_.remove(call_ + kVerdict);
   for (const char* what : {"hello", "left"}) {
     for (const auto& key : keys(what)) store_.remove(key);
   }
 }
 
-std::string RollCall::key(const char* what, base::Rank rank) const { return base::str(options_.name, what, "/", rank); }
+std::string RollCall::key(const char* what, base::Rank rank) const { return base::str(call_, what, "/", rank); }
 
 std::vector<std::string> RollCall::keys(const char* what) const {
   std::vector<std::string> keys;

@@ -11,7 +11,9 @@
 namespace lamina::transport {
 
 // All ranks at the job's store: each says something and hears what all have said. Rank 0 alone decides who is missing,
-// so that all report the same.
+// so that all report the same. What is said lies under names that carry a random number, which rank 0 draws anew for
+// each call: nobody finds there what an earlier call left, or what was put there beforehand. Who may read the store can
+// read that number, and change what is said: see Hello.
 class RollCall {
  public:
   // `name` is the same on all ranks, and new for each call; `timeout`, for messages, is what ends at the deadline.
@@ -24,11 +26,12 @@ class RollCall {
   };
   RollCall(JobStore& store, Options options);
 
-  // Sets NAME + key until all have left.
-  void announce(const std::string& key, const std::string& value);
+  // The first thing to be called: what begins the names of this call, its random number included. Throws
+  // base::TimeoutError when rank 0 does not come; base::ConfigError to a process whose rank another one has already.
+  const std::string& meet();
 
   // What each rank said. Throws base::TimeoutError that names the ranks which did not come; base::ConfigError where
-  // ranks know of different numbers of ranks, and to a process whose rank another one has already.
+  // ranks know of different numbers of ranks.
   std::vector<std::string> call(const std::string& said);
 
   // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of
@@ -48,7 +51,7 @@ class RollCall {
   JobStore& store_;
   const Options options_;
   const base::Deadline verdict_by_;
-  std::vector<std::string> announced_;
+  std::string call_;                // what begins the names
   std::vector<base::Rank> absent_;  // rank 0: who did not come
 };
 

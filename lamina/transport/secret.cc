@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/secret.h"
 
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/params.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
@@ -16,9 +16,12 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/transport/socket.h"
+#include "lamina/value/bytes.h"
 
 namespace lamina::transport {
 namespace {
+
+[[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
 
 // Bytes read into `to` at `done`; 0 at the end of the file. A pipe whose writer is slow gets ten seconds.
 ssize_t read_some(int fd, Secret& to, std::size_t done) {
@@ -69,24 +72,43 @@ Secret random_secret() {
   return secret;
 }
 
-Mac authenticate(const Secret& secret, std::string_view text) {
-  Mac mac;
-  unsigned length = mac.size();
-  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
-  if (!HMAC(EVP_sha256(), secret.data(), secret.size(), bytes, text.size(), mac.data(), &length)) {
-    throw base::Error("OpenSSL cannot compute HMAC-SHA256 here");
-  }
-  return mac;
+Mac authenticate(const Secret& secret, std::string_view purpose, std::initializer_list<std::string_view> fields) {
+  value::Writer text;
+  text.put_block(purpose);
+  for (const auto field : fields) text.put_block(field);
+  return Signer(secret).sign(text.take());
 }
 
 bool same(const Mac& a, const Mac& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
-bool same(const Token& a, const Token& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
-Token pair_token(const Secret& secret, std::string_view generation, base::Rank from, base::Rank to) {
-  const Mac mac = authenticate(secret, base::str("frame|", generation, "|", from, "|", to));
-  Token token;
-  std::copy_n(mac.begin(), token.size(), token.begin());
-  return token;
+Digest digest(std::string_view bytes) {
+  static EVP_MD* const sha = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  Digest result;
+  unsigned length = 0;
+  if (EVP_Digest(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
+  return result;
+}
+
+void Signer::Free::operator()(evp_mac_ctx_st* context) const { EVP_MAC_CTX_free(context); }
+
+Signer::Signer(const Secret& key) {
+  static EVP_MAC* const hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
+  char sha[] = "SHA256";
+  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),
+                                   OSSL_PARAM_construct_end()};
+  context_.reset(hmac == nullptr ? nullptr : EVP_MAC_CTX_new(hmac));
+  if (!context_ || EVP_MAC_init(context_.get(), key.data(), key.size(), parameters) != 1) fail();
+}
+
+Mac Signer::sign(std::string_view text) {
+  Mac mac;
+  std::size_t length = 0;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
+  const bool made = EVP_MAC_init(context_.get(), nullptr, 0, nullptr) == 1 &&
+                    EVP_MAC_update(context_.get(), bytes, text.size()) == 1 &&
+                    EVP_MAC_final(context_.get(), mac.data(), &length, mac.size()) == 1;
+  if (!made) fail();
+  return mac;
 }
 
 }  // namespace lamina::transport

@@ -69,7 +69,7 @@ Address Address::local_towards(const std::string& host, int port) {
       continue;
     }
     Address local = bound_to(probe);
-    if (local.loopback()) return parse("127.0.0.1 0");
+    if (local.loopback()) return parse(local.ipv4() ? "127.0.0.1 0" : "::1 0");
     if (local.storage_.ss_family == AF_INET) reinterpret_cast<sockaddr_in&>(local.storage_).sin_port = 0;
     if (local.storage_.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(local.storage_).sin6_port = 0;
     return local;

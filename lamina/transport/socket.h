@@ -25,8 +25,8 @@ class Address {
   static Address parse(const std::string& text);
   // Where `host` may be: numeric or a name. Throws base::ConfigError when it has no address.
   static std::vector<Address> resolve(const std::string& host, int port);
-  // The address of this machine from which `host` is reached, with port 0; 127.0.0.1 for a loopback host. Throws
-  // base::ConfigError when `host` cannot be resolved or reached.
+  // The address of this machine from which `host` is reached, with port 0; 127.0.0.1 or ::1 for a loopback
+  // host. Throws base::ConfigError when `host` cannot be resolved or reached.
   static Address local_towards(const std::string& host, int port);
 
   std::string text() const;  // "10.0.0.7 4711"

@@ -1,39 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx.h"
 
+#include <algorithm>
+
 #include "lamina/transport/bootstrap.h"
+#include "lamina/transport/place.h"
 #include "lamina/transport/ucx/plugin.h"
 
 namespace lamina::transport {
 namespace {
 
-Joined join_world(const UcxOptions& options, const std::string& wire_address) {
-  if (options.size > 1) {
-    return join({options.rank, options.size, options.master_addr, options.master_port, options.configuration,
-                 wire_address, options.join_timeout, options.check_interrupt});
+// This rank's end of UCX, once it is known where all ranks are, and its address for each of them.
+class Ends {
+ public:
+  explicit Ends(const UcxOptions& options) : options_(options), make_(ucx::load_plugin()) {
+    reach_.size = options.size;
+    reach_.loopback = options.size > 1 && Address::local_towards(options.master_addr, options.master_port).loopback();
   }
-  Joined alone{random_secret(), "", {wire_address}, {}};
-  alone.liveness_sockets.resize(1);
-  return alone;
-}
+
+  std::vector<std::string> open(const std::vector<std::string>& places) {
+    std::vector<bool> near;
+    for (const std::string& place : places) near.push_back(share_memory(places[options_.rank.value], place));
+    near[options_.rank.value] = true;
+    reach_.shared = std::ranges::find(near, false) == near.end();
+    plug_ = make_(reach_);
+    std::vector<std::string> addresses;
+    for (const bool shared : near) addresses.push_back(plug_->address(shared));
+    return addresses;
+  }
+
+  std::unique_ptr<Transport> connect(Joined joined) {
+    return plug_->connect({options_.rank, std::move(joined), options_.send_timeout});
+  }
+
+ private:
+  const UcxOptions& options_;
+  ucx::MakePlug& make_;
+  ucx::Reach reach_;
+  std::unique_ptr<ucx::Plug> plug_;
+};
 
 }  // namespace
 
 std::unique_ptr<Transport> open_ucx(const UcxOptions& options) {
-  const bool one_machine =
-      options.size == 1 || Address::local_towards(options.master_addr, options.master_port).loopback();
-  std::unique_ptr<ucx::Plug> plug = ucx::load_plugin()(options.size, one_machine);
-  Joined joined = join_world(options, plug->address());
-  ucx::Wiring wiring;
-  wiring.rank = options.rank;
-  wiring.addresses = std::move(joined.wire_addresses);
-  wiring.liveness = std::make_unique<Liveness>(std::move(joined.liveness_sockets));
-  wiring.send_timeout = options.send_timeout;
-  for (int peer = 0; peer < options.size; ++peer) {
-    wiring.outgoing.push_back(pair_token(joined.secret, joined.generation, options.rank, base::Rank(peer)));
-    wiring.incoming.push_back(pair_token(joined.secret, joined.generation, base::Rank(peer), options.rank));
+  Ends ends(options);
+  const auto addresses = [&](const auto& places) { return ends.open(places); };
+  if (options.size > 1) {
+    return ends.connect(join({options.rank, options.size, options.master_addr, options.master_port,
+                              options.configuration, addresses, options.join_timeout, options.check_interrupt}));
   }
-  return plug->connect(std::move(wiring));
+  ends.open({own_place()});
+  return ends.connect(Joined(1));
 }
 
 }  // namespace lamina::transport

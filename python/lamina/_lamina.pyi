@@ -122,6 +122,15 @@ def told(name: str) -> int | None:
 def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
 
+def meets_at_loopback(world: World) -> bool:
+    """Whether this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""
+
+class JobStore:
+    """The job's store; rank 0 hosts it while this lives, on the loopback device only where all ranks meet there."""
+
+    def __init__(self, world: World, timeout_s: float):
+        """Raises TimeoutError when nothing answers in time. Notices signals."""
+
 class Meeting:
     """All ranks of a launched world, met at the job's store, which rank 0 hosts while this lives."""
 

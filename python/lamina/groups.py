@@ -144,8 +144,14 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
     """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
     if world.launched:
         _publish()
+        told = _lamina.read_world()
+        if _lamina.meets_at_loopback(told):  # Gloo would listen where the machine's name leads
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # torch's store would listen on every network: while this one lives, it shares that.
+        held = _lamina.JobStore(told, timeout.total_seconds())
         # libuv's server asks for the name of whoever connects, and serves nobody meanwhile.
         store, _, _ = next(rendezvous("env://?use_libuv=0", timeout=timeout))
+        del held
     else:
         store = dist.HashStore()
     store.set_timeout(timeout)

@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import os
+import pathlib
 import warnings
 
 import pytest
@@ -334,6 +335,27 @@ def case_process_groups():
     assert lamina.get_dp_process_group() is lamina.get_dp_process_group()
     lamina.shutdown()
     assert not dist.is_initialized()
+
+
+def listens_at():
+    """The addresses at which this process listens, as /proc shows them."""
+    mine = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                yield fields[1].split(":")[0]
+
+
+def case_ranks_that_meet_at_a_loopback_address_listen_there_alone():
+    start()
+    lamina.get_world_process_group()
+    addresses = set(listens_at())
+    assert addresses and addresses <= {"0100007F", "00000000000000000000000001000000"}
+    lamina.shutdown()
 
 
 def case_the_scripts_own_groups_are_used_and_stay_its_own():

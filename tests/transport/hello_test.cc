@@ -68,5 +68,29 @@ TEST(Hello, EveryTruncationIsMalformed) {
   }
 }
 
+TEST(Hello, IsSignedAsAWholeForOneSecretJoinAndRank) {
+  Secret secret{1}, other_secret{2};
+  Hello hello = Hello::of_this_version();
+  hello.configuration = "c";
+  hello.liveness_address = "10.0.0.1 4711";
+  hello.place = "here";
+  EXPECT_FALSE(hello.signed_by(secret, "join", base::Rank(1)));
+  hello.sign(secret, "join", base::Rank(1));
+  hello = Hello::decode(hello.encode());
+  EXPECT_TRUE(hello.signed_by(secret, "join", base::Rank(1)));
+  EXPECT_FALSE(hello.signed_by(other_secret, "join", base::Rank(1)));
+  EXPECT_FALSE(hello.signed_by(secret, "another join", base::Rank(1)));
+  EXPECT_FALSE(hello.signed_by(secret, "join", base::Rank(0)));
+  for (const auto field : {&Hello::lamina, &Hello::torch, &Hello::wire, &Hello::configuration, &Hello::liveness_address,
+                           &Hello::place, &Hello::secret, &Hello::signature}) {
+    for (const char* change : {"x", ""}) {
+      Hello changed = hello;
+      changed.*field = change == std::string() ? std::string() : changed.*field + change;
+      if (changed.*field == hello.*field) continue;
+      EXPECT_FALSE(changed.signed_by(secret, "join", base::Rank(1)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lamina::transport

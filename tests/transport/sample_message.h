@@ -7,8 +7,6 @@
 
 namespace lamina::transport::testing {
 
-inline constexpr Token kToken = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-
 // A message with something in every field.
 inline Message sample() {
   Message message;

@@ -15,6 +15,7 @@
 #include "lamina/transport/hello.h"
 #include "lamina/transport/job_store.h"
 #include "lamina/transport/roll_call.h"
+#include "lamina/transport/socket.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -132,6 +133,7 @@ TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
     JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
     RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
+    ranks.meet();
     ranks.call(other.encode());
     ranks.leave();
   });
@@ -179,9 +181,66 @@ TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
       }
       auto options = job.options(rank);
       options.join_timeout = std::chrono::seconds(2);
-      EXPECT_THAT(refusal<base::TimeoutError>(options), HasSubstr(base::str("no connection with rank ", 1 - rank)));
+      EXPECT_THAT(refusal<base::ConfigError>(options), HasSubstr("is not signed with this job's secret"));
     });
   }
+  job.expect_success();
+}
+
+// Who reaches the job's store can read and change what lies there. `change` is made to what rank 0 says, before rank 1
+// is there to read it.
+void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, const char* what) {
+  RankProcesses job(2);
+  for (const int rank : {0, 1}) {
+    job.start(rank, [&, rank] {
+      if (rank == 1) job.await(0);
+      EXPECT_THAT(refusal<base::ConfigError>(job.options(rank)), HasSubstr(what));
+    });
+  }
+  job.start(2, [&] {
+    const auto deadline = base::Deadline::after(std::chrono::minutes(1));
+    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    const std::string call = "lamina/job/0/1/call";
+    ASSERT_TRUE(store.wait({call}, deadline).empty());
+    const std::string said = "lamina/job/0/1/" + store.get(call) + "/hello/0";
+    ASSERT_TRUE(store.wait({said}, deadline).empty());
+    const std::string text = store.get(said), size = "2 ";
+    Hello hello = Hello::decode(text.substr(size.size()));
+    EXPECT_TRUE(hello.secret.empty());
+    change(hello);
+    store.set(said, size + hello.encode());
+    job.reach(0);
+  });
+  job.expect_success();
+}
+
+TEST(UcxJoin, WhoChangesAnAddressAtTheStoreIsNoticedByAll) {
+  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.liveness_address = "127.0.0.1 9"; },
+                                  "what rank 0 says in the job's store is not signed with this job's secret");
+}
+
+TEST(UcxJoin, WhoPutsASecretIntoTheStoreIsNoticedByAll) {
+  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.secret = std::string(32, 'x'); },
+                                  "this rank has a job secret from its launcher and rank 0 has none");
+}
+
+TEST(UcxJoin, WithoutTheSecretOfTheOthersNobodyJoins) {
+  RankProcesses job(2);
+  job.start(0, [&] { EXPECT_THAT(refusal<base::ConfigError>(job.options(0)), HasSubstr("rank 1 says")); });
+  job.start(1, [&] {
+    ::unsetenv("LAMINA_SECRET_FD");
+    EXPECT_THAT(refusal<base::ConfigError>(job.options(1)), HasSubstr("this rank has none: start all alike"));
+  });
+  job.expect_success();
+}
+
+TEST(JobStore, OfALoopbackAddressListensNowhereElse) {
+  RankProcesses job(1);
+  job.start(0, [&] {
+    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    EXPECT_NO_THROW(Address::parse(base::str("127.0.0.2 ", job.port())).listen());
+    EXPECT_NO_THROW(Address::parse(base::str("::1 ", job.port())).listen());
+  });
   job.expect_success();
 }
 

@@ -243,8 +243,10 @@ TEST(Ucx, ForgedAndMalformedPiecesAreDroppedAndTheNextMessageArrives) {
   job.run([&](Transport& transport, Inbox& inbox) {
     auto& probe = dynamic_cast<ucx::Probe&>(transport);
     if (transport.rank() == Rank(0)) {
-      const std::string no_token(sizeof(ucx::PieceHeader), '\0');
-      for (const std::size_t size : {0, 1, 100, 100000}) probe.send_raw(Rank(1), no_token, std::string(size, 'x'));
+      const std::string unsigned_header(sizeof(ucx::PieceHeader), '\0');
+      for (const std::size_t size : {0, 1, 100, 100000}) {
+        probe.send_raw(Rank(1), unsigned_header, std::string(size, 'x'));
+      }
       probe.send_raw(Rank(1), "short", "data");
       transport.send(Rank(1), object("after", 1l));
       return;
@@ -274,6 +276,98 @@ TEST(Ucx, AHundredThousandForgedPiecesAreDroppedAndTheNextMessageArrives) {
       probe.send_raw(Rank(1), header, std::string(random() % 300, 'x'));
     }
     transport.send(Rank(1), object("after", 1l));
+  });
+  job.expect_success();
+}
+
+// A message as a packet without large buffers, as rank 0 would send it as its `sequence`-th.
+struct Packet {
+  ucx::PieceHeader header;
+  std::string data;
+
+  Packet(const Message& message, std::uint64_t sequence) {
+    data = pack(message).head;
+    header.sequence = sequence;
+    header.head_size = data.size();
+    header.digest = digest(data);
+  }
+  std::string signed_with(const Secret& key) {
+    Signer signer(key);
+    header.sign(signer);
+    return std::string(reinterpret_cast<const char*>(&header), sizeof header);
+  }
+};
+
+TEST(Ucx, WhatCameOnceDoesNotCountAgain) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    if (transport.rank() == Rank(1)) {
+      for (const char* channel : {"first", "second", "after"}) EXPECT_EQ(inbox.next().channel, channel);
+      EXPECT_EQ(probe.dropped(), 3);
+      EXPECT_EQ(inbox.waiting(), 0);
+      return;
+    }
+    transport.send(Rank(1), object("first", 1l));
+    transport.send(Rank(1), object("second", 1l));
+    for (const std::uint64_t sequence : {0, 1, 0}) {
+      Packet again(object(sequence == 0 ? "first" : "second", 1l), sequence);
+      probe.send_raw(Rank(1), again.signed_with(probe.key(Rank(1))), again.data);
+    }
+    transport.send(Rank(1), object("after", 1l));
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    constexpr int kOthers = 6;
+    if (transport.rank() == Rank(1)) {
+      const Message message = inbox.next();
+      EXPECT_EQ(message.channel, "true");
+      EXPECT_EQ(message.body.as<std::int64_t>(), 1);
+      EXPECT_EQ(probe.dropped(), static_cast<std::int64_t>(sizeof(ucx::PieceHeader)) + kOthers);
+      return;
+    }
+    const Secret key = probe.key(Rank(1));
+    Packet packet(object("true", 2l), 0);
+    const std::string header = packet.signed_with(key);
+    for (std::size_t at = 0; at < header.size(); ++at) {  // a byte of the header changed
+      std::string changed = header;
+      changed[at] ^= 1;
+      probe.send_raw(Rank(1), changed, packet.data);
+    }
+    std::string data = packet.data;  // a byte of the head, behind a header that is right
+    data.back() ^= 1;
+    probe.send_raw(Rank(1), header, data);
+    probe.send_raw(Rank(1), header, data.substr(1));
+    Packet offer(object("true", pattern(1 << 20, 0)), 0);  // and so is the address of memory that is offered
+    offer.data += std::string(8, 'a');
+    offer.header.offers = 1;
+    offer.header.digest = digest(offer.data);
+    offer.data.back() = 'b';
+    probe.send_raw(Rank(1), offer.signed_with(key), offer.data);
+    Secret other_job = key;
+    other_job[0] ^= 1;
+    probe.send_raw(Rank(1), packet.signed_with(other_job), packet.data);
+    packet.header.from = 1;  // as if it had sent it itself
+    probe.send_raw(Rank(1), packet.signed_with(key), packet.data);
+    packet.header.from = 0;
+    packet.header.answer = ucx::Answer::kTaken;  // a receipt is no piece
+    probe.send_raw(Rank(1), packet.signed_with(key), packet.data);
+    transport.send(Rank(1), object("true", 1l));
+  });
+  job.expect_success();
+}
+
+TEST(Ucx, ConnectionsOfOneRankHaveKeysOfTheirOwn) {
+  RankProcesses job(3);
+  job.run([&](Transport& transport, Inbox&) {
+    auto& probe = dynamic_cast<ucx::Probe&>(transport);
+    const int me = static_cast<int>(transport.rank().value);
+    EXPECT_NE(probe.key(Rank((me + 1) % 3)), probe.key(Rank((me + 2) % 3)));
   });
   job.expect_success();
 }

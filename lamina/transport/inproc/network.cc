@@ -18,7 +18,7 @@ class Endpoint : public Transport {
   int size() const override { return network_.size_; }
   void start(Events events) override { network_.attach(rank_, std::move(events)); }
   void send(base::Rank to, const Message& message) override {
-    Frame frame = pack(message, network_.token_);
+    Frame frame = pack(message);
     for (auto& buffer : frame.buffers) buffer = buffer.clone();
     network_.post(rank_, to, std::move(frame));
   }

@@ -39,7 +39,6 @@ class Network {
   std::optional<Pair> choose();  // a pair with a message for an attached rank
 
   const int size_;
-  const Token token_{};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Pair, std::deque<std::optional<Frame>>> queues_;  // nothing: the sender's loss

@@ -8,8 +8,8 @@ namespace {
 
 class WorkerPlug : public Plug {
  public:
-  WorkerPlug(int size, bool one_machine) : worker_(std::make_unique<Worker>(size, one_machine)) {}
-  std::string address() const override { return PeerMemory::card() + worker_->address(); }
+  explicit WorkerPlug(const Reach& reach) : worker_(std::make_unique<Worker>(reach)) {}
+  std::string address(bool near) const override { return PeerMemory::card() + worker_->address(near); }
   std::unique_ptr<Transport> connect(Wiring wiring) override {
     return std::make_unique<UcxTransport>(std::move(worker_), std::move(wiring));
   }
@@ -20,8 +20,8 @@ class WorkerPlug : public Plug {
 
 }  // namespace
 
-extern "C" std::unique_ptr<Plug> lamina_ucx_make_plug(int size, bool one_machine) {
-  return std::make_unique<WorkerPlug>(size, one_machine);
+extern "C" std::unique_ptr<Plug> lamina_ucx_make_plug(const Reach& reach) {
+  return std::make_unique<WorkerPlug>(reach);
 }
 
 }  // namespace lamina::transport::ucx

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lamina/transport/liveness.h"
+#include "lamina/transport/handshake.h"
 #include "lamina/transport/transport.h"
 
 // The engine does not link UCX: what uses it is a shared library of its own (liblamina_ucx.so), opened when it is
@@ -14,26 +14,30 @@
 // that the two sides know of each other.
 namespace lamina::transport::ucx {
 
-// What a rank knows of the others when all have met. Vectors are indexed by rank.
+// What a rank knows of the others when all have met.
 struct Wiring {
   base::Rank rank;
-  std::vector<std::string> addresses;
-  std::vector<Token> outgoing;  // of the frames we send
-  std::vector<Token> incoming;  // of the frames we receive
-  std::unique_ptr<Liveness> liveness;
+  std::vector<Connection> connections;  // by rank; each peer told its address
   std::chrono::seconds send_timeout{};
+};
+
+// Where the ranks of a job are.
+struct Reach {
+  int size = 1;
+  bool shared = true;     // all share memory: nothing is opened on a network
+  bool loopback = false;  // all meet at a loopback address: nothing is opened on any other network
 };
 
 // This rank's end, before it is connected.
 class Plug {
  public:
   virtual ~Plug() = default;
-  virtual std::string address() const = 0;
+  // Where messages to this rank go; `near` for a rank that shares memory with it, else only over the network.
+  virtual std::string address(bool near) const = 0;
   virtual std::unique_ptr<Transport> connect(Wiring wiring) = 0;  // once
 };
 
-// `one_machine`: all ranks share this machine, so nothing is opened on a network.
-using MakePlug = std::unique_ptr<Plug>(int size, bool one_machine);
+using MakePlug = std::unique_ptr<Plug>(const Reach& reach);
 
 // Opens the library, once per process. Throws base::Error that says what to install.
 MakePlug& load_plugin();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lamina/base/ids.h"
+#include "lamina/transport/secret.h"
 
 namespace lamina::transport::ucx {
 
@@ -18,6 +19,10 @@ class Probe {
   virtual void send_raw(base::Rank to, const std::string& header, const std::string& data) = 0;
   // How many messages were dropped because they were not authentic or malformed.
   virtual std::int64_t dropped() = 0;
+  // How many times something had come, and was only found since we looked after a while: nothing had woken us.
+  virtual std::int64_t rescued() = 0;
+  // By which the pieces that go to a rank are signed.
+  virtual Secret key(base::Rank to) = 0;
 };
 
 }  // namespace lamina::transport::ucx

@@ -11,6 +11,21 @@
 #include "lamina/transport/ucx/buffer_pool.h"
 
 namespace lamina::transport::ucx {
+namespace {
+
+constexpr const char* kAgain = "it came before, or belongs to a message that was skipped";
+
+// How much of a packet its digest covers.
+std::uint64_t signed_size(const PieceHeader& header) {
+  return header.head_size + std::uint64_t(header.offers) * sizeof(std::uint64_t);
+}
+
+bool fits(const PieceHeader& header, std::size_t packet) {
+  const std::uint64_t before_buffers = signed_size(header);
+  return header.head_size <= kMaxHeadSize && before_buffers <= packet && packet - before_buffers <= kSmallBuffers;
+}
+
+}  // namespace
 
 // One piece on its way to its place.
 struct Receiver::Receiving {
@@ -18,8 +33,11 @@ struct Receiver::Receiving {
   PieceHeader header;
 };
 
-Receiver::Receiver(Worker& worker, std::vector<Token> incoming) : worker_(worker), peers_(incoming.size()) {
-  for (std::size_t rank = 0; rank < incoming.size(); ++rank) peers_[rank].token = incoming[rank];
+Receiver::Receiver(Worker& worker, const std::vector<Connection>& connections)
+    : worker_(worker), peers_(connections.size()) {
+  for (std::size_t rank = 0; rank < connections.size(); ++rank) {
+    if (!connections[rank].told.empty()) peers_[rank].key.emplace(connections[rank].incoming);
+  }
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                        UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -30,9 +48,10 @@ Receiver::Receiver(Worker& worker, std::vector<Token> incoming) : worker_(worker
   check(ucp_worker_set_am_recv_handler(worker_.get(), &handler), "receive");
 }
 
-bool Receiver::genuine(const PieceHeader& header) const {
-  return header.magic == PieceHeader().magic && header.from < peers_.size() &&
-         same(header.token, peers_[header.from].token);
+bool Receiver::genuine(const PieceHeader& header) {
+  if (header.magic != PieceHeader().magic || header.from >= peers_.size()) return false;
+  auto& key = peers_[header.from].key;
+  return key && header.signed_by(*key);
 }
 
 // Called within progress(): only decides whether the piece is one of ours and keeps it for take_arrivals().
@@ -43,12 +62,12 @@ ucs_status_t Receiver::arrived(void* self, const void* header, size_t header_siz
   const bool held = param->recv_attr & (UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV);
   if (header_size == sizeof piece && held) {
     std::memcpy(&piece, header, sizeof piece);
-    if (receiver.genuine(piece)) {
+    if (piece.answer == Answer::kNone && receiver.genuine(piece)) {
       receiver.arrivals_.push_back({piece, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0});
       return UCS_INPROGRESS;
     }
   }
-  receiver.drop(base::Rank(-1), "it lacks the token of this job");
+  receiver.drop(base::Rank(-1), "no rank of this job has signed it");
   return UCS_OK;
 }
 
@@ -60,35 +79,34 @@ void Receiver::take_arrivals() {
 
 void Receiver::take(const Arrival& arrival) {
   Peer& peer = peers_[arrival.header.from];
-  if (arrival.header.sequence < peer.next) {  // a piece of a skipped message
-    ucp_am_data_release(worker_.get(), arrival.data);
-    return;
-  }
+  if (arrival.header.sequence < peer.next) return refuse(arrival, kAgain);
   Assembly& assembly = peer.open[arrival.header.sequence];
   const bool packet = arrival.header.piece == 0;
   if (assembly.skipped || (packet && !assembly.head.empty())) {
-    ucp_am_data_release(worker_.get(), arrival.data);
+    refuse(arrival, kAgain);
   } else if (!packet && !assembly.head_here) {
     assembly.waiting.push_back(arrival);
   } else if (!packet) {
     take_buffer(arrival, assembly);
-  } else if (arrival.header.head_size > arrival.size || arrival.size > kMaxHeadSize + kSmallBuffers) {
-    ucp_am_data_release(worker_.get(), arrival.data);
-    skip(arrival.header, assembly, base::str("a head of ", arrival.header.head_size, " bytes"));
+  } else if (!fits(arrival.header, arrival.size)) {
+    refuse(arrival, "it is not as long as its header says");
   } else {
     assembly.head.resize(arrival.size);
     receive(arrival, assembly, assembly.head.data());
   }
 }
 
+void Receiver::refuse(const Arrival& arrival, const char* why) {
+  ucp_am_data_release(worker_.get(), arrival.data);
+  drop(base::Rank(arrival.header.from), why);
+}
+
 void Receiver::take_buffer(const Arrival& arrival, Assembly& assembly) {
   const std::size_t index = arrival.header.piece - 1;
-  const bool fits = index < assembly.expected.size() && assembly.expected[index] &&
-                    static_cast<std::size_t>(assembly.buffers[index].numel()) == arrival.size;
-  if (!fits) {
-    ucp_am_data_release(worker_.get(), arrival.data);
-    skip(arrival.header, assembly, base::str("buffer ", index, " is not what the head says"));
-    return;
+  const bool known = index < assembly.expected.size();
+  if (known && !assembly.expected[index]) return refuse(arrival, kAgain);
+  if (!known || static_cast<std::size_t>(assembly.buffers[index].numel()) != arrival.size) {
+    return refuse(arrival, "a buffer of it is not what its head says");
   }
   assembly.expected[index] = false;
   receive(arrival, assembly, assembly.buffers[index].mutable_data_ptr());
@@ -136,23 +154,27 @@ void Receiver::received_piece(const PieceHeader& header, ucs_status_t status) {
 }
 
 void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
+  const auto packet = std::string_view(assembly.head);
+  if (digest(packet.substr(0, signed_size(header))) != header.digest) {
+    drop(base::Rank(header.from), "its head is not the one that was signed");
+    assembly.head.clear();  // that one may still come
+    ++assembly.missing;
+    return;
+  }
   assembly.head_here = true;
-  assembly.head_size = header.head_size;
-  const auto head = std::string_view(assembly.head).substr(0, header.head_size);
   try {
-    if (!authentic(head, header.token)) throw base::FormatError("the head lacks the token");
-    make_room(header, assembly, buffer_specs(head));
+    make_room(header, assembly, buffer_specs(packet.substr(0, header.head_size)));
   } catch (const std::exception& error) {
     return skip(header, assembly, error.what());
   }
-  assembly.head.resize(assembly.head_size);
+  assembly.head.resize(header.head_size);
   for (const Arrival& arrival : std::exchange(assembly.waiting, {})) take(arrival);
 }
 
 // Allocates the buffers, fills those that came with the packet, and counts those that come on their own or are offered.
 void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs) {
   PacketPlan plan;
-  std::size_t at = assembly.head_size;
+  std::size_t at = signed_size(header);
   const auto take_bytes = [&](void* to, std::size_t size) {
     if (assembly.head.size() - at < size) throw base::FormatError("the packet ends within its buffers");
     if (size > 0) std::memcpy(to, assembly.head.data() + at, size);
@@ -166,22 +188,23 @@ void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const st
     const bool inside = plan.takes(spec.device, spec.size_bytes);
     if (inside) take_bytes(buffer.mutable_data_ptr(), static_cast<std::size_t>(spec.size_bytes));
     if (!inside) large.push_back(assembly.buffers.size() - 1);
-    assembly.expected.push_back(!inside && !header.offers);
+    assembly.expected.push_back(!inside && header.offers == 0);
   }
+  if (at != assembly.head.size()) throw base::FormatError("the packet goes on after its buffers");
+  if (header.offers == 0) {
+    assembly.missing += static_cast<int>(large.size());
+    return;
+  }
+  if (header.offers != large.size()) throw base::FormatError("the packet has other addresses than its head says");
   Offer offer{base::Rank(header.from), header.sequence, {}};
-  for (const std::size_t index : header.offers ? large : std::vector<std::size_t>()) {
+  for (at = header.head_size; const std::size_t index : large) {
     at::Tensor& buffer = assembly.buffers[index];
     offer.parts.push_back({buffer.mutable_data_ptr(), 0, static_cast<std::size_t>(buffer.numel())});
     take_bytes(&offer.parts.back().address, sizeof(std::uint64_t));
   }
-  if (at != assembly.head.size()) throw base::FormatError("the packet goes on after its buffers");
-  if (header.offers) {
-    ++assembly.missing;
-    ++assembly.receiving;
-    offers_.push_back(std::move(offer));
-  } else {
-    assembly.missing += static_cast<int>(large.size());
-  }
+  ++assembly.missing;
+  ++assembly.receiving;
+  offers_.push_back(std::move(offer));
 }
 
 void Receiver::copied(const Offer& offer, bool all) {

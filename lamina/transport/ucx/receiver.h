@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,10 @@
 
 namespace lamina::transport::ucx {
 
-// Puts the pieces that arrive together to messages, and the messages of each sender in order. Nothing of a piece
-// without its sender's token is looked at, stored or answered; a message that is authentic but malformed is skipped.
-// Both are counted, and told of at most every ten seconds. Every call is made by one thread at a time, as the worker's.
+// Puts the pieces that arrive together to messages, and the messages of each sender in order. Nothing of a piece that
+// its sender has not signed is looked at, stored or answered. What came before, or is not what was signed, is dropped
+// and the true piece awaited; a message that is genuine but malformed is skipped. All are counted, and told of at most
+// every ten seconds. Every call is made by one thread at a time, as the worker's.
 class Receiver {
  public:
   struct Received {
@@ -35,7 +37,8 @@ class Receiver {
     std::vector<Part> parts;
   };
 
-  Receiver(Worker& worker, std::vector<Token> incoming);
+  // Who sends and by which keys; nothing for our own rank, which sends itself nothing over UCX.
+  Receiver(Worker& worker, const std::vector<Connection>& connections);
 
   // Moves on with what the worker's last progress() brought.
   void take_arrivals();
@@ -48,8 +51,8 @@ class Receiver {
   std::deque<Offer>& offers() { return offers_; }
   void copied(const Offer& offer, bool all);
 
-  // Whether `header` may come from its sender.
-  bool genuine(const PieceHeader& header) const;
+  // Whether `header` is signed by its sender.
+  bool genuine(const PieceHeader& header);
 
   // How many messages of `from` were ready, or skipped, so far.
   std::uint64_t received(base::Rank from) const { return peers_[from.value].next; }
@@ -65,7 +68,6 @@ class Receiver {
   };
   struct Assembly {
     std::string head;
-    std::size_t head_size = 0;
     bool head_here = false;
     bool skipped = false;
     std::vector<at::Tensor> buffers;
@@ -75,7 +77,7 @@ class Receiver {
     std::vector<Arrival> waiting;  // buffers announced before the packet was here
   };
   struct Peer {
-    Token token;
+    std::optional<Signer> key;
     std::uint64_t next = 0;  // sequence of the next message to become ready
     std::map<std::uint64_t, Assembly> open;
   };
@@ -91,6 +93,7 @@ class Receiver {
   void open_packet(const PieceHeader& header, Assembly& assembly);
   void make_room(const PieceHeader& header, Assembly& assembly, const std::vector<BufferSpec>& specs);
   void take_buffer(const Arrival& arrival, Assembly& assembly);
+  void refuse(const Arrival& arrival, const char* why);
   void skip(const PieceHeader& header, Assembly& assembly, const std::string& why);
   void release_in_order(base::Rank from);
 

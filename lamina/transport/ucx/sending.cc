@@ -6,26 +6,27 @@
 
 namespace lamina::transport::ucx {
 
-Sending::Sending(Frame from, std::condition_variable& to_tell)
-    : frame(std::move(from)), head_size(frame.head.size()), changed(to_tell) {
+Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell) : frame(std::move(from)), changed(to_tell) {
+  header.head_size = frame.head.size();
   PacketPlan plan;
+  std::string inside;
   for (std::uint32_t i = 0; i < frame.buffers.size(); ++i) {
     const at::Tensor& buffer = frame.buffers[i];
     if (!buffer.device().is_cpu()) {
       throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"));
     }
     if (plan.takes(buffer.device(), buffer.numel())) {
-      frame.head.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));
-    } else {
-      alone.push_back(i);
+      inside.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));
+      continue;
     }
+    alone.push_back(i);
+    const auto address = reinterpret_cast<std::uint64_t>(buffer.const_data_ptr());
+    if (offers) frame.head.append(reinterpret_cast<const char*>(&address), sizeof address);
   }
+  if (offers) header.offers = static_cast<std::uint32_t>(alone.size());
+  header.digest = digest(frame.head);
+  frame.head += inside;
   headers.resize(alone.size() + 1);
-  plain_size = frame.head.size();
-  for (const std::uint32_t i : alone) {
-    const auto address = reinterpret_cast<std::uint64_t>(frame.buffers[i].const_data_ptr());
-    frame.head.append(reinterpret_cast<const char*>(&address), sizeof address);
-  }
 }
 
 void Sending::piece_done(ucs_status_t with) {

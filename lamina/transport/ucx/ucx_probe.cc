@@ -37,4 +37,11 @@ std::int64_t UcxTransport::dropped() {
   return receiver_->dropped();
 }
 
+std::int64_t UcxTransport::rescued() {
+  Lock lock = enter();
+  return rescued_;
+}
+
+Secret UcxTransport::key(base::Rank to) { return peers_[to.value].outgoing_key; }
+
 }  // namespace lamina::transport::ucx

@@ -23,20 +23,20 @@ ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header
   PieceHeader receipt;
   if (header_size != sizeof receipt) return UCS_OK;
   std::memcpy(&receipt, header, sizeof receipt);
-  if (!transport.receiver_->genuine(receipt)) return UCS_OK;
+  if (receipt.answer == Answer::kNone || !transport.receiver_->genuine(receipt)) return UCS_OK;
   const auto found = transport.peers_[receipt.from].offered.extract(receipt.sequence);
-  if (!found.empty()) found.mapped()->piece_done(receipt.failed ? UCS_ERR_IO_ERROR : UCS_OK);
+  if (!found.empty()) found.mapped()->piece_done(receipt.answer == Answer::kTaken ? UCS_OK : UCS_ERR_IO_ERROR);
   return UCS_OK;
 }
 
 void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all) {
-  const Peer& peer = peers_[to.value];
+  Peer& peer = peers_[to.value];
   if (peer.gone) return;
   auto header = std::make_unique<PieceHeader>();  // UCX reads it until it is sent
   header->from = static_cast<std::uint32_t>(rank_.value);
   header->sequence = sequence;
-  header->failed = !all;
-  header->token = peer.outgoing;
+  header->answer = all ? Answer::kTaken : Answer::kFailed;
+  header->sign(*peer.outgoing);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.user_data = header.get();

@@ -30,13 +30,13 @@ void UcxTransport::send(base::Rank to, const Message& message) {
   if (to.value < 0 || to.value >= size()) {
     throw base::UsageError(base::str("there is no rank ", to, " in a world of ", size()));
   }
-  Frame frame = pack(message, peers_[to.value].outgoing);
+  Frame frame = pack(message);
   if (frame.head.size() > kMaxHeadSize) {
     throw base::UsageError(base::str("a message with ", frame.head.size() >> 20, " MiB besides its tensors; at most ",
                                      kMaxHeadSize >> 20, " MiB travel: send large data as tensors"));
   }
   if (to == rank_) return send_to_self(std::move(frame));
-  auto sending = std::make_unique<Sending>(std::move(frame), changed_);
+  auto sending = std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_);
   Lock lock = enter();
   refuse_if_lost(to);
   try {
@@ -68,23 +68,22 @@ void UcxTransport::send_to_self(Frame frame) {
 
 void UcxTransport::post(Sending& sending, base::Rank to) {
   Peer& peer = peers_[to.value];
-  PieceHeader header;
+  PieceHeader header = sending.header;
   header.from = static_cast<std::uint32_t>(rank_.value);
   header.sequence = peer.sent++;
-  header.head_size = sending.head_size;
-  header.token = peer.outgoing;
-  header.offers = peer.reads_us && !sending.alone.empty();
+  header.sign(*peer.outgoing);
   sending.headers[0] = header;
   const Frame& frame = sending.frame;
-  const std::size_t packet_size = header.offers ? frame.head.size() : sending.plain_size;
-  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), packet_size);
-  if (header.offers) {
+  post_piece(sending, peer.endpoint, sending.headers[0], frame.head.data(), frame.head.size());
+  if (header.offers > 0) {
     ++sending.pending;  // until the receipt comes
     peer.offered[header.sequence] = &sending;
     return;
   }
+  header.digest = {};
   for (std::size_t i = 0; i < sending.alone.size(); ++i) {
     header.piece = sending.alone[i] + 1;
+    header.sign(*peer.outgoing);
     sending.headers[i + 1] = header;
     const at::Tensor& buffer = frame.buffers[sending.alone[i]];
     post_piece(sending, peer.endpoint, sending.headers[i + 1], buffer.const_data_ptr(),

@@ -37,15 +37,17 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring)
       send_timeout_(wiring.send_timeout),
       process_(::getpid()),
       worker_(std::move(worker)),
-      receiver_(std::make_unique<Receiver>(*worker_, wiring.incoming)),
-      liveness_(std::move(wiring.liveness)),
-      peers_(wiring.addresses.size()),
+      receiver_(std::make_unique<Receiver>(*worker_, wiring.connections)),
+      liveness_(std::make_unique<Liveness>(wiring.connections)),
+      peers_(wiring.connections.size()),
       stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       wake_(::epoll_create1(EPOLL_CLOEXEC)) {
   for (int peer = 0; peer < size(); ++peer) {
-    peers_[peer].outgoing = wiring.outgoing[peer];
     if (peer == rank_.value) continue;
-    const std::string& address = wiring.addresses[peer];
+    peers_[peer].outgoing_key = wiring.connections[peer].outgoing;
+    peers_[peer].outgoing.emplace(wiring.connections[peer].outgoing);
+    const std::string& address = wiring.connections[peer].told;
+    if (address.size() < PeerMemory::kCardSize) throw base::FormatError("malformed address of a rank");
     peers_[peer].memory = PeerMemory(address.substr(0, PeerMemory::kCardSize));
     peers_[peer].endpoint = worker_->connect(address.substr(PeerMemory::kCardSize), peer);
     if (peers_[peer].memory.readable()) liveness_->note(base::Rank(peer), Liveness::Kind::kReadable);
@@ -91,18 +93,29 @@ void UcxTransport::run() {
       std::this_thread::yield();
       continue;
     }
-    sleep();
+    overslept_ = !sleep();
     hear();
   }
 }
 
 bool UcxTransport::turn() {
   std::lock_guard guard(mutex_);
+  const bool unannounced = std::exchange(overslept_, false) && !worker_->announced();
   const bool active = worker_->progress();
+  if (unannounced && active) tell_rescue();
   receiver_->take_arrivals();
   collect();
   if (unsettled_) settle(!active);
   return active;
+}
+
+// A wake-up that was only just on its way is none that fails.
+void UcxTransport::tell_rescue() {
+  if (worker_->announced(std::chrono::milliseconds(1)) || rescued_++ > 0) return;
+  base::log_warning(base::str("a message waited up to ", kSleepMs,
+                              " ms here: UCX did not wake this process for it, as ",
+                              "where ranks share memory and not all namespaces. Set UCX_TLS=tcp,self on all ranks, or ",
+                              "see \"Containers\" in docs/launching.md (told once)"));
 }
 
 void UcxTransport::collect() {
@@ -127,20 +140,22 @@ bool UcxTransport::copy_offers() {
   return any;
 }
 
-void UcxTransport::sleep() {
+bool UcxTransport::sleep() {
   {
     std::lock_guard guard(mutex_);
-    if (!deliveries_.empty() && events_) return;
+    if (!deliveries_.empty() && events_) return true;
     if (!worker_->arm()) {
       // There is something to do, or a send waits for room at its receiver, which nothing announces.
       if (++busy_ > kPoliteSpins) std::this_thread::yield();
-      if (busy_ < 10 * kPoliteSpins) return;
+      if (busy_ < 10 * kPoliteSpins) return true;
     }
   }
+  const bool armed = busy_ < 10 * kPoliteSpins;
   asleep_ = true;
   epoll_event events[3];
-  if (!looks_out()) ::epoll_wait(wake_.get(), events, 3, busy_ < 10 * kPoliteSpins ? kSleepMs : 1);
+  const int woken = looks_out() ? 1 : ::epoll_wait(wake_.get(), events, 3, armed ? kSleepMs : 1);
   asleep_ = false;
+  return woken != 0 || !armed;
 }
 
 std::optional<UcxTransport::Delivery> UcxTransport::next_delivery() {

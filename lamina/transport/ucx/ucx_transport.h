@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/transport/liveness.h"
 #include "lamina/transport/ucx/peer_memory.h"
 #include "lamina/transport/ucx/plugin.h"
 #include "lamina/transport/ucx/probe.h"
@@ -43,15 +44,18 @@ class UcxTransport : public Transport, public Probe {
   std::string lanes(base::Rank peer) override;
   void send_raw(base::Rank to, const std::string& header, const std::string& data) override;
   std::int64_t dropped() override;
+  std::int64_t rescued() override;
+  Secret key(base::Rank to) override;
 
  private:
   using Clock = base::Deadline::Clock;
   using Lock = std::unique_lock<std::mutex>;
   struct Peer {
     ucp_ep_h endpoint = nullptr;
-    Token outgoing{};
+    std::optional<Signer> outgoing;
+    Secret outgoing_key{};  // for tests: see Probe
     PeerMemory memory;
-    bool reads_us = false;                      // it takes offers
+    std::atomic<bool> reads_us = false;         // it takes offers
     std::map<std::uint64_t, Sending*> offered;  // by sequence: what waits for its receipt
     std::uint64_t sent = 0;
     std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
@@ -85,10 +89,11 @@ class UcxTransport : public Transport, public Probe {
   // progress (ucx_transport.cc)
   void run();
   bool turn();  // false when nothing happened
+  void tell_rescue();
   bool copy_offers();
   void collect();
   bool looks_out() const;
-  void sleep();
+  bool sleep();  // false when it was in vain: nothing woke us
   void deliver();
   std::optional<Delivery> next_delivery();
   void hear();                // reads the liveness sockets
@@ -123,7 +128,9 @@ class UcxTransport : public Transport, public Probe {
   std::atomic<bool> stop_ = false;
   std::atomic<Clock::time_point> look_out_until_ = Clock::time_point();
   std::atomic<bool> asleep_ = false;
-  int busy_ = 0;  // times in a row that UCX would not let us sleep
+  int busy_ = 0;            // times in a row that UCX would not let us sleep
+  bool overslept_ = false;  // nothing has woken us from the last sleep
+  std::int64_t rescued_ = 0;
   std::mutex close_mutex_;
   bool closed_ = false;
   std::thread thread_;

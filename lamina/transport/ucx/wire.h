@@ -1,32 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <string_view>
 
 #include "lamina/transport/message.h"
+#include "lamina/transport/secret.h"
 
 // [Note: pieces] A frame travels as one active message that holds its head and its small buffers, the packet, and one
-// more for each large buffer. Where the receiver can read the sender's memory, the packet ends with the addresses of
-// the large buffers instead, and the receiver answers with a receipt (see [Note: offers]). Every piece begins with a
+// more for each large buffer. Where the receiver can read the sender's memory, the addresses of the large buffers
+// follow the head instead, and the receiver answers with a receipt (see [Note: offers]). Every piece begins with a
 // PieceHeader. Pieces may arrive in any order; messages are delivered in the order of their sequence numbers, per
 // sender.
+//
+// A header is signed with the key of its direction, which is the connection's own ([Note: handshake]), and holds its
+// message's number and the digest of the head and the addresses. So before its signature is checked nothing of a piece
+// is stored or answered; nothing of a head is decoded, and no address read, before the digest is; and what came once
+// does not count again. Only the bytes of tensors are not covered.
 namespace lamina::transport::ucx {
 
+enum class Answer : std::uint32_t { kNone, kTaken, kFailed };  // kFailed: the memory could not be read
+
 struct PieceHeader {
-  std::uint32_t magic = 0x58434C4C;  // "LLCX"
+  std::uint32_t magic = 0x32434C4C;  // "LLC2"
   std::uint32_t from = 0;
-  std::uint64_t sequence = 0;   // counts the messages of this pair
-  std::uint64_t head_size = 0;  // packet: how much of it is the head
-  std::uint32_t piece = 0;      // 0: the packet; k: buffer k-1 of the frame
-  std::uint16_t offers = 0;     // packet: 1 when it ends with addresses
-  std::uint16_t failed = 0;     // receipt: 1 when the memory could not be read
-  Token token{};
+  std::uint64_t sequence = 0;     // counts the messages of this pair
+  std::uint64_t head_size = 0;    // packet: how much of it is the head
+  std::uint32_t piece = 0;        // 0: the packet; k: buffer k-1 of the frame
+  std::uint32_t offers = 0;       // packet: how many addresses follow the head
+  Answer answer = Answer::kNone;  // of a receipt
+  std::uint32_t zero = 0;
+  Digest digest{};  // packet: of the head and the addresses
+  Mac proof{};
+
+  void sign(Signer& key) { proof = key.sign(covered()); }
+  bool signed_by(Signer& key) const { return same(proof, key.sign(covered())); }
+
+ private:
+  std::string_view covered() const { return {reinterpret_cast<const char*>(this), offsetof(PieceHeader, proof)}; }
 };
-static_assert(sizeof(PieceHeader) == 48);
+static_assert(sizeof(PieceHeader) == 104);
 
 constexpr unsigned kPiece = 1;                                  // our ids of UCX active messages
-constexpr unsigned kReceipt = 2;                                // `sequence` and `failed`; no data
+constexpr unsigned kReceipt = 2;                                // `sequence` and `answer`; no data
 constexpr std::uint64_t kMaxHeadSize = std::uint64_t(1) << 28;  // 256 MiB: what is not a tensor travels in the head
 constexpr std::int64_t kSmallBuffer = 8 << 10;    // copying this much costs less than a message of its own
 constexpr std::int64_t kSmallBuffers = 32 << 10;  // all small buffers of one packet

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/worker.h"
 
+#include <ifaddrs.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/statvfs.h>
 
 #include <cstdlib>
@@ -15,26 +18,41 @@ namespace {
 
 constexpr std::uint64_t kSharedMemoryPerRank = std::uint64_t(64) << 20;
 
+// Without it UCX has no tcp, and warns of whoever names it.
+bool has_ipv4() {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return true;
+  bool found = false;
+  for (const ifaddrs* at = all; at != nullptr; at = at->ifa_next) {
+    found |= at->ifa_addr != nullptr && at->ifa_addr->sa_family == AF_INET;
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
 // What UCX should not use: a comma-separated list of its transports.
-std::string left_out(int size, bool one_machine) {
-  std::string names = one_machine ? "cma,tcp" : "cma";  // for cma see [Note: offers]
+std::string left_out(const Reach& reach) {
+  std::string names = reach.shared && has_ipv4() ? "cma,tcp" : "cma";  // for cma see [Note: offers]
   struct statvfs room{};
   if (::statvfs("/dev/shm", &room) != 0) return names;
   const std::uint64_t free_bytes = std::uint64_t(room.f_bavail) * room.f_frsize;
-  if (free_bytes >= kSharedMemoryPerRank * static_cast<std::uint64_t>(size)) return names;
-  base::log_warning(base::str("only ", free_bytes >> 20, " MiB free in /dev/shm for ", size,
+  if (free_bytes >= kSharedMemoryPerRank * static_cast<std::uint64_t>(reach.size)) return names;
+  base::log_warning(base::str("only ", free_bytes >> 20, " MiB free in /dev/shm for ", reach.size,
                               " ranks: UCX uses System V shared memory instead"));
   return names + ",posix";
 }
 
 using Config = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
 
-Config configure(int size, bool one_machine) {
+Config configure(const Reach& reach) {
   ucp_config_t* read = nullptr;
   check(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
   Config config(read, &ucp_config_release);
   if (std::getenv("UCX_TLS") != nullptr) return config;
-  check(ucp_config_modify(read, "TLS", ("^" + left_out(size, one_machine)).c_str()), "choose transports");
+  check(ucp_config_modify(read, "TLS", ("^" + left_out(reach)).c_str()), "choose transports");
+  if (reach.loopback && !reach.shared && std::getenv("UCX_NET_DEVICES") == nullptr) {
+    check(ucp_config_modify(read, "NET_DEVICES", "lo"), "choose networks");
+  }
   return config;
 }
 
@@ -44,12 +62,12 @@ void check(ucs_status_t status, const char* what) {
   if (status != UCS_OK) throw base::Error(base::str("UCX cannot ", what, ": ", ucs_status_string(status)));
 }
 
-Worker::Worker(int size, bool one_machine) {
-  const Config config = configure(size, one_machine);
+Worker::Worker(const Reach& reach) {
+  const Config config = configure(reach);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  params.estimated_num_eps = static_cast<std::size_t>(size);
+  params.estimated_num_eps = static_cast<std::size_t>(reach.size);
   check(ucp_init(&params, config.get(), &context_), "start");
   ucp_worker_params_t worker{};
   worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -64,12 +82,13 @@ Worker::~Worker() {
   if (context_ != nullptr) ucp_cleanup(context_);
 }
 
-std::string Worker::address() const {
-  ucp_address_t* address = nullptr;
-  std::size_t length = 0;
-  check(ucp_worker_get_address(worker_, &address, &length), "tell its address");
-  std::string bytes(reinterpret_cast<const char*>(address), length);
-  ucp_worker_release_address(worker_, address);
+std::string Worker::address(bool near) const {
+  ucp_worker_attr_t own{};
+  own.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS;
+  own.address_flags = near ? 0 : UCP_WORKER_ADDRESS_FLAG_NET_ONLY;
+  check(ucp_worker_query(worker_, &own), "tell its address");
+  std::string bytes(reinterpret_cast<const char*>(own.address), own.address_length);
+  ucp_worker_release_address(worker_, own.address);
   return bytes;
 }
 
@@ -81,6 +100,11 @@ ucp_ep_h Worker::connect(const std::string& address, int rank) {
   ucp_ep_h endpoint = nullptr;
   check(ucp_ep_create(worker_, &params, &endpoint), base::str("reach rank ", rank).c_str());
   return endpoint;
+}
+
+bool Worker::announced(std::chrono::milliseconds patience) const {
+  pollfd ready{event_fd_, POLLIN, 0};
+  return ::poll(&ready, 1, static_cast<int>(patience.count())) > 0;
 }
 
 bool Worker::arm() {

@@ -3,7 +3,10 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <string>
+
+#include "lamina/transport/ucx/plugin.h"
 
 namespace lamina::transport::ucx {
 
@@ -13,13 +16,12 @@ void check(ucs_status_t status, const char* what);
 // A UCX context with one worker. Every call must be made by one thread at a time, except signal() and event_fd().
 class Worker {
  public:
-  // `size`: how many ranks will connect to it. `one_machine`: nothing is opened on a network.
-  Worker(int size, bool one_machine);
+  explicit Worker(const Reach& reach);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  std::string address() const;
+  std::string address(bool near) const;  // see Plug
   int event_fd() const { return event_fd_; }
   ucp_worker_h get() const { return worker_; }
 
@@ -30,6 +32,8 @@ class Worker {
   bool progress() { return ucp_worker_progress(worker_) != 0; }
   // True when the next event will make event_fd() readable; false when there is something to do first.
   bool arm();
+  // Whether event_fd() is readable, or becomes so within `patience`.
+  bool announced(std::chrono::milliseconds patience = {}) const;
   // Makes event_fd() readable.
   void signal() { ucp_worker_signal(worker_); }
 
