@@ -96,6 +96,9 @@ class Activity {
 
   Issued& issued() const { return *issued_; }
 
+  // Where it holds the slot, what becomes of BatchNorm's running statistics; nullptr where nothing does.
+  RunningStatistics* statistics() const { return holds_ ? slot_.statistics() : nullptr; }
+
   // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return slot_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }

@@ -142,6 +142,14 @@ void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwar
   session.job().set_order(std::move(parameters), forwards_change_the_model);
 }
 
+using BatchNormRow = std::tuple<std::string, at::Tensor, at::Tensor, at::Tensor, std::optional<double>>;
+
+void set_statistics(Session& session, const std::vector<BatchNormRow>& rows) {
+  std::vector<pipeline::BatchNorm> modules;
+  for (const auto& [name, mean, var, count, momentum] : rows) modules.push_back({name, mean, var, count, momentum});
+  session.job().set_statistics(std::move(modules));
+}
+
 // The step.
 
 // A step body in Python and its results, shared with the threads that run it. Touched with the GIL held only.
@@ -199,7 +207,7 @@ py::list run_step(Session& session, int microbatches, const py::object& function
     outputs = session.job().run_step(microbatches, run, with_poll(check_interrupt, poll));
   }
   py::list objects;
-  for (int i = 0; i < microbatches; ++i) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (leads) {
       objects.append(body->results.at(i));
       continue;
@@ -278,9 +286,13 @@ void bind_session(py::module_& module) {
            py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
+      .def("set_statistics", &set_statistics)
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
       .def("run_step_here", &run_step_here)
+      .def_property(
+          "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
+          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
       .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)
       .def("backward", &backward)

@@ -14,6 +14,7 @@ from lamina.errors import ConfigError, UsageError
 from lamina.first_call import FirstCall, Tracer
 from lamina.partitioning import PartitionedModel, bring_together, let_go, partition
 from lamina.state_dicts import ModelState
+from lamina.statistics import Statistics
 from lamina.tracing import TraceOptions
 
 
@@ -74,6 +75,7 @@ class Cut:
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
+        self._statistics = Statistics(self._module(), model)
         self.watch()
         if self._pipelined:
             clipping.install(self._module(), model)
@@ -119,9 +121,11 @@ class Cut:
         session, model = _current.session(), self.model
         if self._pipelined:
             compiled.install()
-        if self._pipelined and session.config.deterministic_server:
-            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
-            session.set_order(own, any(True for _ in self._module().buffers()))
+        if self._pipelined:
+            if session.config.deterministic_server:
+                own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
+                session.set_order(own, not self._statistics.are_all_buffers())
+            session.set_statistics(self._statistics.rows())
         if self.routed:
             return
         own_stream = streams.agree(model.tree.modules, session)
