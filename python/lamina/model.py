@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, groups
+from lamina import _current, groups, seeds
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
 from lamina.cut import Cut
@@ -158,6 +158,8 @@ class DistributedModel(nn.Module):
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
         job = _current.job()
+        if job.uneven is not None and _current.in_step():
+            raise UsageError(str(job.uneven))
         if job.replicas is not None:
             job.replicas.note_backward()
         averaged = self._average and _current.in_step() and not (job.replicas is not None and job.replicas.hooked)
@@ -391,6 +393,8 @@ class DistributedModel(nn.Module):
             UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
             business: RuntimeError.
         """
+        if _current.is_initialized():
+            seeds.note_loaded_model(_current.job())
         if self._pipelined and self.partitioned:
             self._job("load_state_dict()")
             if assign:
