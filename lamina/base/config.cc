@@ -26,7 +26,7 @@ Config for_one_process(Config config, std::vector<std::string>& warnings) {
   if (reduced.empty()) return config;
   // It named one of the partitions that are now a single one.
   if (config.default_partition) config.default_partition = 0;
-  warnings.push_back(str("this process was started without a launcher, so it works alone and ", reduced,
+  warnings.push_back(str("this job has one process, so ", reduced,
                          " became 1; start the script with `lamina run -n N` (or torchrun) to use N processes"));
   return config;
 }
@@ -51,7 +51,7 @@ ParsedConfig parse_config(const ConfigInput& input) {
     parsed.warnings.push_back(
         str("these keys are known from existing scripts but have no effect: ", reader.tolerated()));
   }
-  if (!input.launched) parsed.config = for_one_process(parsed.config, parsed.warnings);
+  if (!input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
   check_between_keys(parsed.config, problems);
   problems.raise(source);
   if (!written.enabled) {

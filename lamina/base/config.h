@@ -72,7 +72,7 @@ struct Config {
 struct ConfigInput {
   std::string json = "{}";                 // what the caller gave to init
   std::optional<std::string> environment;  // SM_HP_MP_PARAMETERS; when it says anything, `json` is not read at all
-  bool launched = true;                    // false: a single process that no launcher started
+  bool several = true;                     // false: a job of one process, whoever started it
 };
 
 struct ParsedConfig {
@@ -80,8 +80,8 @@ struct ParsedConfig {
   std::vector<std::string> warnings;  // one line each, for the caller to print
 };
 
-// Reads either the bare parameters, {"partitions": 2, ...}, or {"enabled": true, "parameters": {...}}. Without a
-// launcher, degrees above 1 become 1 before anything is checked, with one warning. Throws ConfigError naming every
+// Reads either the bare parameters, {"partitions": 2, ...}, or {"enabled": true, "parameters": {...}}. In a job of one
+// process degrees above 1 become 1 before anything is checked, with one warning. Throws ConfigError naming every
 // wrong key at once, with its value and what is allowed; the text depends on nothing but the input.
 ParsedConfig parse_config(const ConfigInput& input);
 

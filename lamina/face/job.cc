@@ -18,6 +18,10 @@ void require_same(const base::Config& now, const base::Config& asked) {
                 differences));
 }
 
+base::UsageError without_seed(const char* what) {
+  return base::UsageError(base::str(what, " needs the key `seed`; without it the state of torch's generator says"));
+}
+
 }  // namespace
 
 void init(Settings settings) {
@@ -32,8 +36,8 @@ void init(const std::string& json) {
   const bool again = face::has_current();
   if (again && json == "{}") return;
   const auto environment = base::process_environment();
-  const auto launched = base::read_world(environment).launched;
-  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), launched});
+  const bool several = base::read_world(environment).size > 1;
+  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
   if (again) return require_same(face::current().session->config(), base::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   const auto& session = *face::begin(std::move(parsed.config)).session;
@@ -60,6 +64,18 @@ int rank_in(Group group) {
 }
 int size_of(Group group) { return face::current().session->topology().size(group); }
 int num_microbatches() { return face::current().session->config().microbatches; }
+
+std::uint64_t rng_step() {
+  const auto steps = face::outside_step("rng_step()").session->job().seeds().steps();
+  if (!steps) throw without_seed("rng_step()");
+  return *steps;
+}
+
+void set_rng_step(std::uint64_t steps) {
+  auto& seeds = face::outside_step("set_rng_step()").session->job().seeds();
+  if (!seeds.steps()) throw without_seed("set_rng_step()");
+  seeds.go_on_after(steps);
+}
 
 void barrier(Group group) {
   auto& session = *face::outside_step("barrier()").session;

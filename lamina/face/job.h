@@ -50,9 +50,9 @@ using Settings = std::initializer_list<std::pair<const char*, Setting>>;
 
 // Starts lamina in this process; every process of the job calls it. The keys are those of docs/configuration.md:
 // init({{"partitions", 2}, {"microbatches", 4}}). The environment variable SM_HP_MP_PARAMETERS, when it says anything,
-// counts instead. A second call without configuration, or with the same, does nothing. Started without a launcher, the
-// process is a job of its own. Throws ConfigError, with all that is wrong; PeerError and TimeoutError when the ranks do
-// not find each other.
+// counts instead. A second call without configuration, or with the same, does nothing. In a job of one process degrees
+// above 1 become 1, with a warning. Throws ConfigError, with all that is wrong; PeerError and TimeoutError when the
+// ranks do not find each other.
 void init(Settings settings = {});
 void init(const std::string& json);  // the same as a JSON object
 bool is_initialized();
@@ -72,6 +72,12 @@ inline int pp_size() { return size_of(Group::kPp); }
 inline int dp_rank() { return rank_in(Group::kDp); }
 inline int dp_size() { return size_of(Group::kDp); }
 int num_microbatches();
+
+// In a job with the key `seed`: how many steps have drawn random numbers, which say what the next one draws. A training
+// that goes on keeps it with its checkpoint and gives it back on every rank, before its first step. Both throw
+// UsageError without `seed`, where the state of torch's generator says.
+std::uint64_t rng_step();
+void set_rng_step(std::uint64_t steps);
 
 // Collective over the ranks of a group, outside of steps.
 void barrier(Group group = Group::kWorld);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "lamina/base/log.h"
+#include "lamina/face/batch_norms.h"
 #include "lamina/face/current.h"
 #include "lamina/face/routing.h"
 #include "lamina/face/travel.h"
@@ -113,7 +114,10 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
       if (example) costs = traced(tree_, *example);
       const bool scopes_count = !session.config().auto_partition;
       if (!scopes_count) tell_of_ignored_scopes(tree_);
-      const auto [rows, nodes] = planned_tree(tree_, costs, scopes_count);
+      auto [rows, nodes] = planned_tree(tree_, costs, scopes_count);
+      if (session.world().size == 1) {  // whose partitions have become one
+        for (auto& row : rows) row.placed_at.reset();
+      }
       const auto report = plan::plan_for(session.config(), rows);
       table = plan::printed(rows, report, session.config());
       for (std::size_t row = 0; job_.pipelined() && row < nodes.size(); ++row) {
@@ -145,14 +149,30 @@ void Model::cut(const std::optional<Example>& example) {
   for (const auto& weak : job_.trims) {
     if (const auto trim = weak.lock()) (*trim)([this](const at::Tensor& tensor) { return owns_tensor(tensor); });
   }
-  if (job_.pipelined() && job_.session->config().deterministic_server) {
-    pipeline::Tensors parameters;
-    for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
-    job_.session->job().set_order(std::move(parameters), !tree_.buffers().empty());
-  }
+  if (job_.pipelined()) keep_order();
   watch();
   routing_ = std::make_shared<Routing>(tree_, owners_, *job_.session);
   set_router(routing_.get());
+}
+
+void Model::keep_order() {
+  auto& job = job_.session->job();
+  const auto statistics = batch_norms(*tree_.nodes().front().module);
+  if (job_.session->config().deterministic_server) {
+    pipeline::Tensors parameters;
+    for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
+    const auto is_theirs = [&](const Held& buffer) {
+      return std::ranges::any_of(statistics, [&](const pipeline::BatchNorm& module) {
+        return buffer.tensor.is_same(module.mean) || buffer.tensor.is_same(module.var) ||
+               buffer.tensor.is_same(module.count);
+      });
+    };
+    job.set_order(std::move(parameters), !std::ranges::all_of(tree_.buffers(), is_theirs));
+  }
+  std::vector<pipeline::BatchNorm> here;
+  std::ranges::copy_if(statistics, std::back_inserter(here),
+                       [](const auto& module) { return !value::is_released(module.mean); });
+  job.set_statistics(std::move(here));
 }
 
 bool Model::owns_tensor(const at::Tensor& tensor) const {

@@ -34,6 +34,12 @@ namespace face {
 struct Current;
 class Routing;
 
+// What a step runs on.
+struct Batch {
+  int microbatches = 1;
+  std::string uneven;  // where that is fewer than configured: the error that a backward is
+};
+
 using NamedTensors = std::vector<data_parallel::NamedTensor>;
 
 // The job's model: who owns what of it, and what is done with all of it. Everything but a call of it, which needs its
@@ -58,7 +64,7 @@ class Model {
   void first_call(Example example);
 
   // Runs one step; see Job::run_step. Cuts the model, the first time.
-  std::vector<value::Value> run_step(const pipeline::Job::Body& body);
+  std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body);
 
   bool owns_tensor(const at::Tensor& tensor) const;  // of parameters; true for what is not the model's
 
@@ -71,9 +77,12 @@ class Model {
 
  private:
   void cut(const std::optional<Example>& example);
+  void keep_order();
   std::vector<int> agree(const std::optional<Example>& example);
-  std::vector<value::Value> run_pipelined(const pipeline::Job::Body& body);
-  std::vector<value::Value> run_first(const pipeline::Job::Body& body);
+  std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body);
+  std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body);
+  using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
+  Changeable changeable() const;  // by a backward: gradients
   void give_values();
   void let_go();
 
@@ -102,6 +111,7 @@ class Model {
   std::atomic<bool> in_step_ = false;
   std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
   std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
+  std::string uneven_;                  // of this step, see Batch
   int passes_done_ = 0;
 };
 
@@ -112,7 +122,7 @@ void set_model(std::shared_ptr<Model> model);
 Model& model_outside_step(const std::string& what);
 
 // A step's bodies: with the job's model, if there is one.
-std::vector<value::Value> run_step(const pipeline::Job::Body& body);
+std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body);
 
 }  // namespace face
 }  // namespace lamina

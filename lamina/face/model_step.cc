@@ -13,10 +13,9 @@ namespace {
 
 using value::Value;
 
-std::vector<Value> run_here(pipeline::Session& session, const pipeline::Job::Body& body) {
+std::vector<Value> run_here(pipeline::Session& session, int microbatches, const pipeline::Job::Body& body) {
   std::vector<Value> outputs;
-  session.job().run_step_here(session.config().microbatches,
-                              [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
+  session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
   return outputs;
 }
 
@@ -30,11 +29,11 @@ Model& model_outside_step(const std::string& what) {
   return *job.model;
 }
 
-std::vector<Value> run_step(const pipeline::Job::Body& body) {
+std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body) {
   auto& job = outside_step("a step function");
-  if (job.model != nullptr) return job.model->run_step(body);
-  if (!job.pipelined()) return run_here(*job.session, body);
-  return job.session->job().run_step(job.session->config().microbatches, body, [] {});
+  if (job.model != nullptr) return job.model->run_step(batch, body);
+  if (!job.pipelined()) return run_here(*job.session, batch.microbatches, body);
+  return job.session->job().run_step(batch.microbatches, body, [] {});
 }
 
 void Model::begin_call() {
@@ -53,7 +52,7 @@ void Model::begin_call() {
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
 void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
 
-std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body) {
   auto& job = job_.session->job();
   fail_unseen_backward();
   count_call();
@@ -65,14 +64,18 @@ std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
   backward_watch_.begin_step(parameters, job.backwards());
   // The ranks that follow hear from the leading one whether there was a backward.
   const auto noted = [this, &job, before = job.backwards(), &body](base::Microbatch microbatch) -> Value {
+    const auto found = uneven_.empty() ? Changeable() : changeable();
     auto output = body(microbatch);
+    if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_);
     return value::Tuple{{std::move(output), passed_ || job.backwards() != before}};
   };
   std::vector<Value> outputs;
   passed_ = false;
+  uneven_ = batch.uneven;
   in_step_ = true;
   try {
-    outputs = job_.pipelined() ? run_pipelined(noted) : run_here(*job_.session, noted);
+    outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted)
+                               : run_here(*job_.session, batch.microbatches, noted);
   } catch (...) {
     in_step_ = false;
     // It is not known whether it would have had a backward.
@@ -91,7 +94,16 @@ std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
   return outputs;
 }
 
-std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
+Model::Changeable Model::changeable() const {
+  Changeable found{{nullptr, job_.session->job().backwards()}};
+  for (const auto& held : tree_.parameters()) {
+    const auto gradient = held.tensor.grad();
+    if (gradient.defined()) found.emplace_back(gradient.unsafeGetTensorImpl(), gradient._version());
+  }
+  return found;
+}
+
+std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::Body& body) {
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
   std::vector<std::string> names;
@@ -101,25 +113,27 @@ std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
     tensors.push_back(held.tensor);
   }
   job.watch_flags(std::move(names), std::move(tensors));
-  if (partitioned()) return job.run_step(config.microbatches, body, [] {});
+  if (partitioned()) {
+    keep_order();  // a BatchNorm's momentum may be another now
+    return job.run_step(microbatches, body, [] {});
+  }
   const bool traced = config.auto_partition && !config.skip_tracing;
-  if (traced && job.leads()) return run_first(body);
+  if (traced && job.leads()) return run_first(microbatches, body);
   try {
     cut(std::nullopt);
   } catch (const base::Error&) {
-    if (traced) job.run_step(config.microbatches, body, [] {});  // the leading rank is in it, and ends it with this
+    if (traced) job.run_step(microbatches, body, [] {});  // the leading rank is in it, and ends it with this
     throw;
   }
-  return job.run_step(config.microbatches, body, [] {});
+  return job.run_step(microbatches, body, [] {});
 }
 
-std::vector<Value> Model::run_first(const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body& body) {
   first_call_ =
       std::make_shared<FirstCall>([this](const auto& example) { cut(example); }, job_.session->patience().timeout);
   set_router(first_call_.get());
   try {
-    return job_.session->job().run_step(job_.session->config().microbatches, first_call_->around(body),
-                                        [this] { first_call_->serve(); });
+    return job_.session->job().run_step(microbatches, first_call_->around(body), [this] { first_call_->serve(); });
   } catch (...) {
     if (!partitioned()) set_router(nullptr);
     throw;
@@ -134,6 +148,7 @@ void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& 
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
   const bool inside = pipeline::in_step();
+  if (inside && !uneven_.empty()) throw base::UsageError(uneven_);
   passed_ = true;
   backward_watch_.announce();
   const int count = job_.session->config().microbatches;

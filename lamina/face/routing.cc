@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 
+#include "lamina/face/batch_norms.h"
 #include "lamina/pipeline/streams.h"
 
 namespace lamina::face {
@@ -34,16 +37,32 @@ struct InStream : Router::Scope {
   std::optional<pipeline::Stream> stream = pipeline::stream_here();
 };
 
+// Modules of several parents that keep running statistics: their calls are waited for, so that they see them in the
+// order of the program.
+std::set<const torch::nn::Module*> shared_norms(const torch::nn::Module& root) {
+  std::map<const torch::nn::Module*, int> parents;
+  for (const auto& module : root.modules()) {
+    for (const auto& child : module->children()) ++parents[child.get()];
+  }
+  std::set<const torch::nn::Module*> shared;
+  for (const auto& [module, count] : parents) {
+    if (count > 1 && !batch_norms(*module).empty()) shared.insert(module);
+  }
+  return shared;
+}
+
 }  // namespace
 
 TorchModules::TorchModules(const ModuleTree& tree) {
+  const auto shared = shared_norms(*tree.nodes().front().module);
   for (const auto& node : tree.nodes()) {
     names_.push_back(node.name.empty() ? "the model" : node.name);
     roots_.push_back(node.module);
     parts_.push_back(node.module->modules());
     parameters_.push_back(node.module->parameters());
     streams_.push_back(std::ranges::any_of(parts_.back(), [](const auto& part) { return may_draw(*part); }));
-    dynamic_.push_back(std::ranges::any_of(parts_.back(), [](const auto& part) { return varies(*part); }));
+    dynamic_.push_back(std::ranges::any_of(
+        parts_.back(), [&](const auto& part) { return varies(*part) || shared.contains(part.get()); }));
   }
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +39,37 @@ Along<T> along(std::int64_t axis, const T& held) {
 }
 
 namespace face {
+
+// An argument of a call, as far as it is to be split.
+struct Argument {
+  std::optional<Value> batch;  // nothing: whole to each
+  std::int64_t axis = 0;
+};
+template <class T>
+Argument argument_of(const T& held) {
+  if constexpr (Travelling<T>) {
+    return {to_value(held)};
+  } else {
+    return {};
+  }
+}
+template <class T>
+Argument argument_of(const Whole<T>&) {
+  return {};
+}
+template <class T>
+Argument argument_of(const Along<T>& argument) {
+  return {argument_of(argument.held).batch, argument.axis};
+}
+
+// What was said of the batches of a step function, which is said once.
+struct Said {
+  std::atomic<bool> split = false, nothing = false, fewer = false;
+};
+
+// Into how many microbatches the arguments are split: as many as configured or, where they cannot be, the most that
+// they can. On ranks that follow, whose arguments are not looked at, as many as configured.
+Batch batch_of(const std::vector<Argument>& arguments, Said& said);
 
 // The part of `argument`, the step's argument number `place`, that a microbatch gets: of each tensor in it an equal
 // piece along the axis, a view; 0-dimensional ones, and all else, whole. Throws base::UsageError for a tensor that
@@ -79,18 +113,19 @@ class StepFunction {
   template <std::size_t... I, class... Args>
   auto run(std::index_sequence<I...>, const Args&... args) const {
     using Result = decltype(function_(face::part_of(args, base::Microbatch(0), 1, 0)...));
-    [[maybe_unused]] const int count = num_microbatches();
+    const auto batch = face::batch_of({face::argument_of(args)...}, *said_);
+    [[maybe_unused]] const int count = batch.microbatches;
     const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
       return function_(face::part_of(args, microbatch, count, static_cast<int>(I))...);
     };
     if constexpr (std::is_void_v<Result>) {
-      face::run_step([&](base::Microbatch microbatch) -> Value {
+      face::run_step(batch, [&](base::Microbatch microbatch) -> Value {
         call(microbatch);
         return {};
       });
     } else {
       const auto outputs = face::run_step(
-          [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
+          batch, [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
       std::vector<std::decay_t<Result>> results;
       for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
       return merge(std::move(results));
@@ -98,13 +133,15 @@ class StepFunction {
   }
 
   Function function_;
+  std::shared_ptr<face::Said> said_ = std::make_shared<face::Said>();
 };
 
 // Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0
-// (whole() and along() say otherwise) and runs the function once for each, on the rank of partition 0. The other ranks
-// of the pipeline call it as well, and run what they own of the model; their arguments are not looked at. All of them
-// get the results, detached: a StepOutput in the place of each tensor that the function returns (step_output.h). What
-// the function, or a module on any rank, throws is thrown on every rank of the pipeline.
+// (whole() and along() say otherwise; the first call says what it found) and runs the function once for each, on the
+// rank of partition 0. A batch that cannot be split evenly has fewer microbatches, and a backward of it is an error.
+// The other ranks of the pipeline call it as well, and run what they own of the model; their arguments are not looked
+// at. All of them get the results, detached: a StepOutput in the place of each tensor that the function returns
+// (step_output.h). What the function, or a module on any rank, throws is thrown on every rank of the pipeline.
 //
 // The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
 // one rank only.

@@ -4,6 +4,7 @@
 #include "lamina/pipeline/autocast.h"
 #include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/remote_calls.h"
+#include "lamina/pipeline/running_statistics.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -103,6 +104,7 @@ void Activity::take_state() {
   if (auto* flags = slot_.flags()) flags->install(flags_);
   state_->swap();
   if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
+  if (auto* statistics = slot_.statistics()) statistics->turn_of(microbatch_);
   holds_ = true;
   turn_ = phase();
   turn_began_ns_ = recorder() ? observe::now_ns() : 0;

@@ -114,6 +114,9 @@ class Activity {
   void leave_note(std::string note) { note_ = std::move(note); }
   std::string take_note() { return std::exchange(note_, {}); }
 
+  // Where it holds the slot, what becomes of BatchNorm's running statistics; nullptr where nothing does.
+  RunningStatistics* statistics() const { return holds_ ? slot_.statistics() : nullptr; }
+
   // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return slot_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }

@@ -17,6 +17,7 @@ namespace lamina::pipeline {
 
 class OrderedGradients;
 class ParameterFlags;
+class RunningStatistics;
 
 // [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
 // between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
@@ -35,6 +36,8 @@ class ComputeSlot {
   OrderedGradients* gradients() const { return gradients_; }
   void carry(ParameterFlags* flags) { flags_ = flags; }
   ParameterFlags* flags() const { return flags_; }
+  void carry(RunningStatistics* statistics) { statistics_ = statistics; }
+  RunningStatistics* statistics() const { return statistics_; }
   // Called by the thread that gave it up, when nobody had been waiting for it.
   void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
   // What notes who had it, and when; nullptr for nothing.
@@ -95,6 +98,7 @@ class ComputeSlot {
   std::function<void()> idle_ = [] {};
   OrderedGradients* gradients_ = nullptr;
   ParameterFlags* flags_ = nullptr;
+  RunningStatistics* statistics_ = nullptr;
   observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;
   bool held_ = false;

@@ -32,6 +32,11 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
+// Whether a microbatch may begin before the one before it has ended.
+bool overlaps(const JobOptions& options) {
+  return options.schedule != "interleaved" || options.active_microbatches > 1;
+}
+
 value::Value end_value(const std::vector<value::Value>& outputs, const std::string& flags) {
   return value::Tuple{{true, value::List{outputs}, flags}};
 }
@@ -65,6 +70,7 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(checked(std::move(options), transport->rank())),
       transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder_)),
       seeds_(options_.seed, options_.microbatches_before),
+      overlaps_(overlaps(options_)),
       slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
       calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
@@ -80,6 +86,7 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
       }) {
   if (options_.deterministic) slot_.carry(&gradients_);
   slot_.carry(&flags_);
+  slot_.carry(&statistics_);
   slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
@@ -101,6 +108,12 @@ void Job::set_order(Tensors parameters, bool forwards_change_the_model) {
   if (state_.is_open()) gradients_.begin_step(parameters_);
   slot_.follow(forwards_change_the_model ? plan::interleaved_schedule(1)
                                          : plan::make_schedule(options_.schedule, options_.active_microbatches));
+  overlaps_ = !forwards_change_the_model && overlaps(options_);
+}
+
+void Job::set_statistics(std::vector<BatchNorm> modules) {
+  batch_norms_ = std::move(modules);
+  if (state_.is_open() && overlaps_) statistics_.begin_step(batch_norms_);
 }
 
 std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
@@ -114,6 +127,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
     gradients_.begin_step(parameters_);
     flags_.begin_step();
     flags_left_ = nullptr;
+    if (overlaps_ && microbatches > 1) statistics_.begin_step(batch_norms_);
     inbox_.begin_step();
     calls_.begin_step(beginning);
     seeds_.begin_step();
@@ -251,6 +265,7 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
   const auto error = state_.error();
   gradients_.end_step(/*keep=*/!error);
   flags_.end_step(error ? nullptr : flags_left_);
+  statistics_.end_step(/*keep=*/!error);
   state_.end();
   return error;
 }

@@ -17,6 +17,7 @@
 #include "lamina/pipeline/ordered_gradients.h"
 #include "lamina/pipeline/parameter_flags.h"
 #include "lamina/pipeline/remote_calls.h"
+#include "lamina/pipeline/running_statistics.h"
 #include "lamina/pipeline/step_state.h"
 #include "lamina/pipeline/streams.h"
 #include "lamina/value/failure.h"
@@ -58,9 +59,10 @@ class Job {
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
 
   // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
-  // whether forwards change the model (its buffers), on whichever rank. Two runs of the same steps then give the same
-  // bits: see [Note: ordered gradients]. Where forwards change the model microbatches run one after the other, as in
-  // the plain loop. In the step in which the model is cut, once more when that is known, in the thread that entered it.
+  // whether forwards change the model (its buffers, but those given to set_statistics()), on whichever rank. Two runs
+  // of the same steps then give the same bits: see [Note: ordered gradients]. Where forwards change the model
+  // microbatches run one after the other, as in the plain loop. In the step in which the model is cut, once more when
+  // that is known, in the thread that entered it.
   void set_order(Tensors parameters, bool forwards_change_the_model);
 
   // Before a step, alike on every rank of the pipeline: the model's parameters and buffers, whose requires_grad a body
@@ -69,9 +71,13 @@ class Job {
     flags_.watch(std::move(names), std::move(tensors));
   }
 
-  // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank.
-  // `body` is used on the leading rank only. Throws the first error that any rank met: the same on every rank, on the
-  // others as value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
+  // At the same times, after it: the BatchNorms of this rank that keep running statistics. Those are then the plain
+  // loop's after each step: see [Note: running statistics].
+  void set_statistics(std::vector<BatchNorm> modules);
+
+  // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank. The
+  // leading rank's number counts, and `body` is used there only. Throws the first error that any rank met, on the other
+  // ranks as value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
   std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt);
 
   // A step whose bodies run one after the other in the calling thread: enough where the pipeline is this rank alone.
@@ -81,6 +87,9 @@ class Job {
   // In a step body or a module that is served: a call of module `id`, here or on its owner. Throws base::UsageError
   // outside a step.
   value::Value call(base::ModuleId id, value::Value arguments);
+
+  // Where the random numbers of a job with a seed are: see RootSeeds. Not inside a step.
+  RootSeeds& seeds() { return seeds_; }
 
   // How many backwards of other ranks' modules this one has asked for.
   std::int64_t backwards() const { return calls_.backwards(); }
@@ -131,6 +140,9 @@ class Job {
   ParameterFlags flags_;
   ParameterFlags::Flags flags_left_;  // by the last microbatch of this step
   Tensors parameters_;
+  RunningStatistics statistics_;
+  std::vector<BatchNorm> batch_norms_;
+  bool overlaps_;                         // microbatches, in time
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   ComputeSlot slot_;
   Inbox inbox_;

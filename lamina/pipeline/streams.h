@@ -57,6 +57,9 @@ class RootSeeds {
 
   // On every rank alike, in the thread that enters the step: their generators stay in step.
   void begin_step();
+  // With a seed: how many steps there were, in this job and those that it goes on with. Without: nothing.
+  std::optional<std::uint64_t> steps() const { return seed_ ? std::optional(steps_) : std::nullopt; }
+  void go_on_after(std::uint64_t steps) { steps_ = steps; }
   std::uint64_t of(base::Microbatch microbatch) const;
 
  private:

@@ -15,7 +15,7 @@ using base::Config;
 std::pair<Config, std::vector<std::string>> parse(const std::string& json) {
   const auto environment = base::process_environment();
   const auto world = base::read_world(environment);
-  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), world.launched});
+  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), world.size > 1});
   return {std::move(parsed.config), std::move(parsed.warnings)};
 }
 

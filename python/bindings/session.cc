@@ -151,6 +151,14 @@ void watch_flags(Session& session, std::vector<std::string> names, const std::ve
   session.job().watch_flags(std::move(names), std::move(tensors));
 }
 
+using BatchNormRow = std::tuple<std::string, at::Tensor, at::Tensor, at::Tensor, std::optional<double>>;
+
+void set_statistics(Session& session, const std::vector<BatchNormRow>& rows) {
+  std::vector<pipeline::BatchNorm> modules;
+  for (const auto& [name, mean, var, count, momentum] : rows) modules.push_back({name, mean, var, count, momentum});
+  session.job().set_statistics(std::move(modules));
+}
+
 // The step.
 
 // A step body in Python and its results, shared with the threads that run it. Touched with the GIL held only.
@@ -208,7 +216,7 @@ py::list run_step(Session& session, int microbatches, const py::object& function
     outputs = session.job().run_step(microbatches, run, with_poll(check_interrupt, poll));
   }
   py::list objects;
-  for (int i = 0; i < microbatches; ++i) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (leads) {
       objects.append(body->results.at(i));
       continue;
@@ -300,11 +308,15 @@ void bind_session(py::module_& module) {
       .def("set_model", &set_model)
       .def("set_order", &set_order)
       .def("watch_flags", &watch_flags)
+      .def("set_statistics", &set_statistics)
       .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
       .def("lend_state", &lend_state)
       .def("take_notes", &take_notes)
       .def("run_step_here", &run_step_here)
       .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
+      .def_property(
+          "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
+          [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
       .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)
       .def("backward", &backward)

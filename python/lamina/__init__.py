@@ -92,6 +92,7 @@ from lamina.ranks import (
     tp_size,
 )
 from lamina.saving import load, save
+from lamina.seeds import rng_step, set_rng_step
 from lamina.step import step
 from lamina.tracing import is_tracing
 
@@ -171,11 +172,13 @@ __all__ = [
     "rdp_rank",
     "rdp_size",
     "recv_from",
+    "rng_step",
     "save",
     "send",
     "set_activation_checkpointing",
     "set_dynamic",
     "set_partition",
+    "set_rng_step",
     "set_tensor_parallelism",
     "shutdown",
     "size",

@@ -46,6 +46,8 @@ class Job:
     optimizers: list[OptimizerState] = field(default_factory=list)
     groups: ProcessGroups | None = None  # from the first use
     replicas: Replicas | None = None  # where gradients are averaged over several copies of the model
+    uneven: UsageError | None = None  # in a step of fewer microbatches than configured: what a backward is
+    loaded: bool = False  # a state was loaded into the model, and no step has been since
 
     @property
     def pipelined(self) -> bool:
@@ -67,7 +69,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     """Starts lamina in this process; every process of the job calls it.
 
     A second call without configuration, or with the same, does nothing. Started without a launcher, the process is a
-    job of its own: degrees above 1 become 1, and one warning says so.
+    job of its own. In a job of one process degrees above 1 become 1, and one warning says so.
 
     Args:
         config: the keys of docs/configuration.md, either bare or as `{"enabled": ..., "parameters": {...}}`. The

@@ -198,7 +198,13 @@ class Session:
         """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:
         """With `deterministic_server`, before each step, on every rank: the parameters that this rank owns, and whether
-        forwards change the model, wherever it lives, so that microbatches have to take turns."""
+        forwards change the model, wherever it lives and but for `set_statistics`, so that microbatches have to take
+        turns."""
+    def set_statistics(
+        self, modules: Sequence[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor, float | None]]
+    ) -> None:
+        """After it, before each step: (name, running mean, running variance, count, momentum) of the BatchNorms of this
+        rank. After the step they are those of the plain loop."""
 
     # The step.
     def run_step(
@@ -217,6 +223,11 @@ class Session:
     def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
         """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
         alone. Each has a random stream and a default dtype of its own."""
+    @property
+    def seeded_steps(self) -> int | None:
+        """With the key `seed`, how many steps have drawn random numbers; to be set outside of steps."""
+    @seeded_steps.setter
+    def seeded_steps(self, steps: int) -> None: ...
     def backwards(self) -> int:
         """How many backwards of other ranks' modules this one has asked for so far."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:

@@ -28,6 +28,7 @@ from lamina.first_call import FirstCall, Tracer
 from lamina.partitioning import PartitionedModel, bring_together, let_go, partition
 from lamina.slots import Slots
 from lamina.state_dicts import ModelState
+from lamina.statistics import Statistics
 from lamina.tracing import TraceOptions
 
 
@@ -92,6 +93,7 @@ class Cut:
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
+        self._statistics = Statistics(self._module(), model)
         self.watch()
         if self._pipelined:
             clipping.install(self._module(), model)
@@ -141,9 +143,11 @@ class Cut:
         session, model = _current.session(), self.model
         if self._pipelined:
             compiled.install()
-        if self._pipelined and session.config.deterministic_server:
-            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
-            session.set_order(own, any(True for _ in self._module().buffers()))
+        if self._pipelined:
+            if session.config.deterministic_server:
+                own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
+                session.set_order(own, not self._statistics.are_all_buffers())
+            session.set_statistics(self._statistics.rows())
         if self.routed:
             return
         own_stream = streams.agree(model.tree.modules, session)

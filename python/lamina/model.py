@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lamina import _current, _lamina, clipping, groups
+from lamina import _current, _lamina, clipping, groups, seeds
 from lamina.checks import require_booleans, require_count, require_positive
 from lamina.comm_hooks import CommHook
 from lamina.cut import Cut
@@ -164,6 +164,8 @@ class DistributedModel(nn.Module):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
         job = _current.job()
         self._backward_watch.announce()
+        if job.uneven is not None and _current.in_step():
+            raise UsageError(str(job.uneven))
         averaged = self._average and _current.in_step() and not (job.replicas is not None and job.replicas.hooked)
         scale = 1 / job.microbatches if averaged else 1.0
         with job.replicas.backward() if job.replicas is not None else nullcontext():
@@ -417,6 +419,8 @@ class DistributedModel(nn.Module):
             UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
             business: RuntimeError.
         """
+        if _current.is_initialized():
+            seeds.note_loaded_model(_current.job())
         if self._pipelined and self.partitioned:
             self._job("load_state_dict()")
             if assign:

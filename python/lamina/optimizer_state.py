@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, named_state
+from lamina import _current, named_state, seeds
 from lamina.errors import UsageError
 from lamina.roster import Layout, Roster
 from lamina.state_dicts import PARTIAL, SAVED_BY, collect, is_partial, saved_elsewhere
@@ -38,7 +38,8 @@ class OptimizerState:
         self._torchs.zero_grad(self.optimizer, set_to_none)
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
-        """The whole optimizer's state, which the plain optimizer loads as it is.
+        """The whole optimizer's state, which the plain optimizer loads as it is. With `seed` it has where the random
+        numbers of the job are, too.
 
         Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
 
@@ -50,11 +51,11 @@ class OptimizerState:
         """
         self._nothing_waits()
         if self.roster.is_whole() and not _cut():
-            return self._torchs.state_dict(self.optimizer)
+            return seeds.with_steps(self._torchs.state_dict(self.optimizer))
         session = self._job("state_dict()").session
         layout = self.roster.layout()
         parts = collect(session, self._named(), gather_to_rank0)
-        return {} if parts is None else named_state.by_number(parts, layout)
+        return {} if parts is None else seeds.with_steps(named_state.by_number(parts, layout))
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
@@ -70,7 +71,7 @@ class OptimizerState:
         if job.model is None or not job.model.partitioned:
             raise UsageError("optimizer.local_state_dict(): nothing is local before the model is partitioned")
         place = (job.session.group_rank("pp"), job.session.group_size("pp"))
-        return self._named() | {PARTIAL: True, SAVED_BY: place}
+        return seeds.with_steps(self._named() | {PARTIAL: True, SAVED_BY: place})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state, full or partial: every rank keeps what it owns. Before the model is partitioned the options of
@@ -82,6 +83,7 @@ class OptimizerState:
         Errors:
             UsageError: it does not fit the optimizer, or inside a step function.
         """
+        state_dict = seeds.taken_from(state_dict)
         job = _current._job
         if self.roster.is_whole() and (job is None or not (job.pipelined or is_partial(state_dict))):
             self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))

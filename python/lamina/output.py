@@ -8,6 +8,11 @@ import torch
 
 from lamina import nest
 
+_HINT = (
+    "it holds one of each microbatch: take reduce_mean() (of losses), reduce_sum(), concat() or stack() of it, or its "
+    "list `outputs`"
+)
+
 
 class StepOutput:
     """A tensor that a step function returned, once per microbatch.
@@ -43,6 +48,23 @@ class StepOutput:
 
     def __repr__(self) -> str:
         return f"StepOutput({self.outputs!r})"
+
+    # It is no tensor: how its parts become one number is for the caller to say.
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; {_HINT}" if hasattr(torch.Tensor, name) and not name.startswith("__") else ""
+        raise AttributeError(f"StepOutput has no {name}{hint}", name=name, obj=self)
+
+    def __format__(self, form: str) -> str:
+        return self._refuse() if form else repr(self)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"a StepOutput is no tensor; {_HINT}")
+
+    __float__ = __int__ = __index__ = __getitem__ = __array__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __torch_function__ = classmethod(_refuse)
 
 
 def merge(outputs: Sequence[Any]) -> Any:

@@ -100,7 +100,7 @@ def _checked(index: int) -> int:
     if not _current.is_initialized():
         return index
     session = _current.session()
-    if not session.launched:
+    if session.size == 1:
         return 0
     if index >= session.config.partitions:
         raise UsageError(f"there is no partition {index}: `partitions` is {session.config.partitions}")

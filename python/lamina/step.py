@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from lamina import _current, attributes, closures, nest, other_random
+from lamina import _current, attributes, closures, nest, other_random, seeds
+from lamina.batches import Batches, without_backward
 from lamina.checks import require_booleans
 from lamina.errors import UsageError
 from lamina.first_call import FirstCall
 from lamina.output import merge
-from lamina.split import split
 
 
 def step(
@@ -27,10 +27,11 @@ def step(
 ) -> Callable:
     """Makes a function a step function: `@lamina.step`, or `@lamina.step(...)`; methods too.
 
-    Calling it splits the tensors among its arguments into microbatches (`split.split` says how) and runs the function
-    once for each, on the rank of partition 0. The other ranks of the pipeline call it as well, and run what they own of
-    the model; their arguments are not looked at. All of them get the result: a StepOutput in the place of each tensor
-    that the function returns, a list of one value per microbatch in the place of anything else (see `output.merge`).
+    Calling it splits the tensors among its arguments into microbatches (`Splitter.split` says how; the first call says
+    what it found) and runs the function once for each, on the rank of partition 0. The other ranks of the pipeline call
+    it as well, and run what they own of the model; their arguments are not looked at. All of them get the result: a
+    StepOutput in the place of each tensor that the function returns, a list of one value per microbatch in the place of
+    anything else (see `output.merge`).
 
     Args:
         function: the function. It may call the model and `model.backward`.
@@ -40,9 +41,9 @@ def step(
 
     Errors:
         UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
-            a batch that cannot be split evenly, a step inside a step, or no `init`. What the function, or a module on
-            any rank, raises is raised on every rank of the pipeline; with `ddp`, of the other replicas too, where they
-            average their gradients.
+            a batch that cannot be split evenly and a backward (without one there are then fewer microbatches), a step
+            inside a step, or no `init`. What the function, or a module on any rank, raises is raised on every rank of
+            the pipeline; with `ddp`, of the other replicas too, where they average their gradients.
     """
 
     def decorate(function: Callable) -> StepFunction:
@@ -71,6 +72,7 @@ class StepFunction:
         self._axes = dict(axes)
         self._detach_outputs = detach_outputs
         self._check_names()
+        self._batches = Batches(getattr(function, "__qualname__", type(function).__name__), self._whole, self._axes)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run((), args, kwargs)
@@ -95,6 +97,7 @@ class StepFunction:
 
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = _current.outside_step(f"the step function {self._function.__qualname__}")
+        seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
         if job.model is None:
             return self._run_microbatches(job, owner, args, kwargs, first_call)
@@ -131,18 +134,18 @@ class StepFunction:
         def noted(output: Any) -> Any:
             return output if note is None else (output, note())
 
-        count = job.microbatches
         if not job.pipelined:
             outputs = []
-            bodies = self._bodies(count, owner, args, kwargs)
-            job.session.run_step_here(count, lambda microbatch: outputs.append(noted(bodies[microbatch]())))
+            bodies = self._bodies(job, owner, args, kwargs)
+            job.session.run_step_here(len(bodies), lambda microbatch: outputs.append(noted(bodies[microbatch]())))
             return outputs
         closures.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
-        bodies, failure = None, None
+        bodies, failure, count = None, None, job.microbatches
         if job.leads:
             try:
-                bodies = self._bodies(count, owner, args, kwargs)
+                bodies = self._bodies(job, owner, args, kwargs)
+                count = len(bodies)  # which may be fewer: the others take what comes
             except Exception as error:
                 failure = error
 
@@ -171,34 +174,17 @@ class StepFunction:
         other_random.tell_if_drawn(drawn)
         return outputs
 
-    def _bodies(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
+    def _bodies(self, job: _current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""
+        pieces, job.uneven = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
         bodies = []
-        for arguments in self._split(count, owner, args, kwargs):
-            call = functools.partial(contextvars.copy_context().run, self._body, arguments.args, arguments.kwargs)
-            bodies.append(call)
+        for arguments in pieces:
+            body = functools.partial(self._body, arguments.args, arguments.kwargs)
+            if job.uneven is not None:
+                body = functools.partial(without_backward, job, body)
+            bodies.append(functools.partial(contextvars.copy_context().run, body))
         return bodies
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)
         return nest.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
-
-    def _split(self, count: int, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[inspect.BoundArguments]:
-        bound = self._signature.bind(*owner, *args, **kwargs)
-        first = next(iter(bound.arguments), None) if owner else None
-        pieces = {}
-        for name, value in bound.arguments.items():
-            if name == first:
-                pieces[name] = [value] * count
-            elif self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                each = [self._split_one(key, item, count) for key, item in value.items()]
-                pieces[name] = [dict(zip(value, parts, strict=True)) for parts in zip(*each, strict=True)]
-            else:
-                pieces[name] = self._split_one(name, value, count)
-        return [
-            inspect.BoundArguments(self._signature, {name: piece[microbatch] for name, piece in pieces.items()})
-            for microbatch in range(count)
-        ]
-
-    def _split_one(self, name: str, value: Any, count: int) -> list[Any]:
-        return [value] * count if name in self._whole else split(value, count, self._axes.get(name, 0), name)

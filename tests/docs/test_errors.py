@@ -15,6 +15,8 @@ MADE_ELSEWHERE = {
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],
+    "lamina/face/model_step.cc": ["… cannot be split into … microbatches: its size …"],
+    "lamina/face/step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/launch/options.cc": [
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",
@@ -41,13 +43,14 @@ MADE_ELSEWHERE = {
     "python/lamina/archives.py": ["… was saved by a job of …"],
     "python/lamina/arguments.py": ["… to what cannot be sent back"],
     "python/lamina/attributes.py": ["… is set on partition … in a step, and … on partition …"],
+    "python/lamina/batches.py": ["argument … of shape … cannot be split into …"],
     "python/lamina/failures.py": ["raised on rank …, where the traceback was"],
     "python/lamina/model.py": ["this partial state dict was saved by …"],
     "python/lamina/partitioning.py": ["rank … built another model than rank 0"],
     "python/lamina/saving.py": ["… was saved by a job of …", "…: there is no such file"],
     "python/lamina/state_dicts.py": ["same_partition_load=True, but …"],
 }
-BUILT_IN = {"AttributeError", "FileNotFoundError"}  # raised as Python's own
+BUILT_IN = {"AttributeError", "FileNotFoundError", "TypeError"}  # raised as Python's own
 
 
 @dataclass(frozen=True)

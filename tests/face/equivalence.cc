@@ -245,6 +245,6 @@ int main() {
   check<Nested>("nested arguments");
   check<Chain>("chain");
   check_against_one_rank<Drops>("drops", {1, 4});
-  check_against_one_rank<Normed>("normed", {1});
+  check_against_one_rank<Normed>("normed", {1, 4});
   return failures == 0 ? 0 : 1;
 }

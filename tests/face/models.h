@@ -138,16 +138,29 @@ struct DropsImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return (rest(b(drop(a(x)))) + torch::rand_like(x)).pow(2).mean(); }
 };
 
+// One that is called as no Child, as a mean over all calls.
+struct NormsItselfImpl : torch::nn::Module {
+  torch::nn::BatchNorm1d norm{nullptr};
+  NormsItselfImpl() {
+    norm =
+        register_module("norm", torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(kWidth).momentum(std::nullopt)));
+  }
+  Tensor forward(const Tensor& x) { return norm(norm(x)); }
+};
+TORCH_MODULE(NormsItself);
+
 // With running statistics.
 struct NormedImpl : torch::nn::Module {
   Child<torch::nn::BatchNorm1d> norm;
   Child<Layer> a, b;
+  Child<NormsItself> itself;
   NormedImpl() {
     a = register_module("a", Layer());
     norm = register_module("norm", torch::nn::BatchNorm1d(kWidth));
     b = register_module("b", Layer());
+    itself = register_module("itself", NormsItself());
   }
-  Tensor forward(const Tensor& x) { return b(norm(a(x))).pow(2).mean(); }
+  Tensor forward(const Tensor& x) { return b(norm(itself(a(x)))).pow(2).mean(); }
 };
 
 using Normed = torch::nn::ModuleHolder<NormedImpl>;

@@ -179,6 +179,42 @@ void errors() {
   shutdown();
 }
 
+void uneven_batches() {
+  init({{"partitions", 2}, {"microbatches", 4}});
+  DistributedModel model(Norms{});
+  const auto evaluate = step([&](const Tensor& x) { return model(x); });
+  const auto rows = [&](int count) { return evaluate(torch::ones({rank() == 0 ? count : 5, kWidth})).outputs.size(); };
+  for (const int count : {1, 6, 8, 5}) {
+    expect(rows(count) == std::map<int, std::size_t>{{1, 1}, {6, 3}, {8, 4}, {5, 1}}[count], "other microbatches");
+  }
+  for (const bool by_model : {true, false}) {
+    const auto train = step([&](const Tensor& x) {
+      const auto loss = model(x);
+      by_model ? model.backward(loss) : loss.backward();
+    });
+    expect_error<Error>([&] { train(torch::ones({6, kWidth})); }, {"cannot be split into 4 microbatches", "whole"});
+    train(torch::ones({8, kWidth}));
+  }
+  shutdown();
+}
+
+void random_numbers() {
+  const auto drawn = [] { return step([] { return torch::rand({3}); })().stack(); };
+  init({{"partitions", 2}, {"microbatches", 2}, {"seed", 5}});
+  drawn();
+  const auto steps = rng_step();
+  const auto next = drawn();
+  shutdown();
+  init({{"partitions", 2}, {"microbatches", 2}, {"seed", 5}});
+  set_rng_step(steps);
+  expect(steps == 1 && drawn().equal(next), "the random numbers are not those of the step after");
+  shutdown();
+  init({{"partitions", 2}});
+  expect_error<UsageError>([] { rng_step(); }, {"seed"});
+  expect_error<UsageError>([] { set_rng_step(1); }, {"seed"});
+  shutdown();
+}
+
 void states() {
   init(std::string(R"({"partitions": 2, "microbatches": 2})"));
   DistributedModel model(Norms{});
@@ -509,9 +545,10 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups, placement, ignored_scopes, clipping, states, errors, evaluation, varying, writes,
-                            first_step_fails, calls_a_part_first, freezing, refusals, containers, threads_of_a_body,
-                            replicas_fail_together, different_models, left_open})
+  for (const auto& check : {groups,     placement,         ignored_scopes,         clipping,         states,
+                            errors,     evaluation,        uneven_batches,         random_numbers,   varying,
+                            writes,     first_step_fails,  calls_a_part_first,     freezing,         refusals,
+                            containers, threads_of_a_body, replicas_fail_together, different_models, left_open})
     check();
   return failures == 0 ? 0 : 1;
 }

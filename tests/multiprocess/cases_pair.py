@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for two ranks that are one pipeline. Each begins without a job; every rank runs it."""
 
+import collections
 import copy
 import dataclasses
 import os
+import types
 
 import pytest
 import torch
@@ -176,15 +178,20 @@ def case_only_the_inputs_of_pp_rank_0_matter():
     assert step(*inputs).concat().shape == (4, 2, 6)
 
 
-def case_an_uneven_batch_is_an_error_everywhere_and_the_next_step_works():
+def case_a_backward_of_an_uneven_batch_is_an_error_everywhere_and_the_next_step_works():
     start()
     model = lamina.distribute(seeded())
-    step = forward_step(model)
-    for _ in range(2):
+    step = train_step(model)
+
+    @lamina.step
+    def by_itself(x):
+        model(x).sum().backward()
+
+    for function in (step, by_itself):
         with pytest.raises(lamina.UsageError, match=r"argument x of shape .*size 7 along axis 0") as caught:
-            step(BATCH[:7])
+            function(BATCH[:7])
         assert isinstance(caught.value, lamina.RemoteError) == (RANK == 1)
-        assert step(BATCH).concat().shape == (8, 1)
+        assert step(BATCH).concat().shape == (4,)
 
 
 class OddError(ValueError):
@@ -720,3 +727,78 @@ def case_degrees_that_do_not_fit_the_launch_are_an_error():
     with pytest.raises(lamina.ConfigError, match="partitions"):
         start(partitions=3)
     assert not lamina.is_initialized()
+
+
+# Batches.
+
+
+def case_a_step_without_a_backward_may_have_fewer_microbatches():
+    start()
+    plain, model = seeded(), lamina.distribute(seeded())
+
+    @lamina.step
+    def evaluate(x):
+        with torch.no_grad():
+            return model(x)
+
+    for rows, count in ((1, 1), (8, 4), (6, 3)):
+        outputs = evaluate(BATCH[:rows] if RANK == 0 else BATCH[:5])
+        assert len(outputs.outputs) == count
+        assert torch.allclose(outputs.concat(), plain(BATCH[:rows]), atol=1e-6)
+
+
+@dataclasses.dataclass
+class Pieces:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Encoding(collections.UserDict):
+    pass
+
+
+def case_batches_of_all_kinds_train_alike():
+    start()
+    model = lamina.distribute(seeded())
+
+    @lamina.step
+    def train(batch):
+        x, y = (batch.x, batch.y) if hasattr(batch, "x") else (batch["x"], batch["y"])
+        loss = F.mse_loss(model(torch.as_tensor(x)), torch.as_tensor(y))
+        return len(x), loss
+
+    named = {"x": BATCH, "y": BATCH[:, :1]}
+    arrays = {name: value.numpy() for name, value in named.items()}
+    losses = []
+    for batch in (named, Encoding(named), Pieces(**named), types.SimpleNamespace(**named), Encoding(arrays)):
+        lengths, loss = train(batch)
+        assert lengths == [2] * 4
+        losses.append(loss.stack())
+    assert all(torch.equal(loss, losses[0]) for loss in losses)
+
+
+# Random numbers of a job with a seed.
+
+
+def case_a_job_with_a_seed_goes_on_with_the_random_numbers_of_the_one_before():
+    def begin():
+        by_hand(seed=7)
+        model = lamina.distribute(two(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))))
+        return model, lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def losses(model, steps):
+        step = train_step(model)
+        return [step(BATCH).stack() for _ in range(steps)]
+
+    torch.manual_seed(0)
+    model, optimizer = begin()
+    losses(model, 3)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    partial = copy.deepcopy(optimizer.local_state_dict())
+    expected = losses(model, 2)
+    for state in (saved["optimizer"], partial):
+        lamina.shutdown()
+        model, optimizer = begin()
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(state)
+        assert all(map(torch.equal, losses(model, 2), expected))

@@ -5,6 +5,7 @@ import json
 import warnings
 
 import pytest
+import torch
 
 import lamina
 
@@ -79,6 +80,17 @@ def test_without_a_launcher_degrees_become_one_with_one_warning():
         lamina.init(partitions=4, microbatches=2, default_partition=3)
     assert len(caught) == 1
     assert lamina.pp_size() == 1
+
+
+def test_a_launcher_of_one_process_changes_nothing_of_that(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.warns(UserWarning, match=r"this job has one process, so partitions: 4 became 1; .*lamina run -n N"):
+        lamina.init(partitions=4)
+    assert lamina.pp_size() == 1
+    lamina.set_partition(torch.nn.Linear(1, 1), 3)
 
 
 def test_a_configuration_that_needs_no_change_warns_of_nothing():

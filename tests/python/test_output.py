@@ -2,9 +2,12 @@
 """What step functions return."""
 
 import collections
+import copy
 import dataclasses
+import pickle
 from collections.abc import Iterable
 
+import numpy
 import pytest
 import torch
 
@@ -116,3 +119,31 @@ def test_outputs_that_differ_in_structure_are_listed():
     assert merge([(x,), (x, y)]) == [(x,), (x, y)]
     assert merge([x, None]) == [x, None]
     assert merge([{"a": x}, {"b": y}]) == [{"a": x}, {"b": y}]
+
+
+def test_what_takes_it_for_a_tensor_is_told_how_to_make_one():
+    loss = StepOutput(scalars(1.0, 2.0))
+    for wrong in (
+        float,
+        lambda out: f"{out:.2f}",
+        lambda out: out + 1,
+        lambda out: 0 + out,
+        lambda out: out / 2,
+        lambda out: out < 1,
+        lambda out: out[0],
+        lambda out: torch.ones(()) + out,
+        torch.mean,
+        numpy.asarray,
+    ):
+        with pytest.raises(TypeError, match=r"StepOutput is no tensor; .*reduce_mean"):
+            wrong(loss)
+    for name in ("item", "mean", "backward", "detach", "shape"):
+        with pytest.raises(AttributeError, match=rf"no {name}; .*reduce_mean"):
+            getattr(loss, name)
+    assert not hasattr(loss, "anything") and f"{loss}" == repr(loss) and loss
+
+
+def test_it_can_be_copied_and_pickled():
+    loss = StepOutput(scalars(1.0, 2.0))
+    for other in (copy.copy(loss), copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert other.outputs == loss.outputs

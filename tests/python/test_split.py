@@ -2,14 +2,22 @@
 """How arguments are split into microbatches."""
 
 import collections
+import dataclasses
+import types
 
+import numpy
 import pytest
 import torch
+from torch.utils import _pytree
 
 from lamina.errors import UsageError
-from lamina.split import split
+from lamina.split import Splitter, UnevenError
 
 Pair = collections.namedtuple("Pair", "x y")
+
+
+def split(value, count, axis, name):
+    return Splitter(count).split(value, axis, name)
 
 
 def test_a_tensor_becomes_equal_pieces_in_order():
@@ -66,3 +74,125 @@ def test_an_object_may_slice_itself():
             return num_mb, mb, axis
 
     assert split([Sliced()], 2, 1, "x") == [[(2, 0, 1)], [(2, 1, 1)]]
+
+
+class Encoding(collections.UserDict):
+    """As transformers.BatchEncoding is: with an attribute besides its items."""
+
+    def __init__(self, data, note=None):
+        super().__init__(data)
+        self.note = note
+
+
+class Frozen(collections.abc.Mapping):
+    def __init__(self, items):
+        self._items = dict(items)
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class Shared(collections.abc.MutableMapping, Frozen):
+    """Copies of it share their items."""
+
+    def __setitem__(self, key, value):
+        self._items[key] = value
+
+    def __delitem__(self, key):
+        del self._items[key]
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenBatch:
+    x: torch.Tensor
+    note: str = ""
+
+
+class Registered:
+    def __init__(self, x, note):
+        self.x, self.note = x, note
+
+
+_pytree.register_pytree_node(Registered, lambda one: ([one.x], one.note), lambda parts, note: Registered(*parts, note))
+
+X = torch.arange(4)
+BATCHES = {
+    "user dictionary": (Encoding({"x": X}, "note"), lambda b: (b["x"], b.note)),
+    "mapping": (Frozen({"x": X, "note": "note"}), lambda b: (b["x"], b["note"])),
+    "mapping whose copies share their items": (Shared({"x": X, "note": "note"}), lambda b: (b["x"], b["note"])),
+    "proxy": (types.MappingProxyType({"x": X, "note": "note"}), lambda b: (b["x"], b["note"])),
+    "dataclass": (Batch(X, "note"), lambda b: (b.x, b.note)),
+    "frozen dataclass": (FrozenBatch(X, "note"), lambda b: (b.x, b.note)),
+    "namespace": (types.SimpleNamespace(x=X, note="note"), lambda b: (b.x, b.note)),
+    "deque": (collections.deque([X, "note"]), tuple),
+    "registered": (Registered(X, "note"), lambda b: (b.x, b.note)),
+    "array in a dictionary": ({"x": X.numpy(), "note": "note"}, lambda b: (b["x"], b["note"])),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_a_batch_of_every_kind_is_split_and_keeps_its_class(kind):
+    batch, parts = BATCHES[kind]
+    pieces = split(batch, 2, 0, "batch")
+    assert [(type(piece), parts(piece)[0].tolist(), parts(piece)[1]) for piece in pieces] == [
+        (type(batch), [0, 1], "note"),
+        (type(batch), [2, 3], "note"),
+    ]
+    assert parts(batch)[0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_in_itself_is_left_alone():
+    batch = {"x": X}
+    batch["self"] = batch
+    assert [piece["x"].tolist() for piece in split(batch, 2, 0, "batch")] == [[0, 1], [2, 3]]
+    assert all(piece["self"] is batch for piece in split(batch, 2, 0, "batch"))
+
+
+def test_a_tensor_that_is_given_twice_is_the_same_twice():
+    for first, second in split((X, {"again": X}), 2, 0, "batch"):
+        assert first is second["again"]
+
+
+def test_an_array_is_split_along_another_axis():
+    pieces = split(numpy.arange(8).reshape(2, 4), 2, -1, "x")
+    assert [piece.tolist() for piece in pieces] == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_a_sparse_tensor_is_split():
+    dense = torch.eye(4)
+    assert torch.equal(torch.cat([piece.to_dense() for piece in split(dense.to_sparse(), 2, 0, "x")]), dense)
+
+
+def test_what_has_no_pieces_is_an_error_that_says_what_to_do():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    nested = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)])
+    for value, kind in ((packed, "PackedSequence"), (nested, "nested"), (torch.eye(4).to_sparse_csr(), "sparse_csr")):
+        with pytest.raises(UsageError, match=rf"argument b\[0\] is .*{kind}.*non_split_inputs"):
+            split([value], 2, 0, "b")
+
+
+def test_an_uneven_array_is_uneven():
+    with pytest.raises(UnevenError, match=r"x of shape \(3,\)"):
+        split(numpy.arange(3), 2, 0, "x")
+
+
+def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
+    splitter = Splitter(2)
+    splitter.split({"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}, 0, "batch")
+    splitter.split(["a", "b", "c", "d"], 0, "labels")
+    splitter.split([1, 2, 3], 0, "sizes")
+    assert splitter.splits() and splitter.summary() == (
+        "batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: labels (a list of 4)"
+    )

@@ -2,6 +2,7 @@
 """Step functions with one partition, where they need no other process."""
 
 import contextvars
+import warnings
 
 import pytest
 import torch
@@ -100,11 +101,130 @@ def test_misuse_of_the_decorator():
             lamina.step(input_split_axes=axes)(lambda x: x)
 
 
-def test_an_uneven_batch_is_an_error_before_anything_runs(start):
-    ran = []
-    with pytest.raises(lamina.UsageError, match=r"argument x .*size 6 .*multiple of 4"):
-        lamina.step(lambda x: ran.append(x))(torch.zeros(6))
-    assert ran == []
+@pytest.mark.parametrize("size, lengths", [(1, [1]), (2, [1] * 2), (3, [1] * 3), (5, [5]), (6, [2] * 3), (9, [3] * 3)])
+def test_an_uneven_batch_has_fewer_microbatches_without_a_backward(start, capfd, size, lengths):
+    step = lamina.step(lambda x, y: len(x))
+    for _ in range(2):
+        assert step(torch.zeros(size), torch.zeros(2 * size)) == lengths
+    assert capfd.readouterr().err.count(f"a batch is split into {len(lengths)} microbatches: it cannot be into 4") == 1
+    assert step(torch.zeros(8), torch.zeros(8)) == [2] * 4
+
+
+@pytest.mark.parametrize("how", ["model", "loss", "model outside"])
+def test_a_backward_of_an_uneven_batch_is_an_error(start, how):
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+
+    @lamina.step
+    def step(x):
+        loss = model(x).sum()
+        if how == "model":
+            model.backward(loss)
+        elif how == "loss":
+            loss.backward()
+        return loss
+
+    if how != "model outside":
+        with pytest.raises(lamina.UsageError, match=r"argument x .*size 6 .*multiple of 4. Change the batch size"):
+            step(torch.zeros(6, 1))
+    else:
+        assert len(step(torch.zeros(6, 1)).outputs) == 3
+        model.backward(model(torch.ones(1, 1)))
+    step(torch.zeros(8, 1))
+
+
+def test_the_first_call_says_what_is_split_and_what_is_not(start, capfd):
+    @lamina.step(non_split_inputs=["whole"])
+    def step(x, mask, labels, whole, rate, **more):
+        return None
+
+    for _ in range(2):
+        step(torch.zeros(8, 3), mask=torch.zeros(4, 4), labels=list("abcdefgh"), whole=BATCH, rate=0.1, more=BATCH)
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lamina: ")]
+    assert len(told) == 1 and told[0].endswith(
+        "step: split into 4 microbatches: x (8, 3) along axis 0, mask (4, 4) along axis 0, more (8, 1) along axis 0; "
+        'whole to each: labels (a list of 8). To keep an argument whole: non_split_inputs=["name"]; another axis: '
+        'input_split_axes={"name": 1}'
+    )
+
+
+def test_a_call_that_splits_nothing_warns_once(start):
+    step = lamina.step(lambda batch: None)
+    with pytest.warns(UserWarning, match="nothing in its arguments can be split: each of 4 microbatches") as caught:
+        step(object())
+        step(object())
+    assert len(caught) == 1
+
+
+def test_nothing_is_said_where_nothing_was_to_be_split(start, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lamina.step(lambda: None)()
+        lamina.step(non_split_inputs=["x"])(lambda x: None)(BATCH)
+    assert capfd.readouterr().err == ""
+
+
+# Random numbers of a job with a seed.
+
+
+def dropped(steps):
+    step = lamina.step(lambda x: torch.nn.functional.dropout(x))
+    return [step(torch.ones(8, 16)).stack() for _ in range(steps)]
+
+
+def optimizer_of(model):
+    return lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_state_of_an_optimizer_knows_where_the_random_numbers_are():
+    lamina.init(microbatches=4, seed=3)
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    optimizer = optimizer_of(model)
+    dropped(3)
+    saved, weights = optimizer.state_dict(), model.state_dict()
+    expected = dropped(2)
+    lamina.shutdown()
+    lamina.init(microbatches=4, seed=3)
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    optimizer = optimizer_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(saved)
+        assert all(map(torch.equal, dropped(2), expected))
+    plain = torch.nn.Linear(1, 1)
+    plain.load_state_dict(weights)
+    torch.optim.SGD(plain.parameters(), lr=0.2).load_state_dict(saved)
+
+
+def test_rng_step_may_be_kept_by_hand():
+    lamina.init(microbatches=4, seed=3)
+    dropped(3)
+    steps = lamina.rng_step()
+    expected = dropped(1)
+    lamina.set_rng_step(steps)
+    assert torch.equal(dropped(1)[0], expected[0]) and lamina.rng_step() == steps + 1 == 4
+    with pytest.raises(lamina.UsageError, match="takes a number of steps, not -1"):
+        lamina.set_rng_step(-1)
+
+
+def test_without_a_seed_torchs_generator_says(start):
+    for call in (lamina.rng_step, lambda: lamina.set_rng_step(1)):
+        with pytest.raises(lamina.UsageError, match="needs the key `seed`"):
+            call()
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    assert optimizer_of(model).state_dict().keys() == {"state", "param_groups"}
+
+
+def test_a_model_that_goes_on_with_the_random_numbers_of_a_first_step_warns_once():
+    lamina.init(microbatches=4, seed=3)
+    model = lamina.distribute(torch.nn.Linear(1, 1))
+    model.load_state_dict(torch.nn.Linear(1, 1).state_dict())
+    with pytest.warns(UserWarning, match=r"draw the random numbers of a first step.*set_rng_step") as caught:
+        dropped(2)
+    assert len(caught) == 1
+    lamina.set_rng_step(0)
+    with pytest.warns(UserWarning, match="saved without `seed`"):
+        optimizer_of(model).load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
 
 
 def test_wrong_arguments_are_a_type_error(start):
