@@ -15,7 +15,7 @@ namespace lamina::face {
 
 using topology::Group;
 
-at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
+at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
   const at::NoGradGuard no_grad;
   auto& session = *job_.session;
   std::map<std::string, at::Tensor> norms;
@@ -23,8 +23,8 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
   for (const auto& [name, parameter] : mine) {
     if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
   }
-  const auto everyone =
-      session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), session.patience());
+  const auto everyone = session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms),
+                                                           patience(session, "clip_grad_norm_()", site));
   for (const auto& one : everyone) norms.merge(from_value<std::map<std::string, at::Tensor>>(one));
   std::vector<at::Tensor> ordered;  // as the model has them on every rank, so that all get the same bits
   for (const auto& held : tree_.parameters()) {
@@ -39,7 +39,7 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
   return total;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> Model::state() {
+std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_location& site) {
   auto& session = *job_.session;
   std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
   if (!job_.pipelined() || !partitioned()) {
@@ -52,8 +52,8 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state() {
     const bool mine = owns(held);
     entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
   }
-  const auto tensors =
-      module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
+  const auto tensors = module::gather(entries, session.members(Group::kPp), session.job().mailbox(),
+                                      patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());

@@ -31,24 +31,24 @@ Model& model_outside_step(const std::string& what) {
   return *job.model;
 }
 
-std::vector<Value> run_step(const pipeline::Job::Body& body) {
+std::vector<Value> run_step(const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = outside_step("a step function");
-  if (job.model != nullptr) return job.model->run_step(body);
+  if (job.model != nullptr) return job.model->run_step(body, call);
   if (!job.pipelined()) return run_here(*job.session, body);
-  return job.session->job().run_step(job.session->config().microbatches, body, [] {});
+  return job.session->job().run_step(job.session->config().microbatches, body, [] {}, call);
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
 void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
 
-std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_step(const pipeline::Job::Body& body, const base::Call& call) {
   passed_ = false;
   // The ranks that follow hear from the leading one whether there was a backward.
   const auto noted = [this, &body](base::Microbatch microbatch) -> Value {
     auto output = body(microbatch);
     return value::Tuple{{std::move(output), passed_.load()}};
   };
-  auto outputs = job_.pipelined() ? run_pipelined(noted) : run_here(*job_.session, noted);
+  auto outputs = job_.pipelined() ? run_pipelined(noted, call) : run_here(*job_.session, noted);
   bool passed = false;
   for (auto& output : outputs) {
     auto& parts = output.as<value::Tuple>().items;
@@ -59,27 +59,29 @@ std::vector<Value> Model::run_step(const pipeline::Job::Body& body) {
   return outputs;
 }
 
-std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_pipelined(const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
-  if (partitioned()) return job.run_step(config.microbatches, body, [] {});
+  if (partitioned()) return job.run_step(config.microbatches, body, [] {}, call);
   const bool traced = config.auto_partition && !config.skip_tracing;
-  if (traced && job.leads()) return run_first(body);
+  if (traced && job.leads()) return run_first(body, call);
   try {
     cut(std::nullopt);
+  } catch (const base::DesyncError&) {
+    throw;  // the leading rank is in no step
   } catch (const base::Error&) {
     if (traced) job.run_step(config.microbatches, body, [] {});  // the leading rank is in it, and ends it with this
     throw;
   }
-  return job.run_step(config.microbatches, body, [] {});
+  return job.run_step(config.microbatches, body, [] {}, call);
 }
 
-std::vector<Value> Model::run_first(const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_first(const pipeline::Job::Body& body, const base::Call& call) {
   first_call_ = std::make_shared<FirstCall>([this](const auto& example) { cut(example); });
   set_router(first_call_.get());
   try {
-    return job_.session->job().run_step(job_.session->config().microbatches, first_call_->around(body),
-                                        [this] { first_call_->serve(); });
+    return job_.session->job().run_step(
+        job_.session->config().microbatches, first_call_->around(body), [this] { first_call_->serve(); }, call);
   } catch (...) {
     if (!partitioned()) set_router(nullptr);
     throw;

@@ -19,7 +19,7 @@ from torch.autograd import Variable
 
 from lamina import _lamina, nest
 from lamina.comm_hooks import CommHook, reduction
-from lamina.errors import Error, TimeoutError, UsageError
+from lamina.errors import DesyncError, Error, TimeoutError, UsageError
 from lamina.groups import ProcessGroups
 
 
@@ -167,7 +167,7 @@ class Replicas:
         except BaseException as error:
             # Lamina's errors end a collective, as when the others have closed the group, except the one that comes when
             # it takes too long; after that, an interrupt, or an error of a hook it may wait for ever.
-            self._groups.stuck |= isinstance(error, TimeoutError) or not isinstance(error, Error)
+            self._groups.stuck |= isinstance(error, (TimeoutError, DesyncError)) or not isinstance(error, Error)
             raise
 
     def watch(self) -> None:

@@ -11,6 +11,7 @@ from docs.raised import GAP, ROOT, literals, raised
 MADE_ELSEWHERE = {
     "lamina/base/config_json.cc": ["… is not allowed; expected …"],
     "lamina/base/problems.cc": ["… is not allowed; expected …"],
+    "lamina/collective/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],
@@ -19,6 +20,7 @@ MADE_ELSEWHERE = {
         "-m (a Python module) and -c (a program) exclude each other",
         "… must be … or greater",
     ],
+    "lamina/pipeline/step_state.cc": ["step …: rank … has entered the step function …"],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
     "lamina/transport/inproc/network.cc": ["rank … is lost"],
