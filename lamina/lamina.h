@@ -16,6 +16,7 @@ namespace lamina {
 
 using base::CancelledError;
 using base::ConfigError;
+using base::DesyncError;
 using base::Error;
 using base::FormatError;
 using base::PeerError;

@@ -25,6 +25,12 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// Ranks that have to make the same calls in the same order did not.
+class DesyncError : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
 // Another rank is gone: its process ended or its connection broke.
 class PeerError : public Error {
  public:

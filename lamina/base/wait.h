@@ -13,6 +13,13 @@
 
 namespace lamina::base {
 
+// A call of the program, as messages name it.
+struct Call {
+  std::string name;   // "lamina.barrier()"; "" where it is not known
+  std::string where;  // of the user's code: "train.py:12"; the same
+  std::string part;   // of ours which is being executed, the same on all ranks that make this call; "" for any
+};
+
 // How long a wait may take, and what may end it early.
 struct Patience {
   Deadline::Clock::duration timeout = std::chrono::seconds(1800);
@@ -20,7 +27,8 @@ struct Patience {
   std::function<void()> check_interrupt;
   // Told once when the wait is long; empty where long waits are normal.
   std::function<void(const std::string&)> tell = [](const std::string& line) { log_warning(line); };
-  std::string who;  // begins the text of TimeoutError: "rank 2 waited for the "; in a log each line says it
+  std::string who;             // begins the text of TimeoutError: "rank 2 waited for the "; in a log each line says it
+  std::function<Call()> call;  // the one that waits; in its own thread, without locks. Empty: not known
 };
 
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed

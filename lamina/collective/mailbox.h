@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/collective/mutual_waits.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::collective {
@@ -21,12 +22,14 @@ namespace lamina::collective {
 std::string group_channel(const char* what, std::span<const base::Rank> members);
 
 // Values between ranks outside the pipeline: objects of the user, plans, parameters. Each pair of ranks has any number
-// of channels, told apart by name; within one, values arrive in the order sent.
+// of channels, told apart by name; within one, values arrive in the order sent. All waits here, and others of the job,
+// end as [Note: mutual waits] says.
 class Mailbox {
  public:
-  explicit Mailbox(transport::Transport& transport) : transport_(transport) {}
+  explicit Mailbox(transport::Transport& transport);
 
   base::Rank rank() const { return transport_.rank(); }
+  MutualWaits& waits() { return waits_; }
 
   void send(base::Rank to, const std::string& channel, value::Value value);
 
@@ -45,7 +48,8 @@ class Mailbox {
   // The same where it has come already.
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
-  // Every member calls with the same `members`, its own rank among them: the members' values in that order.
+  // Every member calls with the same `members`, its own rank among them: the members' values in that order. Throws
+  // base::DesyncError, on all, where members give different parts of their calls (see base::Call).
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
                                        const base::Patience& patience);
   // Returns when every member has called.
@@ -56,22 +60,37 @@ class Mailbox {
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
   std::string first_loss();
 
-  void deliver(transport::Message&& message);          // from the transport's thread
+  void deliver(transport::Message&& message);          // kObject and kWait, from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread
 
  private:
   using Key = std::pair<base::Rank, std::string>;
-  using Boxes = std::map<Key, std::deque<value::Value>>;
+  struct Item {
+    std::int64_t number;  // among those of its channel; of an exchange among those of the group
+    value::Value value;
+  };
+  using Boxes = std::map<Key, std::deque<Item>>;
 
+  void post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value);
   value::Value take(Boxes::iterator box);
   bool heard_enough(base::Rank from, const std::string& channel, const Take& take);
+  value::Value await(base::Rank from, const std::string& channel, const base::Patience& patience,
+                     const base::Call& call);
   std::vector<value::Value> exchange(std::span<const base::Rank> members, const std::string& channel,
                                      const value::Value& value, const base::Patience& patience);
+  // Those of `members` of whom nothing is here; with `taken` from the others already.
+  std::vector<base::Rank> lacking(std::span<const base::Rank> members, const std::string& channel, std::size_t taken);
+  void forget(const Key& box, std::int64_t until);  // values of exchanges; under the lock
+  MutualWaits::Keeper values_kept();
+  MutualWaits::Keeper exchanges_kept();
 
   transport::Transport& transport_;
+  MutualWaits waits_;
   std::mutex mutex_;
   std::condition_variable arrived_;
-  Boxes boxes_;  // none is empty
+  Boxes boxes_;                                    // none is empty
+  std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
+  std::map<std::string, std::int64_t> exchanges_;  // how many of each group
   std::map<base::Rank, std::string> lost_;
   std::string first_loss_;
 };

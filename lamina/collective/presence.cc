@@ -8,6 +8,18 @@ constexpr const char* kChannel = "present";
 
 }  // namespace
 
+Presence::Presence(Mailbox& mailbox) : mailbox_(mailbox) {
+  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank) {
+    std::lock_guard guard(mutex_);
+    return operations_[operation.key] >= operation.number;
+  };
+  mailbox_.waits().keep(MutualWaits::Kind::kGroup, {has_come, nullptr});
+}
+
+MutualWaits::Operation Presence::operation(std::span<const base::Rank> members, std::int64_t number) const {
+  return {MutualWaits::Kind::kGroup, group_channel(kChannel, members), number};
+}
+
 std::int64_t Presence::next_operation(std::span<const base::Rank> members) {
   std::lock_guard guard(mutex_);
   return ++operations_[group_channel(kChannel, members)];

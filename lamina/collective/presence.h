@@ -18,10 +18,13 @@ namespace lamina::collective {
 // One per job, for the groups are counted by their members. Thread-safe.
 class Presence {
  public:
-  explicit Presence(Mailbox& mailbox) : mailbox_(mailbox) {}
+  explicit Presence(Mailbox& mailbox);
 
   std::int64_t next_operation(std::span<const base::Rank> members);  // its n
   void say(std::span<const base::Rank> members, std::int64_t operation);
+  // What of its wait is to be known to find out that others wait for it in turn: see [Note: mutual waits].
+  MutualWaits::Operation operation(std::span<const base::Rank> members, std::int64_t number) const;
+  MutualWaits& waits() { return mailbox_.waits(); }
   std::vector<base::Rank> absent(std::span<const base::Rank> members, std::int64_t operation);
 
  private:

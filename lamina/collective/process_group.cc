@@ -49,7 +49,11 @@ class C10dGroup : public ProcessGroup {
     options.rootRank = root;
     options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
-    run([&] { return group_.broadcast(tensors, options); });
+    // The others wait for no one but it, and it for all of them, should its tensor be large.
+    auto awaited = options_.members;
+    const auto first = awaited.at(root);
+    if (first != mailbox_.rank()) awaited = {first};
+    run([&] { return group_.broadcast(tensors, options); }, awaited);
   }
 
  private:
@@ -58,15 +62,18 @@ class C10dGroup : public ProcessGroup {
     options.reduceOp = operation;
     options.timeout = backend_timeout();
     std::vector<at::Tensor> tensors{tensor};
-    run([&] { return group_.allreduce(tensors, options); });
+    run([&] { return group_.allreduce(tensors, options); }, options_.members);
   }
 
   template <class Start>
-  void run(const Start& start) {
+  void run(const Start& start, const std::vector<base::Rank>& awaited) {
     c10::intrusive_ptr<c10d::Work> work;
     const auto operation = presence_.next_operation(options_.members);
     blaming([&] { work = start(); });
-    wait(*work, operation);
+    MutualWaits::Scope scope(presence_.waits(),
+                             {presence_.operation(options_.members, operation), what(), options_.members,
+                              [&] { return without_me(awaited); }, options_.patience.call, nullptr});
+    wait(*work, operation, scope);
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
   }
 
@@ -80,12 +87,18 @@ class C10dGroup : public ProcessGroup {
     }
   }
 
-  void wait(c10d::Work& work, std::int64_t operation) const {
+  std::vector<base::Rank> without_me(std::vector<base::Rank> ranks) const {
+    std::erase(ranks, mailbox_.rank());
+    return ranks;
+  }
+
+  void wait(c10d::Work& work, std::int64_t operation, MutualWaits::Scope& scope) const {
     const auto end = std::make_shared<End>();
     work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
     std::unique_lock lock(end->mutex);
     base::wait_until(
-        lock, end->changed, patience(operation), [&] { return end->reached; }, [&] { return awaited(operation); });
+        lock, end->changed, scope.watched(patience(operation)), [&] { return end->reached; },
+        [&] { return awaited(operation); });
   }
 
   // Our own deadline is the first to pass: it says what was waited for.

@@ -26,6 +26,7 @@ pipeline::FaceHooks hooks() {
 void at_exit() {
   if (the_current == nullptr) return;
   set_router(nullptr);
+  the_current->session->job().tell_leaving("came to the end of its program");
   the_current->session->job().leave();
 }
 
@@ -60,7 +61,18 @@ Current& begin(base::Config config) {
 void end() {
   set_router(nullptr);
   Current* const ending = std::exchange(the_current, nullptr);
+  ending->session->job().tell_leaving("called lamina::shutdown()");
   if (ending->session->job().close(true)) delete ending;  // else a thread still works in it: it lives on
+}
+
+base::Call call_at(const std::string& name, const std::source_location& site) {
+  return {name, base::str(site.file_name(), ":", site.line()), name};
+}
+
+base::Patience patience(const pipeline::Session& session, const std::string& name, const std::source_location& site) {
+  auto patience = session.patience();
+  patience.call = [=] { return call_at(name, site); };
+  return patience;
 }
 
 bool has_current() { return the_current != nullptr; }

@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <source_location>
 
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/collective/process_group.h"
@@ -39,6 +40,10 @@ void end();                           // of the current one
 // Throws base::UsageError before begin().
 Current& current();
 bool has_current();
+
+// For waits of a call of `name`, which the user's code makes at `site`.
+base::Call call_at(const std::string& name, const std::source_location& site);
+base::Patience patience(const pipeline::Session& session, const std::string& name, const std::source_location& site);
 
 // The current job; throws base::UsageError inside a step, where `what` is not allowed.
 Current& outside_step(const std::string& what);

@@ -5,6 +5,7 @@
 #include <torch/ordered_dict.h>
 
 #include "lamina/face/child.h"
+#include "lamina/face/job.h"
 #include "lamina/face/model.h"
 #include "lamina/face/when_cut.h"
 
@@ -73,9 +74,9 @@ class DistributedModel {
   auto local_buffers() const { return local(model_->tree().buffers()); }
 
   // The values of all parameters and buffers, by name, on every rank. Collective over the ranks of the pipeline.
-  auto state_dict() {
+  auto state_dict(CallSite site = CallSite::current()) {
     torch::OrderedDict<std::string, at::Tensor> state;
-    for (auto& [name, tensor] : face::model_outside_step("state_dict()").state()) state.insert(name, tensor);
+    for (auto& [name, tensor] : face::model_outside_step("state_dict()").state(site)) state.insert(name, tensor);
     return state;
   }
 
@@ -89,12 +90,14 @@ class DistributedModel {
 
   // The norm of the gradients over the whole model, each parameter counted once; the same on every rank of the
   // pipeline. All of them call it, after the step.
-  at::Tensor grad_norm(double norm_type = 2) { return face::model_outside_step("grad_norm()").grad_norm(norm_type); }
+  at::Tensor grad_norm(double norm_type = 2, CallSite site = CallSite::current()) {
+    return face::model_outside_step("grad_norm()").grad_norm(norm_type, site);
+  }
 
   // Scales the gradients so that their norm over the whole model is at most `max_norm`; returns the norm before, the
   // same on every rank of the pipeline. All of them call it, after the step.
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) {
-    return face::model_outside_step("clip_grad_norm_()").clip_grad_norm(max_norm, norm_type);
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2, CallSite site = CallSite::current()) {
+    return face::model_outside_step("clip_grad_norm_()").clip_grad_norm(max_norm, norm_type, site);
   }
 
   // Who owns what, and what the plan promises: a table. Throws UsageError before the first step.

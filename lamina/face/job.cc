@@ -77,14 +77,15 @@ void set_rng_step(std::uint64_t steps) {
   seeds.go_on_after(steps);
 }
 
-void barrier(Group group) {
+void barrier(Group group, CallSite site) {
   auto& session = *face::outside_step("barrier()").session;
-  session.job().mailbox().barrier(session.members(group), session.patience());
+  session.job().mailbox().barrier(session.members(group), face::patience(session, "lamina::barrier()", site));
 }
 
-std::vector<Value> all_gather(Group group, const Value& value) {
+std::vector<Value> all_gather(Group group, const Value& value, CallSite site) {
   auto& session = *face::outside_step("all_gather()").session;
-  return session.job().mailbox().all_gather(session.members(group), value, session.patience());
+  return session.job().mailbox().all_gather(session.members(group), value,
+                                            face::patience(session, "lamina::all_gather()", site));
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group) {

@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <initializer_list>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,13 +80,17 @@ int num_microbatches();
 std::uint64_t rng_step();
 void set_rng_step(std::uint64_t steps);
 
-// Collective over the ranks of a group, outside of steps.
-void barrier(Group group = Group::kWorld);
-std::vector<Value> all_gather(Group group, const Value& value);
+// Where the user's code calls a function, for messages.
+using CallSite = std::source_location;
+
+// Collective over the ranks of a group, outside of steps. Throw DesyncError where ranks wait in other calls for each
+// other.
+void barrier(Group group = Group::kWorld, CallSite site = CallSite::current());
+std::vector<Value> all_gather(Group group, const Value& value, CallSite site = CallSite::current());
 template <Travelling T>
-std::vector<T> all_gather(Group group, const T& value) {
+std::vector<T> all_gather(Group group, const T& value, CallSite site = CallSite::current()) {
   std::vector<T> values;
-  for (const Value& one : all_gather(group, to_value(value))) values.push_back(from_value<T>(one));
+  for (const Value& one : all_gather(group, to_value(value), site)) values.push_back(from_value<T>(one));
   return values;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <source_location>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,23 +65,24 @@ class Model {
   void first_call(Example example);
 
   // Runs one step; see Job::run_step. Cuts the model, the first time.
-  std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body);
+  std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
 
   bool owns_tensor(const at::Tensor& tensor) const;  // of parameters; true for what is not the model's
 
   // See DistributedModel.
   void backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients);
-  at::Tensor grad_norm(double norm_type);
-  at::Tensor clip_grad_norm(double max_norm, double norm_type);
-  std::vector<std::pair<std::string, at::Tensor>> state();  // collective over the pipeline
+  at::Tensor grad_norm(double norm_type, const std::source_location& site);
+  at::Tensor clip_grad_norm(double max_norm, double norm_type, const std::source_location& site);
+  // Collective over the pipeline.
+  std::vector<std::pair<std::string, at::Tensor>> state(const std::source_location& site);
   void load(const std::map<std::string, at::Tensor>& state);
 
  private:
   void cut(const std::optional<Example>& example);
   void keep_order();
   std::vector<int> agree(const std::optional<Example>& example);
-  std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body);
-  std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body);
+  std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
+  std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
   using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
   Changeable changeable() const;  // by a backward: gradients
   void give_values();
@@ -96,6 +98,7 @@ class Model {
   void finish_pass();
   void reduce(const std::vector<int>& present);
   NamedTensors own(const std::vector<Held>& all) const;
+  at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
 
   Current& job_;
   const ModelOptions options_;
@@ -122,7 +125,7 @@ void set_model(std::shared_ptr<Model> model);
 Model& model_outside_step(const std::string& what);
 
 // A step's bodies: with the job's model, if there is one.
-std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body);
+std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
 
 }  // namespace face
 }  // namespace lamina

@@ -17,15 +17,18 @@ namespace lamina::face {
 
 using topology::Group;
 
-at::Tensor Model::grad_norm(double norm_type) {
+at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) {
+  return norm_of_gradients(norm_type, patience(*job_.session, "grad_norm()", site));
+}
+
+at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& patience) {
   const at::NoGradGuard no_grad;
   auto& session = *job_.session;
   std::map<std::string, at::Tensor> norms;
   for (const auto& [name, parameter] : own(tree_.parameters())) {
     if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
   }
-  const auto everyone =
-      session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), session.patience());
+  const auto everyone = session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), patience);
   for (const auto& one : everyone) norms.merge(from_value<std::map<std::string, at::Tensor>>(one));
   std::vector<at::Tensor> ordered;  // as the model has them on every rank, so that all get the same bits
   for (const auto& held : tree_.parameters()) {
@@ -35,9 +38,9 @@ at::Tensor Model::grad_norm(double norm_type) {
   return at::linalg_vector_norm(at::stack(ordered), norm_type);
 }
 
-at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
+at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
   const at::NoGradGuard no_grad;
-  const at::Tensor total = grad_norm(norm_type);
+  const at::Tensor total = norm_of_gradients(norm_type, patience(*job_.session, "clip_grad_norm_()", site));
   const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
   for (const auto& [name, parameter] : own(tree_.parameters())) {
     if (parameter.grad().defined()) parameter.grad().mul_(factor);
@@ -45,7 +48,7 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type) {
   return total;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> Model::state() {
+std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_location& site) {
   auto& session = *job_.session;
   std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
   if (!job_.pipelined() || !partitioned()) {
@@ -58,8 +61,8 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state() {
     const bool mine = owns(held);
     entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
   }
-  const auto tensors =
-      module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
+  const auto tensors = module::gather(entries, session.members(Group::kPp), session.job().mailbox(),
+                                      patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());

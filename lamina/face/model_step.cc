@@ -29,11 +29,11 @@ Model& model_outside_step(const std::string& what) {
   return *job.model;
 }
 
-std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body) {
+std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = outside_step("a step function");
-  if (job.model != nullptr) return job.model->run_step(batch, body);
+  if (job.model != nullptr) return job.model->run_step(batch, body, call);
   if (!job.pipelined()) return run_here(*job.session, batch.microbatches, body);
-  return job.session->job().run_step(batch.microbatches, body, [] {});
+  return job.session->job().run_step(batch.microbatches, body, [] {}, call);
 }
 
 void Model::begin_call() {
@@ -52,7 +52,7 @@ void Model::begin_call() {
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
 void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
 
-std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = job_.session->job();
   fail_unseen_backward();
   count_call();
@@ -74,7 +74,7 @@ std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body
   uneven_ = batch.uneven;
   in_step_ = true;
   try {
-    outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted)
+    outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted, call)
                                : run_here(*job_.session, batch.microbatches, noted);
   } catch (...) {
     in_step_ = false;
@@ -103,7 +103,7 @@ Model::Changeable Model::changeable() const {
   return found;
 }
 
-std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
   std::vector<std::string> names;
@@ -115,25 +115,28 @@ std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::B
   job.watch_flags(std::move(names), std::move(tensors));
   if (partitioned()) {
     keep_order();  // a BatchNorm's momentum may be another now
-    return job.run_step(microbatches, body, [] {});
+    return job.run_step(microbatches, body, [] {}, call);
   }
   const bool traced = config.auto_partition && !config.skip_tracing;
-  if (traced && job.leads()) return run_first(microbatches, body);
+  if (traced && job.leads()) return run_first(microbatches, body, call);
   try {
     cut(std::nullopt);
+  } catch (const base::DesyncError&) {
+    throw;  // the leading rank is in no step
   } catch (const base::Error&) {
-    if (traced) job.run_step(microbatches, body, [] {});  // the leading rank is in it, and ends it with this
+    if (traced) job.run_step(microbatches, body, [] {}, call);  // the leading rank is in it, and ends it with this
     throw;
   }
-  return job.run_step(microbatches, body, [] {});
+  return job.run_step(microbatches, body, [] {}, call);
 }
 
-std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body& body) {
+std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
   first_call_ =
       std::make_shared<FirstCall>([this](const auto& example) { cut(example); }, job_.session->patience().timeout);
   set_router(first_call_.get());
   try {
-    return job_.session->job().run_step(microbatches, first_call_->around(body), [this] { first_call_->serve(); });
+    return job_.session->job().run_step(
+        microbatches, first_call_->around(body), [this] { first_call_->serve(); }, call);
   } catch (...) {
     if (!partitioned()) set_router(nullptr);
     throw;

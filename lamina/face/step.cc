@@ -147,6 +147,11 @@ Value face::detached(Value output) {
   return output;
 }
 
+base::Call face::step_call(const std::string& name, const CallSite& site) {
+  const auto made = base::str(site.file_name(), ":", site.line());
+  return {name.empty() ? base::str("made at ", made) : name, name.empty() ? "" : made, ""};
+}
+
 at::Tensor StepOutput::reduce_mean() const {
   auto stacked = stack();
   if (!stacked.is_floating_point() && !stacked.is_complex()) {

@@ -77,6 +77,8 @@ Batch batch_of(const std::vector<Argument>& arguments, Said& said);
 Value split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis, int place);
 // Detached from their graphs.
 Value detached(Value output);
+// How messages name a step function, and ranks compare it.
+base::Call step_call(const std::string& name, const CallSite& site);
 
 // An argument for one microbatch.
 template <class T>
@@ -102,7 +104,7 @@ T part_of(const Along<T>& argument, base::Microbatch microbatch, int microbatche
 template <class Function>
 class StepFunction {
  public:
-  explicit StepFunction(Function function) : function_(std::move(function)) {}
+  StepFunction(Function function, base::Call call) : function_(std::move(function)), call_(std::move(call)) {}
 
   template <class... Args>
   auto operator()(const Args&... args) const {
@@ -119,13 +121,17 @@ class StepFunction {
       return function_(face::part_of(args, microbatch, count, static_cast<int>(I))...);
     };
     if constexpr (std::is_void_v<Result>) {
-      face::run_step(batch, [&](base::Microbatch microbatch) -> Value {
-        call(microbatch);
-        return {};
-      });
+      face::run_step(
+          batch,
+          [&](base::Microbatch microbatch) -> Value {
+            call(microbatch);
+            return {};
+          },
+          call_);
     } else {
       const auto outputs = face::run_step(
-          batch, [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); });
+          batch, [&](base::Microbatch microbatch) { return face::detached(to_value(Result(call(microbatch)))); },
+          call_);
       std::vector<std::decay_t<Result>> results;
       for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
       return merge(std::move(results));
@@ -133,6 +139,7 @@ class StepFunction {
   }
 
   Function function_;
+  base::Call call_;
   std::shared_ptr<face::Said> said_ = std::make_shared<face::Said>();
 };
 
@@ -145,9 +152,12 @@ class StepFunction {
 //
 // The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
 // one rank only.
+//
+// `name` is what the ranks of a pipeline compare as they enter a step: another one there is a DesyncError on all of
+// them. Without one it is the place where step() is called.
 template <class Function>
-StepFunction<Function> step(Function function) {
-  return StepFunction<Function>(std::move(function));
+StepFunction<Function> step(Function function, const std::string& name = {}, CallSite site = CallSite::current()) {
+  return StepFunction<Function>(std::move(function), face::step_call(name, site));
 }
 
 }  // namespace lamina

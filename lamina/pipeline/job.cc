@@ -79,16 +79,20 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
               [this](base::Step step, StepState::Ready ready) { state_.run(step, std::move(ready)); }),
       mailbox_(*transport_),
       pool_(std::make_unique<WorkerPool>(options_.thread_hooks)),
-      state_(*pool_, [this] {
-        slot_.cancel();
-        inbox_.cancel();
-        calls_.cancel();
-      }) {
+      state_(
+          *pool_,
+          [this] {
+            slot_.cancel();
+            inbox_.cancel();
+            calls_.cancel();
+          },
+          this->rank()) {
   if (options_.deterministic) slot_.carry(&gradients_);
   slot_.carry(&flags_);
   slot_.carry(&statistics_);
   slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
+  keep_steps();
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
   transport_->start({[this](transport::Message message) { receive(std::move(message)); },
                      [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
@@ -117,33 +121,40 @@ void Job::set_statistics(std::vector<BatchNorm> modules) {
 }
 
 std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
-                                        const std::function<void()>& check_interrupt) {
+                                        const std::function<void()>& check_interrupt, const base::Call& call) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
   std::optional<ProcessState> mine;  // which threads of a step that fails may change
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
-  const auto step = state_.begin([&](base::Step beginning) {
-    slot_.begin_step(microbatches);
-    gradients_.begin_step(parameters_);
-    flags_.begin_step();
-    flags_left_ = nullptr;
-    if (overlaps_ && microbatches > 1) statistics_.begin_step(batch_norms_);
-    inbox_.begin_step();
-    calls_.begin_step(beginning);
-    seeds_.begin_step();
-    mine = ProcessState::current();
-  });
+  const auto step = state_.begin(
+      [&](base::Step beginning) {
+        slot_.begin_step(microbatches);
+        gradients_.begin_step(parameters_);
+        flags_.begin_step();
+        flags_left_ = nullptr;
+        if (overlaps_ && microbatches > 1) statistics_.begin_step(batch_norms_);
+        inbox_.begin_step();
+        calls_.begin_step(beginning);
+        seeds_.begin_step();
+        mine = ProcessState::current();
+      },
+      call, leads());
   progress_.begin(step.value);
   std::vector<value::Value> outputs;
   try {
-    if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, patience) : follow(step, patience);
-    if (leads() && !state_.error()) announce_end(step, end_value(outputs, ParameterFlags::to_bytes(flags_left_)));
+    if (leads()) announce(Kind::kNewStep, step, value::Tuple{{call.name, call.where}});
+    collective::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
+    const auto watched = scope.watched(patience);
+    if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, watched) : follow(step, watched);
+    if (leads() && !state_.error())
+      announce(Kind::kEndOfStep, step, end_value(outputs, ParameterFlags::to_bytes(flags_left_)));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
-  if (const auto error = state_.error()) {
+  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(Kind::kNewStep, step, refusal);
+  if (const auto error = state_.error(); error && !state_.retracted()) {
     try {
-      announce_end(step, end_value(options_.failures->describe_to_send(error, rank())));
+      announce(Kind::kEndOfStep, step, end_value(options_.failures->describe_to_send(error, rank())));
     } catch (const std::exception& unsent) {
       base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
     }
@@ -220,22 +231,65 @@ std::vector<value::Value> Job::follow(base::Step step, const base::Patience& pat
   return std::move(outputs);
 }
 
-void Job::announce_end(base::Step step, value::Value body) {
-  transport::Message end;
-  end.kind = Kind::kEndOfStep;
-  end.call.step = step;
-  end.call.origin = end.caller = rank();
-  end.body = std::move(body);
+void Job::announce(Kind kind, base::Step step, value::Value body) {
+  transport::Message message;
+  message.kind = kind;
+  message.call.step = step;
+  message.call.origin = message.caller = rank();
+  message.body = std::move(body);
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
     try {
-      transport_->send(other, end);
+      transport_->send(other, message);
     } catch (const base::PeerError&) {
       // The rank is lost: its loss is, or will be, the error of a step of its own.
     } catch (const base::TimeoutError&) {
       // It takes nothing any more, and will meet its own deadline.
     }
   }
+}
+
+void Job::receive_begin(const transport::Message& begin) {
+  if (leads()) return state_.refuse(begin.call.step, begin.body.as<std::string>());
+  const auto& words = begin.body.as<value::Tuple>().items;
+  state_.receive_begin(begin.call.step, begin.caller, {words.at(0).as<std::string>(), words.at(1).as<std::string>()});
+}
+
+collective::MutualWaits::Operation Job::operation(base::Step step) const {
+  return {collective::MutualWaits::Kind::kStep, base::str(options_.pipeline.front()), step.value};
+}
+
+void Job::keep_steps() {
+  using collective::MutualWaits;
+  const auto mine = [this](const MutualWaits::Operation& other) {
+    return other.kind == MutualWaits::Kind::kStep && other.key == base::str(options_.pipeline.front());
+  };
+  const auto has_come = [this, mine](const MutualWaits::Operation& other, base::Rank) {
+    return !mine(other) || state_.latest().value >= other.number;
+  };
+  mailbox_.waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
+  mailbox_.waits().keep_steps(
+      [this]() -> std::optional<MutualWaits::Operation> {
+        const auto begun = state_.begun();
+        return begun ? std::optional(operation(*begun)) : std::nullopt;
+      },
+      [this, mine](const MutualWaits::Operation& ended) {
+        if (mine(ended)) state_.skip(base::Step(ended.number));
+      });
+}
+
+// A step needs those who were asked for something; one that follows needs the leading rank, first of all.
+collective::MutualWaits::Wait Job::wait_for_end(base::Step step) {
+  const auto lacks = [this]() -> std::vector<base::Rank> {
+    if (!state_.begun()) return {options_.pipeline.front()};
+    return calls_.awaited();
+  };
+  const auto call = [this, step] {
+    auto entered = state_.entered();
+    entered.name = base::str("step ", step, entered.name.empty() ? "" : " of ", entered.name);
+    return entered;
+  };
+  return {operation(step), "a step", options_.pipeline, lacks, call, [this] { state_.retract(); }};
 }
 
 std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>& check_interrupt) {
@@ -259,8 +313,10 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
     };
     drain({kLastWords, go_on});
   }
-  server_.end_step(step);
-  inbox_.end_step(step);
+  if (!state_.retracted()) {  // else what has come since belongs to the next one, which has this number
+    server_.end_step(step);
+    inbox_.end_step(step);
+  }
   calls_.end_step();
   const auto error = state_.error();
   gradients_.end_step(/*keep=*/!error);
@@ -312,6 +368,12 @@ observe::Timeline Job::empty_timeline() const {
   return {options_.schedule, options_.active_microbatches, {{.rank = rank().value, .leader = leader}}};
 }
 
+void Job::tell_leaving(const std::string& how) {
+  if (!pool_) return;
+  const auto steps = std::max(state_.latest().value, steps_here_.load() - 1) + 1;
+  mailbox_.waits().tell_leaving(base::str(how, " after ", steps, steps == 1 ? " step" : " steps"));
+}
+
 bool Job::close(bool orderly) {
   const bool at_leisure = orderly && !state_.failed_for_good();
   if (pool_) transport_->close(orderly);
@@ -352,6 +414,9 @@ void Job::receive(transport::Message&& message) {
       return calls_.deliver(std::move(message));
     case Kind::kEndOfStep:
       return state_.receive_end(std::move(message));
+    case Kind::kNewStep:
+      return receive_begin(message);
+    case Kind::kWait:
     case Kind::kObject:
       return mailbox_.deliver(std::move(message));
   }
@@ -363,6 +428,12 @@ void Job::lose(base::Rank lost, const std::string& why) {
   if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
   if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
   const auto step = std::max(state_.latest().value, steps_here_.load() - 1);
+  if (const auto left = mailbox_.waits().left(lost); !left.empty()) known += base::str("; it ", left);
+  if (state_.is_open()) {
+    const auto [name, where, part] = state_.entered();
+    known += base::str("; this rank is in step ", state_.latest(), name.empty() ? "" : " of ", name,
+                       where.empty() ? "" : " at ", where);
+  }
   known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
   // Which may be the cause of this loss.
   if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");

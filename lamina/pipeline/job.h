@@ -54,6 +54,8 @@ class Job {
   bool leads() const { return rank() == options_.pipeline.front(); }
   collective::Mailbox& mailbox() { return mailbox_; }
   collective::Presence& presence() { return presence_; }
+  // Tells the other ranks how this one comes to leave, before it does.
+  void tell_leaving(const std::string& how);
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
@@ -76,9 +78,11 @@ class Job {
   void set_statistics(std::vector<BatchNorm> modules);
 
   // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank. The
-  // leading rank's number counts, and `body` is used there only. Throws the first error that any rank met, on the other
-  // ranks as value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
-  std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt);
+  // leading rank's number counts, and `body` is used there only. `call`: of a step function, by its name; all ranks
+  // give the same one, see [Note: step identity]. Throws the first error that any rank met, on the other ranks as
+  // value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
+  std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt,
+                                     const base::Call& call = {});
 
   // A step whose bodies run one after the other in the calling thread: enough where the pipeline is this rank alone.
   // What a body throws ends it.
@@ -120,8 +124,13 @@ class Job {
   void lose(base::Rank rank, const std::string& why);
   std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
-  // Tells the ranks that wait for it; those that are lost are left out.
-  void announce_end(base::Step step, value::Value body);
+  // To the ranks that wait for it, of this pipeline; those that are lost are left out.
+  void announce(transport::Kind kind, base::Step step, value::Value body);
+  void receive_begin(const transport::Message& begin);
+  // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
+  collective::MutualWaits::Operation operation(base::Step step) const;
+  void keep_steps();
+  collective::MutualWaits::Wait wait_for_end(base::Step step);
   bool end(std::chrono::seconds patience);  // false: a thread did not end
   // Waits for the step's threads; returns its error, an interrupt meanwhile included.
   std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);

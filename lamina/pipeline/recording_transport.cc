@@ -16,7 +16,8 @@ using transport::Kind;
 using transport::Message;
 
 // By Kind: what an arrow says.
-constexpr const char* kNames[] = {"forward", "backward", "ask", "values", "result", "error", "end of step", "object"};
+constexpr const char* kNames[] = {"forward", "backward",    "ask",    "values",   "result",
+                                  "error",   "end of step", "object", "new step", "wait"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(transport::kLastKind) + 1);
 
 std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
@@ -42,7 +43,7 @@ std::int64_t bytes_of(const Message& message) {
 }
 
 Event event_of(What what, const Message& message, base::Rank to) {
-  const bool whole = message.kind == Kind::kEndOfStep;
+  const bool whole = message.kind == Kind::kEndOfStep || message.kind == Kind::kNewStep;
   return {.what = what,
           .step = message.call.step.value,
           .microbatch = whole ? -1 : message.call.microbatch.value,
@@ -51,9 +52,9 @@ Event event_of(What what, const Message& message, base::Rank to) {
           .message = name_of(message, to)};
 }
 
-// An object is of no step.
+// Objects, and who waits for whom, are of no step.
 observe::Recorder* recorder_for(const Message& message, observe::Recorder& recorder) {
-  return message.kind == Kind::kObject ? nullptr : &recorder;
+  return message.kind == Kind::kObject || message.kind == Kind::kWait ? nullptr : &recorder;
 }
 
 }  // namespace

@@ -462,6 +462,13 @@ void RemoteCalls::end_step() {
   open_ = false;
 }
 
+std::vector<base::Rank> RemoteCalls::awaited() {
+  std::set<base::Rank> owners;
+  std::lock_guard guard(mutex_);
+  for (const auto& [id, pending] : pending_) owners.insert(pending->call->owner);
+  return {owners.begin(), owners.end()};
+}
+
 std::string RemoteCalls::asked_of(base::Rank rank) {
   std::lock_guard guard(mutex_);
   std::string first, microbatches;

@@ -105,6 +105,9 @@ class RemoteCalls {
   // A clause: what this rank waits for from `rank`, else what that has answered last; "" when nothing was asked of it.
   std::string asked_of(base::Rank rank);
 
+  // Whose answers this rank waits for.
+  std::vector<base::Rank> awaited();
+
   // For RemoteValue.
   base::Rank rank() const { return transport_.rank(); }
   base::CallId new_name(base::Step step, base::Microbatch microbatch);

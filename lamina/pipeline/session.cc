@@ -53,7 +53,8 @@ Session::Session(base::Config config, base::World world, FaceHooks hooks)
     : config_(base::with_defaults(std::move(config))),
       world_(std::move(world)),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy),
-      check_interrupt_(hooks.check_interrupt) {
+      check_interrupt_(hooks.check_interrupt),
+      call_(hooks.call) {
   topology::require_sharding_fits(topology_, config_.sharded_data_parallel_degree);
   base::require_available(config_, topology_.size(Group::kDp));
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
@@ -76,7 +77,9 @@ void Session::require_everywhere(const std::string& what) const {
 
 base::Patience Session::patience() const {
   const std::chrono::duration<double> timeout(config_.timeout_s);
-  return {std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
+  base::Patience patience{std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
+  patience.call = call_;
+  return patience;
 }
 
 }  // namespace lamina::pipeline

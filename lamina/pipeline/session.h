@@ -20,6 +20,8 @@ struct FaceHooks {
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
   // Called by waits of the main thread at least every 50 ms, while ranks join every 200 ms; may throw.
   std::function<void()> check_interrupt;
+  // The call of the program that a wait of this thread is part of; empty: not known.
+  std::function<base::Call()> call;
 };
 
 // The library on one rank, from init to shutdown: the configuration, this rank's place, and its job.
@@ -50,6 +52,7 @@ class Session {
   const base::World world_;
   const topology::Topology topology_;
   const std::function<void()> check_interrupt_;
+  const std::function<base::Call()> call_;
   std::unique_ptr<Job> job_;
 };
 

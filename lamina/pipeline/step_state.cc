@@ -25,19 +25,45 @@ bool tells_of_loss(const std::exception_ptr& error) {
 
 }  // namespace
 
-base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
+base::Step StepState::begin(const std::function<void(base::Step)>& prepare, const base::Call& entered, bool leads) {
   auto ambient = Ambient::capture(pool_.hooks());
   std::unique_lock lock(mutex_);
   if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
   const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
-  error_ = ends_.contains(step) ? nullptr : for_good_;
-  done_ = false;
+  error_ = ends_.contains(step) ? nullptr : late_ ? std::exchange(late_, nullptr) : for_good_;
+  done_ = retracted_ = false;
+  begun_ = leads;
+  entered_ = entered;
+  refusal_.clear();
   ambient_ = std::move(ambient);
   last_event_ = base::Deadline::Clock::now();
   prepare(step);
-  auto early = std::move(early_[step]);
-  early_.erase(step);
+  compare();
+  start_early(lock);
+  return step;
+}
+
+void StepState::compare() {
+  const auto found = begins_.find(current_);
+  if (found == begins_.end() || begun_) return;
+  const auto& [leader, announced] = found->second;
+  if (announced.name == entered_.name || announced.name.empty() || entered_.name.empty()) {
+    begun_ = true;
+    return;
+  }
+  const auto at = [](const base::Call& call) { return call.where.empty() ? "" : base::str(" at ", call.where); };
+  refusal_ = base::str("step ", current_, ": rank ", leader, " has entered the step function ", announced.name,
+                       at(announced), ", rank ", rank_, " ", entered_.name, at(entered_),
+                       ": all ranks of a pipeline call the same step functions, in the same order");
+  if (!error_) error_ = std::make_exception_ptr(base::DesyncError(refusal_));
+}
+
+// What came before the step had begun here.
+void StepState::start_early(std::unique_lock<std::mutex>& lock) {
+  if (!begun_) return;
+  auto early = std::move(early_[current_]);
+  early_.erase(current_);
   try {
     for (auto& ready : early) {
       if (!error_) start_thread(ready(), Awaited::kNo);
@@ -45,7 +71,65 @@ base::Step StepState::begin(const std::function<void(base::Step)>& prepare) {
   } catch (...) {
     fail_locked(std::current_exception(), lock);
   }
-  return step;
+}
+
+void StepState::receive_begin(base::Step step, base::Rank leader, const base::Call& announced) {
+  std::unique_lock lock(mutex_);
+  if (step < current_ || (step == current_ && !open_)) return;
+  begins_[step] = {leader, announced};
+  if (step > current_ || retracted_) return;
+  const bool failed = error_ != nullptr;
+  compare();
+  start_early(lock);
+  if (!lock.owns_lock()) return;
+  const bool woken = !failed && error_;
+  lock.unlock();
+  changed_.notify_all();
+  if (woken) on_error_();
+}
+
+void StepState::refuse(base::Step step, const std::string& why) {
+  std::unique_lock lock(mutex_);
+  const auto error = std::make_exception_ptr(base::DesyncError(why));
+  if (open_ && step <= current_ && !settled()) {
+    fail_locked(error, lock);
+  } else if (step <= current_) {
+    late_ = error;
+  }
+}
+
+std::string StepState::refusal() {
+  std::lock_guard guard(mutex_);
+  return refusal_;
+}
+
+std::optional<base::Step> StepState::begun() {
+  std::lock_guard guard(mutex_);
+  return open_ && begun_ ? std::optional(current_) : std::nullopt;
+}
+
+base::Call StepState::entered() {
+  std::lock_guard guard(mutex_);
+  return entered_;
+}
+
+void StepState::retract() {
+  std::lock_guard guard(mutex_);
+  retracted_ = open_ && !begun_;
+}
+
+bool StepState::retracted() {
+  std::lock_guard guard(mutex_);
+  return retracted_;
+}
+
+void StepState::skip(base::Step step) {
+  std::lock_guard guard(mutex_);
+  if (open_ || step <= current_) return;
+  current_ = step;
+  std::erase_if(begins_, [&](const auto& one) { return one.first <= step; });
+  std::erase_if(ends_, [&](const auto& one) { return one.first <= step; });
+  std::erase_if(early_, [&](const auto& one) { return one.first <= step; });
 }
 
 void StepState::end() {
@@ -54,7 +138,13 @@ void StepState::end() {
   open_ = false;
   error_ = nullptr;
   ended.swap(ambient_);
+  if (retracted_) {
+    --current_.value;
+    return;
+  }
   ends_.erase(current_);
+  begins_.erase(current_);
+  early_.erase(current_);
 }
 
 bool StepState::is_open() {
@@ -69,13 +159,14 @@ void StepState::run(std::function<void()> work) {
 
 void StepState::run(base::Step step, Ready ready) {
   std::unique_lock lock(mutex_);
-  if (open_ && step == current_ && !error_) {
+  if (open_ && step == current_ && begun_) {
+    if (error_) return;
     try {
       start_thread(ready(), Awaited::kNo);
     } catch (...) {  // on the transport's thread nothing may escape
       fail_locked(std::current_exception(), lock);
     }
-  } else if (step > current_) {
+  } else if (step > current_ || (open_ && step == current_ && (retracted_ || !error_))) {
     early_[step].push_back(std::move(ready));
   }
 }

@@ -21,8 +21,10 @@ enum class Kind : std::uint8_t {
   kError,      // the answer to `call`: it raised; `body` is a Failure
   kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
   kObject,     // an object for the mailbox named `channel`
+  kNewStep,    // the leading rank begins step `call.step`, as `body` says; from another one: why it refuses that step
+  kWait,       // in what the sender waits for this rank: collective/mutual_waits.h
 };
-constexpr Kind kLastKind = Kind::kObject;
+constexpr Kind kLastKind = Kind::kWait;
 
 // [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of
 // its own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`,

@@ -164,6 +164,12 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+base::Call name_call() {
+  py::gil_scoped_acquire gil;
+  const auto parts = hooks().name_call().cast<py::tuple>();
+  return {parts[0].cast<std::string>(), parts[1].cast<std::string>(), parts[2].cast<std::string>()};
+}
+
 }  // namespace
 
 const Hooks& hooks() {
@@ -175,12 +181,12 @@ void bind_hooks(py::module_& module) {
   module.def(
       "set_hooks",
       [](py::object run_module, py::object capture_state, py::object describe_exception, py::object rebuild_exception,
-         py::object pack, py::object unpack, py::dict errors) {
+         py::object pack, py::object unpack, py::object name_call, py::dict errors) {
         delete std::exchange(installed(), new Hooks{run_module, capture_state, describe_exception, rebuild_exception,
-                                                    pack, unpack, errors});
+                                                    pack, unpack, name_call, errors});
       },
       py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("describe_exception"),
-      py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("errors"));
+      py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("name_call"), py::arg("errors"));
   value::set_rethrow(&raise_in_python);
   py::register_exception_translator([](std::exception_ptr error) {
     try {
@@ -206,6 +212,8 @@ void set_python_error(std::exception_ptr error) {
     raise_remote(remote.failure());
   } catch (const base::ConfigError& e) {
     raise_as("ConfigError", e);
+  } catch (const base::DesyncError& e) {
+    raise_as("DesyncError", e);
   } catch (const base::UsageError& e) {
     raise_as("UsageError", e);
   } catch (const base::PeerError& e) {
@@ -235,7 +243,8 @@ pipeline::FaceHooks face_hooks() {
            .holds_interpreter_lock = [] { return PyGILState_Check() == 1; },
            .capture_context = capture_context},
           std::make_shared<PythonFailures>(),
-          check_signals};
+          check_signals,
+          name_call};
 }
 
 }  // namespace lamina::python

@@ -14,7 +14,7 @@ namespace lamina::python {
 
 // As set_hooks() of _lamina.pyi describes them. Set once; read with the GIL held.
 struct Hooks {
-  py::object run_module, capture_state, describe_exception, rebuild_exception, pack, unpack;
+  py::object run_module, capture_state, describe_exception, rebuild_exception, pack, unpack, name_call;
   py::dict errors;
 };
 const Hooks& hooks();

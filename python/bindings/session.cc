@@ -198,7 +198,8 @@ void lend_state(Session&, const py::object& wait) {
   activity->lend_state([&] { wait(); });
 }
 
-py::list run_step(Session& session, int microbatches, const py::object& function, const py::object& poll) {
+py::list run_step(Session& session, int microbatches, const py::object& function, const py::object& poll,
+                  const std::pair<std::string, std::string>& call) {
   const auto body = PythonBody::make(function, microbatches);
   const bool leads = session.job().leads();
   const bool followed = session.members(Group::kPp).size() > 1;
@@ -213,7 +214,8 @@ py::list run_step(Session& session, int microbatches, const py::object& function
   {
     const Release release;
     const auto check_interrupt = session.patience().check_interrupt;
-    outputs = session.job().run_step(microbatches, run, with_poll(check_interrupt, poll));
+    outputs =
+        session.job().run_step(microbatches, run, with_poll(check_interrupt, poll), {call.first, call.second, ""});
   }
   py::list objects;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -309,7 +311,8 @@ void bind_session(py::module_& module) {
       .def("set_order", &set_order)
       .def("watch_flags", &watch_flags)
       .def("set_statistics", &set_statistics)
-      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none())
+      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none(),
+           py::arg("call") = std::pair<std::string, std::string>())
       .def("lend_state", &lend_state)
       .def("take_notes", &take_notes)
       .def("run_step_here", &run_step_here)
@@ -320,6 +323,9 @@ void bind_session(py::module_& module) {
       .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)
       .def("backward", &backward)
+      .def(
+          "tell_leaving", [](Session& session, const std::string& how) { session.job().tell_leaving(how); },
+          py::call_guard<Release>())
       .def("close", &close_session)
       .def("leave", &leave_session, py::arg("interrupted"));
 }

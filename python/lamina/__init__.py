@@ -32,6 +32,7 @@ from lamina.dynamic import set_dynamic
 from lamina.errors import (
     CancelledError,
     ConfigError,
+    DesyncError,
     Error,
     FormatError,
     PeerError,
@@ -117,6 +118,7 @@ __all__ = [
     "CancelledError",
     "CommGroup",
     "ConfigError",
+    "DesyncError",
     "DistributedModel",
     "DistributedOptimizer",
     "Error",

@@ -16,6 +16,7 @@ from lamina import (
     _lamina,
     attributes,
     averages,
+    call_sites,
     clipping,
     closures,
     compiled,
@@ -119,6 +120,7 @@ def shutdown() -> None:
     if _job is not None:
         outside_step("shutdown()")
         groups = _job.groups
+        _job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
         _stuck = not _end().close(True) or _stuck
         _stuck = (groups is not None and not groups.close()) or _stuck
 
@@ -201,7 +203,10 @@ def _at_exit() -> None:
     if os.getpid() != _process:
         return
     groups = _job.groups if _job is not None else None
-    interrupted = interrupts.is_interrupt(getattr(sys, "last_value", None))
+    last_error = getattr(sys, "last_value", None)
+    interrupted = interrupts.is_interrupt(last_error)
+    if _job is not None and last_error is None:
+        _job.session.tell_leaving("came to the end of its program")
     if interrupted:
         uncaught.end_without_collecting()
     if (_job is None or _end().leave(interrupted)) and not _stuck and (groups is None or groups.close(at_exit=True)):

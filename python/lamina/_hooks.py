@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine calls back, handed to it when the package is imported."""
 
-from lamina import _lamina, adapter, codec, failures
+from lamina import _lamina, adapter, call_sites, codec, failures
 from lamina.errors import ENGINE_ERRORS
 
 _lamina.set_hooks(
@@ -11,5 +11,6 @@ _lamina.set_hooks(
     rebuild_exception=failures.rebuild,
     pack=codec.pack,
     unpack=codec.unpack,
+    name_call=call_sites.name_call,
     errors=ENGINE_ERRORS,
 )

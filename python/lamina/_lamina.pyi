@@ -17,6 +17,7 @@ def set_hooks(
     rebuild_exception: Callable[[str, str, str, int, bytes | None], BaseException],
     pack: Callable[[Any], tuple[bytes, list[torch.Tensor]]],
     unpack: Callable[[bytes, list[torch.Tensor]], Any],
+    name_call: Callable[[], tuple[str, str, str]],
     errors: dict[str, type[BaseException]],
 ) -> None:
     """What the engine calls back, set once at import. All are called with the GIL held.
@@ -25,8 +26,9 @@ def set_hooks(
     (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives
     (type, message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
-    errors maps the C++ class names (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError,
-    CancelledError) to exception classes.
+    name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
+    of ours that is executed. errors maps the C++ class names (Error, ConfigError, UsageError, DesyncError, PeerError,
+    TimeoutError, FormatError, CancelledError) to exception classes.
     """
 
 def encode_roundtrip(value: Any) -> Any:
@@ -208,11 +210,16 @@ class Session:
 
     # The step.
     def run_step(
-        self, microbatches: int, body: Callable[[int], Any], poll: Callable[[bool], None] | None = None
+        self,
+        microbatches: int,
+        body: Callable[[int], Any],
+        poll: Callable[[bool], None] | None = None,
+        call: tuple[str, str] = ("", ""),
     ) -> list[Any]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
         rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank. The calling thread calls
-        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step."""
+        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step.
+        `call` is the step function's name, the same on all ranks (DesyncError else), and where it was called."""
     def lend_state(self, wait: Callable[[], None]) -> None:
         """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
         thread's random numbers and default dtype. No other body computes meanwhile."""
@@ -235,6 +242,8 @@ class Session:
     def backward(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
     ) -> None: ...
+    def tell_leaving(self, how: str) -> None:
+        """Tells the other ranks how this one comes to leave: before close() or leave()."""
     def leave(self, interrupted: bool) -> bool:
         """At the end of the process: as close(), but the connections stay until the process has ended, so that the
         peers learn of its end and of nothing before it, but that it was `interrupted` (Ctrl-C)."""

@@ -23,7 +23,7 @@ from lamina import (
 )
 from lamina.adapter import call_remote
 from lamina.dynamic import waited_for
-from lamina.errors import ConfigError, UsageError
+from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.first_call import FirstCall, Tracer
 from lamina.partitioning import PartitionedModel, bring_together, let_go, partition
 from lamina.slots import Slots
@@ -78,8 +78,8 @@ class Cut:
             return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route)
         try:
             self._make_and_route(None)
-        except (ConfigError, UsageError):
-            if traced:
+        except (ConfigError, UsageError) as error:
+            if traced and not isinstance(error, DesyncError):
                 job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
             raise
         return None

@@ -16,6 +16,10 @@ class UsageError(Error):
     """The caller used the library in a way it does not allow."""
 
 
+class DesyncError(UsageError):
+    """Ranks that have to make the same calls in the same order did not."""
+
+
 class PeerError(Error, ConnectionError):
     """Another rank is gone: its process ended or its connection broke."""
 
@@ -49,5 +53,5 @@ class RemoteError(Error):
 
 ENGINE_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind
-    for kind in (Error, ConfigError, UsageError, PeerError, TimeoutError, FormatError, CancelledError)
+    for kind in (Error, ConfigError, UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError)
 }

@@ -24,7 +24,7 @@ from torch.autograd import Variable
 
 from lamina import _lamina, nest
 from lamina.comm_hooks import CommHook, reduction
-from lamina.errors import Error, RemoteError, TimeoutError, UsageError
+from lamina.errors import DesyncError, Error, RemoteError, TimeoutError, UsageError
 from lamina.groups import ProcessGroups
 
 
@@ -199,9 +199,9 @@ class Replicas:
             self._passes.together(lambda: compute(self._groups.get("dp"), argument))
         except BaseException as error:
             # Lamina's errors end a collective, as when the others have closed the group, except those that come from
-            # another replica or when it takes too long; after these, an interrupt, or an error of a hook it may wait
-            # for ever.
-            left = isinstance(error, TimeoutError | RemoteError) or not isinstance(error, Error)
+            # another replica, or when it takes too long or would never end; after these, an interrupt, or an error of a
+            # hook it may wait for ever.
+            left = isinstance(error, TimeoutError | DesyncError | RemoteError) or not isinstance(error, Error)
             self._groups.stuck = self._groups.stuck or left
             raise
 

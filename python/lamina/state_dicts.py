@@ -180,6 +180,7 @@ def collect(session: _lamina.Session, own: Any, to_rank0: bool) -> list[Any] | N
     """The objects of all ranks of the pipeline, in order; None on all but the first when they go `to_rank0` alone."""
     if not to_rank0:
         return session.all_gather("pp", own)
+    session.all_gather("pp", None)  # all are in this call: what one sends alone would be taken by a later one
     first, *others = session.group_members("pp")
     if session.rank != first:
         session.send(first, _CHANNEL, own)

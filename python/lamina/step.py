@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lamina import _current, attributes, closures, nest, other_random, seeds
+from lamina import _current, attributes, call_sites, closures, nest, other_random, seeds
 from lamina.batches import Batches, without_backward
 from lamina.checks import require_booleans
 from lamina.errors import UsageError
@@ -29,9 +29,9 @@ def step(
 
     Calling it splits the tensors among its arguments into microbatches (`Splitter.split` says how; the first call says
     what it found) and runs the function once for each, on the rank of partition 0. The other ranks of the pipeline call
-    it as well, and run what they own of the model; their arguments are not looked at. All of them get the result: a
-    StepOutput in the place of each tensor that the function returns, a list of one value per microbatch in the place of
-    anything else (see `output.merge`).
+    it as well, and run what they own of the model; of their call only the function's name is looked at. All of them get
+    the result: a StepOutput in the place of each tensor that the function returns, a list of one value per microbatch
+    in the place of anything else (see `output.merge`).
 
     Args:
         function: the function. It may call the model and `model.backward`.
@@ -40,6 +40,8 @@ def step(
         detach_outputs: whether the tensors returned are detached from their graph.
 
     Errors:
+        DesyncError: on every rank of the pipeline, where one has entered another step function, or waits in another
+            call of ours for the others.
         UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
             a batch that cannot be split evenly and a backward (without one there are then fewer microbatches), a step
             inside a step, or no `init`. What the function, or a module on any rank, raises is raised on every rank of
@@ -67,6 +69,8 @@ class StepFunction:
         require_booleans(detach_outputs=detach_outputs)
         functools.update_wrapper(self, function)
         self._function = function
+        # By which ranks compare what they have entered.
+        self.name = ".".join(getattr(function, part, "?") for part in ("__module__", "__qualname__"))
         self._signature = inspect.signature(function)
         self._whole = frozenset(non_split_inputs)
         self._axes = dict(axes)
@@ -163,10 +167,11 @@ class StepFunction:
 
         drawn = other_random.states()
         try:
+            call = (self.name, call_sites.where())
             if first_call is None:
-                outputs = job.session.run_step(count, body)
+                outputs = job.session.run_step(count, body, call=call)
             else:
-                outputs = job.session.run_step(count, first_call.around(body), first_call.serve)
+                outputs = job.session.run_step(count, first_call.around(body), first_call.serve, call)
         except BaseException:
             attributes.end_step(failed=True)
             raise

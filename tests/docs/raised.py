@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KINDS = (
-    "Error|ConfigError|UsageError|PeerError|TimeoutError|FormatError|CancelledError|RemoteError|StartError"
+    "Error|ConfigError|UsageError|DesyncError|PeerError|TimeoutError|FormatError|CancelledError|RemoteError|StartError"
     "|MissingEnvironmentError"
 )
 GAP = "…"

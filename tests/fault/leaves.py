@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""leaves.py RANK: that rank ends with exit code 3 while the other one waits for it in a step."""
+"""leaves.py RANK [CODE [saves]]: that rank ends, with exit code 3, while the other one waits for it in a step, or for
+the model's state."""
 
 import sys
 
@@ -19,5 +20,5 @@ def forward(x):
 
 forward(torch.randn(4, 4))
 if lamina.rank() == int(sys.argv[1]):
-    sys.exit(3)
-forward(torch.randn(4, 4))
+    sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 3)
+model.state_dict() if "saves" in sys.argv else forward(torch.randn(4, 4))

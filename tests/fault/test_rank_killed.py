@@ -60,3 +60,15 @@ def test_a_rank_that_leaves_gives_the_job_its_exit_code_and_is_blamed(rank, laun
     assert run.returncode == 3, run.stderr
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
     assert verdicts[0] == f"lamina run: rank {rank} failed: exit code 3"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "call, where", [("", "this rank is in step 1 of __main__.forward at "), ("saves", " in model.state_dict() at ")]
+)
+def test_the_other_rank_is_told_that_one_has_left_its_loop(call, where, rank, launcher):
+    ranks = launcher.start_ranks(2, LEAVES, rank, 0, call)
+    outputs = [each.communicate(timeout=60)[1] for each in ranks]
+    lost = f"rank {rank} is lost: its process ended"
+    for said in (lost, "it came to the end of its program after 1 step", where):
+        assert said in outputs[1 - rank], outputs[1 - rank]

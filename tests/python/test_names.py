@@ -148,7 +148,7 @@ def test_errors_are_of_the_builtin_kinds_too():
     assert issubclass(lamina.TimeoutError, TimeoutError)
     assert issubclass(lamina.PeerError, ConnectionError)
     assert issubclass(lamina.ConfigError, ValueError)
-    for name in ("ConfigError", "UsageError", "PeerError", "TimeoutError", "RemoteError"):
+    for name in ("ConfigError", "UsageError", "DesyncError", "PeerError", "TimeoutError", "RemoteError"):
         assert issubclass(getattr(lamina, name), lamina.Error)
 
 
