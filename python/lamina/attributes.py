@@ -133,17 +133,20 @@ def news_for(partition: int) -> list[News]:
     return [news for news in _news[told:] if news[2] != partition]
 
 
-def hear(news: Iterable[News]) -> None:
-    """Takes what another rank's `news_for` gave."""
+def hear(news: Iterable[News], by_all: bool = False) -> None:
+    """Takes what another rank's `news_for` gave, or what all ranks hear at once."""
     for place, name, home in news:
         module = _listed[place]
         key = id(module), name
+        if home == _here and by_all:
+            _homes[key] = home
         if home == _here or _foreign.get(key) == home:
             continue
         _guard(type(module), name)
         _foreign[key] = home
         _homes.setdefault(key, home)
-        _news.append((place, name, home))
+        if not by_all:
+            _news.append((place, name, home))
 
 
 def touch(module: nn.Module, name: str) -> None:

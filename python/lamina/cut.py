@@ -179,7 +179,7 @@ class Cut:
         if self._pipelined:
             model = self.model
             attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
-            attributes.hear(model.homes)
+            attributes.hear(model.homes, by_all=True)
             config = _current.session().config
             in_turns = config.active_microbatches != 1 and config.microbatches > 1
             swapping.install(self._module().modules(), in_turns)
