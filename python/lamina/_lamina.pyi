@@ -173,8 +173,8 @@ class Session:
     def set_model(
         self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool], dynamic: Sequence[bool]
     ) -> None:
-        """The modules by index, before the first call: the partition of each, whether its calls run in a random stream
-        of their own, and whether its results must not be predicted."""
+        """The modules by index, before the first call: the partition of each (-1: where its argument lies), whether its
+        calls run in a random stream of their own, and whether its results must not be predicted."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:
         """With `deterministic_server`, before each step, on every rank: the parameters that this rank owns, and whether
         forwards change the model, wherever it lives, so that microbatches have to take turns."""

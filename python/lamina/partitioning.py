@@ -27,15 +27,19 @@ class PartitionedModel:
     Attributes:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
+        anywhere: the node of each module that runs where its argument lies (`anywhere.py`), by id(module).
         partition: this rank's.
         parts: filled by `adapter`.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
     """
 
-    def __init__(self, tree: ModuleTree, owners: list[int], report: dict[str, Any], partition: int):
+    def __init__(
+        self, tree: ModuleTree, owners: list[int], report: dict[str, Any], partition: int, anywhere: Iterable[int] = ()
+    ):
         self.tree = tree
         self.owners = owners
+        self.anywhere = {id(tree.modules[node]): node for node in anywhere}
         self.report = report
         self.partition = partition
         self.parts: dict[int, tuple[list[nn.Module], list[nn.Parameter]]] = {}
@@ -76,7 +80,8 @@ class PartitionedModel:
     def elsewhere(self, module: nn.Module) -> int | None:
         """The partition of a module that another rank owns, None for any other module."""
         node = self.tree.node(module)
-        return None if node is None or self.owners[node] == self.partition else self.owners[node]
+        is_here = node is None or self.owners[node] == self.partition or id(module) in self.anywhere
+        return None if is_here else self.owners[node]
 
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
@@ -93,8 +98,15 @@ class PartitionedModel:
         return {
             id(module): number
             for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
-            if owner != self.partition
+            if owner != self.partition and id(module) not in self.anywhere
         }
+
+    def places(self) -> list[int]:
+        """Per node of the tree its owner, -1 for none: what the engine takes."""
+        return [
+            -1 if id(module) in self.anywhere else owner
+            for module, owner in zip(self.tree.modules, self.owners, strict=True)
+        ]
 
 
 def partition(
@@ -112,8 +124,8 @@ def partition(
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
     tree = ModuleTree(module)
-    owners, report = _agree(tree, session, tracer)
-    model = PartitionedModel(tree, owners, report, session.group_rank("pp"))
+    plan = _agree(tree, session, tracer)
+    model = PartitionedModel(tree, plan["owners"], plan["report"], session.group_rank("pp"), plan["anywhere"])
     _keep_dense(model)
     printing.install()
     for rows in _portions(model.tensors()):
@@ -210,13 +222,10 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _agree(
-    tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
-) -> tuple[list[int], dict[str, Any]]:
-    """The owners that world rank 0 planned, and its report, once it is sure that all ranks have the same model."""
+def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """What world rank 0 planned: see `_plan`. It is sure then that all ranks have the same model."""
     if session.size == 1:
-        plan = _plan(tree, session, tracer)
-        return plan["owners"], plan["report"]
+        return _plan(tree, session, tracer)
     lines = tree.describe()
     mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
     if session.rank == 0:
@@ -234,10 +243,11 @@ def _agree(
         )
     if session.rank == 0 and session.group_size("pp") > 1:
         print(first["table"].rstrip(), file=sys.stderr, flush=True)
-    return first["owners"], first["report"]
+    return first
 
 
 def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """The error, if any, per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
     try:
         found = tracer(tree) if tracer is not None else Trace()
         for note in found.notes + placement.ignored(tree.modules):
@@ -247,10 +257,14 @@ def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTr
         if session.group_size("pp") == 1:
             owners = [0] * len(rows)
     except Exception as error:
-        return {"error": str(error) or type(error).__name__, "owners": [], "table": "", "report": {}}
+        return {"error": str(error) or type(error).__name__, "owners": [], "anywhere": [], "table": "", "report": {}}
     by_node = dict(zip(nodes, owners, strict=True))
     ordered = [by_node[node] for node in range(len(nodes))]
-    return {"error": "", "owners": ordered, "table": table, "report": report | summary(tree, found)}
+    placed = {
+        "owners": ordered,
+        "anywhere": [node for node, row in zip(nodes, rows, strict=True) if row.get("anywhere")],
+    }
+    return {"error": "", **placed, "table": table, "report": report | summary(tree, found)}
 
 
 def _difference(first: list[str], mine: list[str]) -> str:
