@@ -11,6 +11,7 @@
 #include "lamina/plan/cut.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
+#include "lamina/plan/settle.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
@@ -100,6 +101,27 @@ RC_GTEST_PROP(Chain, AContainerIsWhereTheFirstModuleInItIs, ()) {
       RC_ASSERT(owners[node] == owners[tree[node].parent]);
     }
   }
+}
+
+// One activation after each of four layers: its cost is that of the layer before it, and nothing of it is planned.
+TEST(Chain, WithOneActivationForAllLayersIsCutOnce) {
+  TreeBuilder builder;
+  builder.add(0, "act");
+  for (int i = 0; i < 4; ++i) builder.add(0, base::str("layer", i), 100);
+  ModuleTree& tree = builder.tree;
+  tree[1].anywhere = true;
+  tree[1].activation_bytes = 40;
+  for (int i = 0; i < 4; ++i) {
+    tree[2 + i].stretches = {{2 * i, 10, 20, 7, true}};
+    tree[1].stretches.push_back({2 * i + 1, 1, 2, 5, true});
+  }
+  const ModuleTree planned = settled(tree);
+  EXPECT_EQ(planned[2].activation_bytes, 10);
+  EXPECT_EQ(planned[2].stretches.front().forward_us, 11);
+  EXPECT_EQ(planned[2].stretches.front().value_bytes, 5);
+  const Assignment owners = step_planner()->assign(planned, over(2));
+  EXPECT_EQ(crossings(planned, owners), 1);
+  EXPECT_EQ(owners[1], owners[0]);
 }
 
 // A flat chain without times, as where a model cannot be traced, is cut once as well.
