@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lamina/pipeline/anywhere.h"
 #include "lamina/pipeline/recording_transport.h"
 #include "lamina/plan/schedule.h"
 
@@ -63,6 +64,19 @@ class Reported {
   const base::ProgressReporter& reporter_;
   const std::int64_t step_;
 };
+
+// The rank that made the first of the arguments that is not here; see [Note: anywhere].
+std::optional<base::Rank> place_of(const value::Value& arguments) {
+  std::shared_ptr<RemoteValue> source;
+  value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+    if (!source && tensor.defined() && value::is_pending(tensor)) source = remote_value_of(tensor);
+  });
+  if (!source || source->taken() || Activity::current() == nullptr) return std::nullopt;
+  for (const auto& made : Activity::current()->issued().calls) {
+    if (made->call->id == source->call()) return made->call->owner;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -328,7 +342,8 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
 
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (!modules_) throw base::UsageError("a module was called before the model was set");
-  const auto owner = owners_.at(id.value);
+  const auto placed = owners_.at(id.value);
+  const auto owner = placed == kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
     const auto stream = modules_->starts_stream(id) ? stream_here() : std::optional<Stream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));

@@ -48,12 +48,13 @@ std::string warn_of_bottleneck(const ModuleTree& tree, const Assignment& owners,
   double total = 0;
   for (const RankLoad& load : prediction.ranks) total += load.forward_us + load.backward_us;
   const double mean = total / static_cast<double>(prediction.ranks.size());
-  if (prediction.shape.heaviest_us <= kFarAbove * mean) return "";
   const auto time_us = [](const RankLoad& load) { return load.forward_us + load.backward_us; };
   const auto rank = std::ranges::max_element(prediction.ranks, {}, time_us) - prediction.ranks.begin();
-  const Items items = find_items(tree, static_cast<int>(prediction.ranks.size()));
+  const double most = time_us(prediction.ranks[rank]);
+  if (most <= kFarAbove * mean) return "";
+  const Items items = find_items(tree, route, static_cast<int>(prediction.ranks.size()));
   const Heaviest heaviest = heaviest_on(rank, owners, items, route);
-  const std::string what = base::str("partition ", rank, " takes ", times(prediction.shape.heaviest_us / mean), ": ");
+  const std::string what = base::str("partition ", rank, " takes ", times(most / mean), ": ");
   const bool by_hand = std::ranges::any_of(tree, [](const Node& node) { return node.placed_at.has_value(); });
   if (heaviest.time_us > mean) {
     return base::str(what, shown(tree[heaviest.node]), heaviest.alone ? "" : ", with what has to be owned with it,",

@@ -2,12 +2,18 @@
 #include "lamina/plan/configured.h"
 
 #include "lamina/plan/planner.h"
+#include "lamina/plan/route.h"
+#include "lamina/plan/settle.h"
 
 namespace lamina::plan {
 namespace {
 
-// What a message costs each rank is not in a plan's link: it has to gain a good deal.
+// More messages than a cut needs have to gain a good deal: times are those of a nominal device.
 constexpr double kMessagePrice = 0.05;
+
+// What messages take between processes of one machine, measured from Python (benchmarks/call_overhead.py). Only what is
+// said of a plan counts them, so that small models are cut as large ones are.
+constexpr Link kMessages{.latency_us = 60, .bytes_per_us = 2000, .rank_us = 60};
 
 Goal goal_of(const base::Config& config) {
   Goal goal;
@@ -22,11 +28,14 @@ Goal goal_of(const base::Config& config) {
 
 }  // namespace
 
-Report plan_for(const base::Config& config, const ModuleTree& tree) {
+Report plan_for(const base::Config& config, const ModuleTree& given) {
+  const ModuleTree tree = settled(given);
   const auto planner =
       config.auto_partition ? step_planner() : manual_planner(base::Partition(config.default_partition.value_or(0)));
-  const Goal goal = goal_of(config);
-  return report(tree, planner->assign(tree, goal), goal);
+  Goal goal = goal_of(config);
+  const Assignment owners = planner->assign(tree, goal);
+  if (find_route(tree).timed) goal.link = kMessages;
+  return report(tree, owners, goal);
 }
 
 std::string printed(const ModuleTree& tree, const Report& report, const base::Config& config) {

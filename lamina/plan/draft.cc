@@ -15,12 +15,17 @@ double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 bool Score::beats(const Score& other) const {
   if (overflow_bytes != other.overflow_bytes) return overflow_bytes < other.overflow_bytes;
+  if (crossings != other.crossings) return crossings < other.crossings;
   if (std::abs(step_excess - other.step_excess) > kRounding) return step_excess < other.step_excess;
   if (std::abs(compute_excess - other.compute_excess) > kRounding) return compute_excess < other.compute_excess;
   return objective < other.objective * (1 - kRounding);
 }
 
-Draft::Draft(const Task& task) : task_(&task), owners_(task.items.size(), kNobody), loads_(task.goal.partitions) {}
+Draft::Draft(const Task& task)
+    : task_(&task),
+      owners_(task.items.size(), kNobody),
+      loads_(task.goal.partitions),
+      of_ranks_us_(task.goal.partitions) {}
 
 Draft::Draft(const Task& task, const std::vector<int>& owners) : Draft(task) {
   for (int item = 0; item < task.items.size(); ++item) move(item, owners[item]);
@@ -42,7 +47,9 @@ void Draft::move(int item, int rank) {
     for (int gap : task_->gaps[item]) {
       if (!crosses(gap)) continue;
       messages_ += sign;
+      if (gap > 0 && gap < task_->chain_end) crossings_ += sign;
       messages_us_ += sign * task_->message_us[gap];
+      for (int rank : {rank_at(gap - 1), rank_at(gap)}) of_ranks_us_[rank] += sign * task_->of_ranks_us[gap];
     }
   };
   if (owners_[item] != kNobody) {
@@ -56,9 +63,22 @@ void Draft::move(int item, int rank) {
 }
 
 StepShape Draft::shape() const {
+  StepShape shape = shape_of_work();
+  shape.path_forward_us += messages_us_;
+  shape.path_backward_us += messages_us_;
+  for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
+    const double each = of_ranks_us_[rank];
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, loads_[rank].forward_us + each);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, loads_[rank].backward_us + each);
+    shape.heaviest_us = std::max(shape.heaviest_us, loads_[rank].time_us() + 2 * each);
+  }
+  return shape;
+}
+
+StepShape Draft::shape_of_work() const {
   StepShape shape;
-  shape.path_forward_us = task_->total.forward_us + messages_us_;
-  shape.path_backward_us = task_->total.backward_us + messages_us_;
+  shape.path_forward_us = task_->total.forward_us;
+  shape.path_backward_us = task_->total.backward_us;
   const auto ranks = static_cast<double>(loads_.size());
   shape.heaviest_forward_us = task_->total.forward_us / ranks;
   shape.heaviest_backward_us = task_->total.backward_us / ranks;
@@ -71,16 +91,9 @@ StepShape Draft::shape() const {
   return shape;
 }
 
-double Draft::compute_us(StepShape shape) const {
-  shape.path_forward_us = task_->total.forward_us;
-  shape.path_backward_us = task_->total.backward_us;
-  return plan::step_us(shape, task_->goal);
-}
-
 Score Draft::score(const Bounds& bounds) const {
   const Goal& goal = task_->goal;
-  const StepShape shape = this->shape();
-  const double step = plan::step_us(shape, goal);
+  const double step = step_us();
   std::int64_t fullest = task_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
   Score score;
   for (const Weight& load : loads_) {
@@ -88,8 +101,9 @@ Score Draft::score(const Bounds& bounds) const {
     const std::int64_t limit = goal.memory_limit_bytes.value_or(load.memory_bytes);
     score.overflow_bytes += std::max<std::int64_t>(0, load.memory_bytes - limit);
   }
+  score.crossings = std::max(0, crossings_ - goal.partitions + 1);
   score.step_excess = std::max(0.0, step / bounds.step_us - 1);
-  score.compute_excess = std::max(0.0, compute_us(shape) / bounds.compute_us - 1);
+  score.compute_excess = std::max(0.0, compute_us() / bounds.compute_us - 1);
   const double serial = goal.microbatches * task_->total.time_us();
   const double w = goal.memory_weight;
   score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(task_->total.memory_bytes)) +

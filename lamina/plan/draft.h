@@ -19,6 +19,7 @@ struct Bounds {
 // How good a draft is; the smaller the better, earlier members first.
 struct Score {
   std::int64_t overflow_bytes = 0;  // above the limit, of all ranks
+  int crossings = 0;                // of a chain more than it needs: see [Note: chain]
   double step_excess = 0;           // over the bounds, as ratios
   double compute_excess = 0;
   double objective = 0;  // memory and time as the goal weighs them; 1: one rank does all
@@ -42,19 +43,21 @@ class Draft {
   // While somebody owns nothing it is a lower bound of every completion's.
   Score score(const Bounds& bounds) const;
   double step_us() const { return plan::step_us(shape(), task_->goal); }
-  double compute_us() const { return compute_us(shape()); }  // the step with free messages
+  double compute_us() const { return plan::step_us(shape_of_work(), task_->goal); }  // the step with free messages
   int rank_at(int point) const;  // of the route; before the first and after the last it is the leading rank
 
  private:
   StepShape shape() const;
-  double compute_us(StepShape shape) const;
+  StepShape shape_of_work() const;
   bool crosses(int gap) const;
 
   const Task* task_;
   std::vector<int> owners_;
   std::vector<Weight> loads_;
-  double messages_us_ = 0;  // of a forward
+  std::vector<double> of_ranks_us_;  // per rank: what messages of a forward take of it
+  double messages_us_ = 0;           // of a forward
   int messages_ = 0;
+  int crossings_ = 0;  // within a chain
 };
 
 }  // namespace lamina::plan

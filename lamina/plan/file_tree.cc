@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/file_tree.h"
 
+#include <limits>
 #include <unordered_map>
 
 #include "lamina/base/error.h"
@@ -30,11 +31,28 @@ std::vector<std::string> read_ids(const Json& list, const std::string& where) {
   return ids;
 }
 
+std::vector<Stretch> read_stretches(JsonReader& reader) {
+  std::vector<Stretch> stretches;
+  const auto is_number = [](const Json& part) { return part.is_number() && part >= 0 && part <= kMostTime; };
+  const auto is_count = [](const Json& part) { return part.is_number_integer() && part >= 0 && part <= kMostBytes; };
+  for (const Json& json : reader.list("stretches")) {
+    if (!json.is_array() || json.size() != 5 || !is_count(json[0]) || json[0] > std::numeric_limits<int>::max() ||
+        !is_number(json[1]) || !is_number(json[2]) || !is_count(json[3]) || !json[4].is_boolean()) {
+      reader.refuse("stretches", base::str(json.dump(), " is not [at, forward_us, backward_us, value_bytes, works]"));
+    }
+    stretches.push_back({json[0].get<int>(), json[1].get<double>(), json[2].get<double>(), json[3].get<std::int64_t>(),
+                         json[4].get<bool>()});
+  }
+  return stretches;
+}
+
 void read_optional(JsonReader& reader, const Goal& goal, FileNode& result) {
   Node& node = result.node;
+  if (reader.has("anywhere")) node.anywhere = reader.flag("anywhere");
   if (reader.has("callable")) node.callable = reader.flag("callable");
   if (reader.has("placed_at")) node.placed_at = base::Partition(reader.integer("placed_at", 0, goal.partitions - 1));
   if (reader.has("together")) result.together = read_ids(reader.list("together"), result.where + ": together");
+  if (reader.has("stretches")) node.stretches = read_stretches(reader);
   if (!reader.has("parameter_ids")) return;
   for (const Json& id : reader.list("parameter_ids")) {
     if (!id.is_number_integer()) reader.refuse("parameter_ids", id.dump() + " is not an integer");

@@ -15,9 +15,12 @@ namespace lamina::plan {
 struct Link {
   double latency_us = 0;
   double bytes_per_us = 0;  // 0: a message takes its latency, whatever its size
+  double rank_us = 0;       // of each of its two ranks it takes so much, and so long as its bytes; 0: nothing
 
-  double time_us(std::int64_t bytes) const {
-    return latency_us + (bytes_per_us > 0 ? static_cast<double>(bytes) / bytes_per_us : 0);
+  double time_us(std::int64_t bytes) const { return latency_us + of_bytes_us(bytes); }
+  double rank_time_us(std::int64_t bytes) const { return rank_us > 0 ? rank_us + of_bytes_us(bytes) : 0; }
+  double of_bytes_us(std::int64_t bytes) const {
+    return bytes_per_us > 0 ? static_cast<double>(bytes) / bytes_per_us : 0;
   }
 };
 

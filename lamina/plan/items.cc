@@ -11,23 +11,23 @@
 namespace lamina::plan {
 namespace {
 
-// Per node, whether it or anything under it has parameters.
-std::vector<bool> holds_parameters(const ModuleTree& tree) {
-  std::vector<bool> holds(tree.size());
+// Per node, whether it or anything under it computes or holds something.
+std::vector<bool> counts(const ModuleTree& tree, const Route& route) {
+  std::vector<bool> does(tree.size());
+  for (const Point& point : route.points) does[point.node] = true;
   for (std::size_t node = tree.size(); node-- > 0;) {
-    if (!tree[node].parameter_ids.empty()) holds[node] = true;
-    if (node > 0 && holds[node]) holds[tree[node].parent] = true;
+    if (!tree[node].parameter_ids.empty() || tree[node].activation_bytes > 0) does[node] = true;
+    if (node > 0 && does[node]) does[tree[node].parent] = true;
   }
-  if (!holds[0]) holds.assign(tree.size(), true);
-  return holds;
+  return does;
 }
 
-Groups grouped(const ModuleTree& tree) {
+Groups grouped(const ModuleTree& tree, const Route& route) {
   Groups groups = owned_together(tree);
-  const std::vector<bool> holds = holds_parameters(tree);
+  const std::vector<bool> does = counts(tree, route);
   for (int node = 1; node < static_cast<int>(tree.size()); ++node) {
     if (tree[node].placed_at) continue;
-    if (!holds[node] || !tree[node].callable) groups.join(tree[node].parent, node);
+    if (!does[node] || !tree[node].callable) groups.join(tree[node].parent, node);
   }
   return groups;
 }
@@ -52,12 +52,12 @@ Assignment Items::spread(const std::vector<int>& owners) const {
   return result;
 }
 
-Items find_items(const ModuleTree& tree, int partitions) {
+Items find_items(const ModuleTree& tree, const Route& route, int partitions) {
   Items items;
   if (tree.empty()) return items;
   const auto placements = placements_by_hand(tree, std::nullopt);
   check_placements(tree, placements, partitions);
-  Groups groups = grouped(tree);
+  Groups groups = grouped(tree, route);
   items.of.resize(tree.size());
   for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
     if (groups.first(node) == node) {

@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "lamina/plan/module_tree.h"
+#include "lamina/plan/route.h"
 
 namespace lamina::plan {
 
 // [Note: items] What a planner moves is an item: nodes that are owned together. These are nodes that share parameters
-// or have to be together; a module without parameters under it, and a container that is never called, with its parent.
-// (A tree without any parameters is cut as if every module had some.)
+// or have to be together; a container that is never called, and a module that neither computes nor holds anything, nor
+// does what is under it, with its parent. A module that is called is an item with parameters or without: the value goes
+// through it. One that only calls others is moved by nobody: it goes where the first of these is.
 struct Items {
   std::vector<int> of;                                 // per node; items are numbered by their first node
   std::vector<int> first;                              // per item
@@ -22,6 +24,6 @@ struct Items {
 };
 
 // Throws base::ConfigError where placements by hand are impossible; see `check_placements`.
-Items find_items(const ModuleTree& tree, int partitions);
+Items find_items(const ModuleTree& tree, const Route& route, int partitions);
 
 }  // namespace lamina::plan

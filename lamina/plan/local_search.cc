@@ -17,7 +17,7 @@ class LocalSearch {
       : draft_(draft), task_(task), bounds_(bounds), left_(drafts), score_(draft.score(bounds)) {}
 
   void run() {
-    while (left_ > 0 && (move_one() || swap_two())) {
+    while (left_ > 0 && (move_one() || (swaps() && swap_two()))) {
     }
   }
 
@@ -26,6 +26,9 @@ class LocalSearch {
     int item = 0;
     int rank = 0;
   };
+
+  // Of a chain no swap leaves contiguous parts: one is of use only where these do not fit into memory.
+  bool swaps() const { return task_.chain_end == 0 || score_.overflow_bytes > 0; }
 
   int owner(int item) const { return draft_.owners()[item]; }
 

@@ -6,6 +6,7 @@
 #include "lamina/base/str.h"
 #include "lamina/plan/file_tree.h"
 #include "lamina/plan/json_reader.h"
+#include "lamina/plan/settle.h"
 
 namespace lamina::plan {
 namespace {
@@ -60,7 +61,7 @@ PlanFile read_plan_file(std::string_view text) {
   file.goal = read_goal(reader);
   FileTree tree(reader.list("nodes"), reader.has("shared") ? reader.list("shared") : Json::array(), file.goal);
   reader.finish();
-  file.tree = std::move(tree.tree);
+  file.tree = settled(std::move(tree.tree));
   file.ids = std::move(tree.ids);
   return file;
 }

@@ -32,6 +32,7 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
     if (rank == at) return;
     shape.path_forward_us += goal.link.time_us(value_bytes);
     shape.path_backward_us += goal.link.time_us(value_bytes);
+    for (const std::size_t each : {at, rank}) result.ranks[each].messages_us += goal.link.rank_time_us(value_bytes);
     result.ranks[at].out_bytes += value_bytes;
     at = rank;
   };
@@ -46,9 +47,9 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
   }
   go_to(0);
   for (const RankLoad& rank : result.ranks) {
-    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, rank.forward_us);
-    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, rank.backward_us);
-    shape.heaviest_us = std::max(shape.heaviest_us, rank.forward_us + rank.backward_us);
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, rank.forward_us + rank.messages_us);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, rank.backward_us + rank.messages_us);
+    shape.heaviest_us = std::max(shape.heaviest_us, rank.time_us());
   }
   return result;
 }
@@ -65,17 +66,27 @@ Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
   chain.microbatches = goal.microbatches;
   chain.visits.push_back({0, 0, 0, 0});
   std::int64_t value_bytes = 0;
+  const auto work = [&](Visit& visit, double forward_us, double backward_us) {
+    visit.forward += ticks(forward_us);
+    visit.backward += ticks(backward_us);
+  };
+  const auto send = [&](Visit& from) {
+    const double each = goal.link.rank_time_us(value_bytes);
+    work(from, each, each);
+    from.message = ticks(goal.link.time_us(value_bytes));
+    return each;
+  };
   for (const Point& point : route.points) {
     const auto rank = static_cast<int>(owners[point.node].value);
     if (rank != chain.visits.back().rank) {
-      chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+      const double each = send(chain.visits.back());
       chain.visits.push_back({rank, 0, 0, 0});
+      work(chain.visits.back(), each, each);
     }
-    chain.visits.back().forward += ticks(point.forward_us);
-    chain.visits.back().backward += ticks(point.backward_us);
+    work(chain.visits.back(), point.forward_us, point.backward_us);
     value_bytes = point.value_bytes;
   }
-  if (chain.visits.back().rank != 0) chain.visits.back().message = ticks(goal.link.time_us(value_bytes));
+  if (chain.visits.back().rank != 0) send(chain.visits.back());
   return chain;
 }
 

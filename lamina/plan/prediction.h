@@ -29,7 +29,10 @@ double step_us(const StepShape& shape, const Goal& goal);
 struct RankLoad {
   double forward_us = 0;
   double backward_us = 0;
+  double messages_us = 0;      // what messages of a forward take of it; those of a backward take as much
   std::int64_t out_bytes = 0;  // sent to other ranks by a forward
+
+  double time_us() const { return forward_us + backward_us + 2 * messages_us; }
 };
 
 struct Prediction {

@@ -17,7 +17,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
   for (int i = 0; i < goal.partitions; ++i) {
     const RankLoad& load = prediction.ranks[i];
     work_us += load.forward_us + load.backward_us;
-    result.stages[i] = {route.timed ? load.forward_us + load.backward_us : 0, 0, memory[i], load.out_bytes};
+    result.stages[i] = {route.timed ? load.time_us() : 0, 0, memory[i], load.out_bytes};
   }
   for (std::size_t node = 0; node < tree.size(); ++node) {
     result.stages[owners[node].value].parameter_bytes += parameter_bytes[node];

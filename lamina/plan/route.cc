@@ -16,16 +16,49 @@ class Walk {
   }
 
   Route run() {
-    if (!tree_.empty()) visit(0);
+    if (std::ranges::any_of(tree_, [](const Node& node) { return !node.stretches.empty(); })) {
+      follow_stretches();
+    } else if (!tree_.empty()) {
+      visit(0);
+    }
     return std::move(route_);
   }
 
  private:
+  void follow_stretches() {
+    const std::vector<bool> computes = computing();
+    std::vector<std::pair<int, int>> order;  // place, node
+    for (int node = 0; node < static_cast<int>(tree_.size()); ++node) {
+      for (const Stretch& own : tree_[node].stretches) order.emplace_back(own.at, node);
+    }
+    std::ranges::sort(order);
+    for (const auto& [at, node] : order) {
+      const Stretch& own = *std::ranges::find(tree_[node].stretches, at, &Stretch::at);
+      auto& points = route_.points;
+      if (computes[node]) points.push_back({node, own.forward_us, own.backward_us, 0});
+      if (!points.empty()) points.back().value_bytes = own.value_bytes;
+    }
+  }
+
+  // Per node, whether it is more than a container whose modules are called: then values come to it.
+  std::vector<bool> computing() const {
+    std::vector<bool> calls(tree_.size());  // a module under it
+    std::vector<bool> computes(tree_.size());
+    for (std::size_t node = tree_.size(); node-- > 0;) {
+      const Node& module = tree_[node];
+      const bool called = !module.stretches.empty();
+      computes[node] = called && (!calls[node] || std::ranges::any_of(module.stretches, &Stretch::works));
+      if (module.parent >= 0 && (called || calls[node])) calls[module.parent] = true;
+    }
+    return computes;
+  }
+
   void visit(int node) {
     const Node& module = tree_[node];
     if (children_[node].empty()) {
+      if (!module.callable || module.anywhere || idle(module)) return;
       value_bytes_ = module.output_bytes;
-      if (module.callable) compute(node, 1);
+      compute(node, 1);
       return;
     }
     const bool works = forward(module) + backward(module) > 0 || !module.parameter_ids.empty();
@@ -39,6 +72,11 @@ class Walk {
   void compute(int node, double share) {
     const Node& module = tree_[node];
     route_.points.push_back({node, share * forward(module), share * backward(module), value_bytes_});
+  }
+
+  // Where times are known, a module that has none, returns nothing and learns nothing was not called.
+  bool idle(const Node& node) const {
+    return route_.timed && forward(node) + backward(node) + bytes(node) == 0 && node.output_bytes == 0;
   }
 
   double forward(const Node& node) const { return route_.timed ? node.forward_us : bytes(node) / 3; }

@@ -8,7 +8,8 @@
 
 namespace lamina::plan {
 
-// A node computes: a module without children once, one with children and work of its own before and after them.
+// A node computes: in the stretches that a trace has seen; without a trace a module without children once, one with
+// children and work of its own before and after them.
 struct Point {
   int node = 0;
   double forward_us = 0;

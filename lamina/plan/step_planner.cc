@@ -46,7 +46,8 @@ class StepPlan {
       improve(draft, task_, bounds, kLocalDrafts / partitions);
       if (draft.score(bounds).beats(best.score(bounds))) best = draft;
     }
-    if (task_.movable.size() <= kFewItems) search_all(best, task_, bounds, kExactDrafts / partitions);
+    const bool contiguous = task_.chain_end > 0 && best.score(bounds).overflow_bytes == 0;
+    if (!contiguous && task_.movable.size() <= kFewItems) search_all(best, task_, bounds, kExactDrafts / partitions);
     owners_ = best.owners();
   }
 
@@ -64,7 +65,8 @@ class StepPlan {
   Bounds bounds_of(const std::vector<int>& baseline) const {
     Bounds bounds;
     const Draft other(task_, baseline);
-    if (other.score({}).overflow_bytes == 0) bounds.step_us = other.step_us();
+    const Score score = other.score({});
+    if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = other.step_us();
     const Draft before(task_, owners_);
     if (task_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
     if (task_.goal.memory_weight > 0) {

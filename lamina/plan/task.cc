@@ -24,8 +24,8 @@ Weight& Weight::operator-=(const Weight& other) {
 
 Task::Task(const ModuleTree& tree, const Goal& wanted)
     : goal(wanted),
-      items(find_items(tree, wanted.partitions)),
       route(find_route(tree)),
+      items(find_items(tree, route, wanted.partitions)),
       gaps(items.size()),
       weights(items.size()),
       passes_on_(items.size()),
@@ -39,6 +39,7 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     by_hand |= tree[node].placed_at.has_value();
   }
   message_us.push_back(goal.link.time_us(0));
+  of_ranks_us.push_back(goal.link.rank_time_us(0));
   for (const Point& point : route.points) {
     const int item = items.of[point.node];
     const int gap = static_cast<int>(item_at.size());
@@ -47,6 +48,7 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     gaps[item].push_back(gap + 1);
     item_at.push_back(item);
     message_us.push_back(goal.link.time_us(point.value_bytes));
+    of_ranks_us.push_back(goal.link.rank_time_us(point.value_bytes));
     weights[item] += {point.forward_us, point.backward_us, 0};
   }
   for (int item = 0; item < items.size(); ++item) {
@@ -55,7 +57,23 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     if (gaps[item].empty() && holds && !items.placed[item]) movable.push_back(item);
   }
   lead_with_first_module();
+  chain_end = find_chain();
   set_partitions(goal.partitions);
+}
+
+int Task::find_chain() const {
+  if (by_hand) return 0;
+  std::vector<bool> met(items.size());
+  int end = 0;
+  for (int at = 0; at < static_cast<int>(item_at.size()); ++at) {
+    const int item = item_at[at];
+    if (items.placed[item] && item != leader) continue;
+    const bool again = at > 0 && item == item_at[at - 1];
+    if ((met[item] && !again) || (end > 0 && end != at)) return 0;
+    met[item] = true;
+    end = at + 1;
+  }
+  return end;
 }
 
 // Where the root only passes on, partitions are alike, and the first module may as well be in the first one.

@@ -23,6 +23,10 @@ struct Weight {
   Weight& operator-=(const Weight& other);
 };
 
+// [Note: chain] A chain is a route that meets each item that is to be placed once, and between them no item that is
+// placed already. It is cut into contiguous parts, so that it crosses at most once from each partition to the next:
+// whatever else would be more even costs messages in every microbatch, forward and backward.
+
 // A tree and a goal as the planners see them: items instead of nodes, and what moving them changes.
 struct Task {
   Task(const ModuleTree& tree, const Goal& goal);
@@ -36,19 +40,22 @@ struct Task {
   std::vector<int> on_one_rank() const;
 
   Goal goal;
-  Items items;
   Route route;
+  Items items;
   std::vector<int> item_at;            // per point of the route
   std::vector<std::vector<int>> gaps;  // per item: the gaps beside its points; gap i is before point i
   std::vector<double> message_us;      // per gap
+  std::vector<double> of_ranks_us;     // per gap: what a message there takes of each of its ranks
   std::vector<Weight> weights;         // per item
   Weight total;
   std::vector<int> movable;  // items that weigh something and are not placed by hand, in the order of the route
   bool by_hand = false;
+  int chain_end = 0;          // the points of a chain end before it, 0 where there is none; see [Note: chain]
   std::optional<int> leader;  // the first item of the route, where it leads in partition 0 although any other would do
 
  private:
   void lead_with_first_module();
+  int find_chain() const;
 
   std::vector<int> parents_;                    // per node
   std::vector<bool> passes_on_;                 // per item: it weighs nothing

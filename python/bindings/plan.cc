@@ -36,6 +36,12 @@ plan::Node to_node(const py::dict& row) {
   take(rest, "callable", node.callable);
   take(rest, "placed_at", placed_at);
   take(rest, "together", node.together);
+  take(rest, "anywhere", node.anywhere);
+  std::vector<std::tuple<int, double, double, std::int64_t, bool>> stretches;
+  take(rest, "stretches", stretches);
+  for (const auto& [at, forward_us, backward_us, value_bytes, works] : stretches) {
+    node.stretches.push_back({at, forward_us, backward_us, value_bytes, works});
+  }
   if (placed_at) node.placed_at = base::Partition(*placed_at);
   if (py::len(rest) > 0)
     throw base::UsageError(base::str("a module of a plan has no keys ", py::str(rest).cast<std::string>()));

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/module/state_exchange.h"
+#include "lamina/pipeline/anywhere.h"
 #include "lamina/pipeline/backward_watch.h"
 #include "lamina/plan/configured.h"
 #include "lamina/transport/lost.h"
@@ -137,7 +138,9 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
                std::vector<bool> streams, std::vector<bool> dynamic) {
   std::vector<base::Rank> ranks;
-  for (int partition : owners) ranks.push_back(session.owner(base::Partition(partition)));
+  for (int partition : owners) {
+    ranks.push_back(partition < 0 ? pipeline::kAnywhere : session.owner(base::Partition(partition)));
+  }
   session.job().set_model(python_modules(std::move(names), std::move(streams), std::move(dynamic)), std::move(ranks));
 }
 

@@ -194,8 +194,8 @@ class Session:
     def set_model(
         self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool], dynamic: Sequence[bool]
     ) -> None:
-        """The modules by index, before the first call: the partition of each, whether its calls run in a random stream
-        of their own, and whether its results must not be predicted."""
+        """The modules by index, before the first call: the partition of each (-1: where its argument lies), whether its
+        calls run in a random stream of their own, and whether its results must not be predicted."""
     def watch_flags(self, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> None:
         """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:

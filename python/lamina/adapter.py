@@ -67,7 +67,8 @@ def capture_state(number: int) -> bytes:
     are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
     model's dtypes they are."""
     model = _current.job().cut.model
-    news = attributes.news_for(model.owners[number])
+    is_anywhere = id(model.tree.modules[number]) in model.anywhere  # then it is not known here who will run it
+    news = [] if is_anywhere else attributes.news_for(model.owners[number])
     told = json.dumps(news).encode() if news else b"[]"
     return b"[%d,%b]\n" % (model.partition, told) + _flags(number)
 

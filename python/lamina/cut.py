@@ -153,10 +153,10 @@ class Cut:
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
             waited = waited_for(model.tree.modules)
-            session.set_model(model.tree.names, model.owners, own_stream, waited)
+            session.set_model(model.tree.names, model.places(), own_stream, waited)
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (model.remote(), self._call_remote, streamed)
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere)
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):
@@ -173,8 +173,8 @@ class Cut:
             self.model.parts.clear()
 
     def _intercept(self) -> None:
-        remote, _, streamed = self._interception
-        if remote or streamed:
+        remote, _, streamed, anywhere = self._interception
+        if remote or streamed or anywhere:
             intercept.install(*self._interception)
         if self._pipelined:
             model = self.model

@@ -16,10 +16,12 @@ Route = Callable[[int, tuple, dict[str, Any]], Any]
 
 _IN_STREAM = -1
 _NAMED = -2
+_ANYWHERE = -3
 
-# By id(module): the number of each module owned elsewhere, _IN_STREAM for the others that start a stream, _NAMED for
-# those among `_names`.
+# By id(module): the number of each module owned elsewhere, _ANYWHERE for those that nobody owns, _IN_STREAM for the
+# others that start a stream, _NAMED for those among `_names`.
 _listed: dict[int, int] = {}
+_anywhere: dict[int, int] = {}
 _in_stream: set[int] = set()
 _names: dict[int, str] = {}
 _given: Route | None = None  # the route as it was given
@@ -28,13 +30,19 @@ _original = nn.Module.__call__
 _installed = False
 
 
-def install(remote: Mapping[int, int], route: Route, streams: Iterable[nn.Module] = ()) -> None:
+def install(
+    remote: Mapping[int, int],
+    route: Route,
+    streams: Iterable[nn.Module] = (),
+    anywhere: Mapping[int, int] | None = None,
+) -> None:
     """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
     `streams` runs in a random stream of its own, if it is made in a step.
 
     Args:
         remote: the number of each module by id(module).
         route: what carries the call out.
+        anywhere: the number of each module by id(module) of which only calls are routed whose arguments lie elsewhere.
         streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
     """
     global _given, _route, _original, _installed
@@ -44,6 +52,9 @@ def install(remote: Mapping[int, int], route: Route, streams: Iterable[nn.Module
     _in_stream.update(map(id, streams))
     _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
     _listed.update(remote)
+    _anywhere.clear()
+    _anywhere.update(anywhere or {})
+    _listed.update(dict.fromkeys(_anywhere, _ANYWHERE))
     _given, _route = route, compiled.outside(route)
     if not _installed:
         _original = nn.Module.__call__
@@ -61,7 +72,7 @@ def name_turns(modules: Mapping[str, nn.Module]) -> None:
         else:
             _listed.pop(key, None)
     _names.clear()
-    _names.update((id(module), name) for name, module in modules.items())
+    _names.update((id(module), name) for name, module in modules.items() if id(module) not in _anywhere)
     _listed.update(dict.fromkeys(_names, _NAMED))
 
 
@@ -94,7 +105,17 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _lamina.call_in_stream(_original, self, *args, **kwargs)
     if number == _NAMED:
         return _call_named(self, args, kwargs)
+    if number == _ANYWHERE:
+        return _call_anywhere(self, args, kwargs)
     return _route(number, args, kwargs)
+
+
+def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())):
+        return _route(_anywhere[id(module)], args, kwargs)
+    if id(module) in _in_stream:
+        return _lamina.call_in_stream(_original, module, *args, **kwargs)
+    return _original(module, *args, **kwargs)
 
 
 def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

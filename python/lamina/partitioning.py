@@ -22,7 +22,7 @@ Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]  # see adapter
 
 _TIES_SAID = 3
-_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "written": [], "table": "", "report": {}}
+_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "anywhere": [], "written": [], "table": "", "report": {}}
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
@@ -32,6 +32,7 @@ class PartitionedModel:
     Attributes:
         tree: its modules.
         owners: per node of the tree, the partition that owns it.
+        anywhere: the node of each module that runs where its argument lies (`anywhere.py`), by id(module).
         partition: this rank's.
         parts: filled by `adapter`; for one step or more, while no parameter is replaced.
         report: how it was cut, as `DistributedModel.partition_report` has it.
@@ -45,10 +46,12 @@ class PartitionedModel:
         owners: list[int],
         report: dict[str, Any],
         partition: int,
+        anywhere: Iterable[int] = (),
         written: Iterable[tuple[int, str, int]] = (),
     ):
         self.tree = tree
         self.owners = owners
+        self.anywhere = {id(tree.modules[node]): node for node in anywhere}
         self.report = report
         self.partition = partition
         self.parts: dict[int, Parts] = {}
@@ -90,7 +93,8 @@ class PartitionedModel:
     def elsewhere(self, module: nn.Module) -> int | None:
         """The partition of a module that another rank owns, None for any other module."""
         node = self.tree.node(module)
-        return None if node is None or self.owners[node] == self.partition else self.owners[node]
+        is_here = node is None or self.owners[node] == self.partition or id(module) in self.anywhere
+        return None if is_here else self.owners[node]
 
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
@@ -107,8 +111,15 @@ class PartitionedModel:
         return {
             id(module): number
             for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
-            if owner != self.partition
+            if owner != self.partition and id(module) not in self.anywhere
         }
+
+    def places(self) -> list[int]:
+        """Per node of the tree its owner, -1 for none: what the engine takes."""
+        return [
+            -1 if id(module) in self.anywhere else owner
+            for module, owner in zip(self.tree.modules, self.owners, strict=True)
+        ]
 
 
 def partition(
@@ -128,7 +139,7 @@ def partition(
     tree = ModuleTree(module)
     plan = _agree(tree, session, tracer)
     mine = session.group_rank("pp")
-    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["written"])
+    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["anywhere"], plan["written"])
     _keep_dense(model)
     printing.install()
     for rows in _portions(model.tensors()):
@@ -250,7 +261,7 @@ def _keep_dense(model: PartitionedModel) -> None:
 
 
 def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
-    """What world rank 0 planned, once it is sure that all ranks have the same model."""
+    """What world rank 0 planned: see `_plan`. It is sure then that all ranks have the same model."""
     if session.size == 1:
         return _plan(tree, session, tracer)
     lines = tree.describe()
@@ -276,6 +287,7 @@ def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleT
 
 
 def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """The error, if any, per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
     try:
         found = tracer(tree) if tracer is not None else Trace()
         ties = _said(tree, found.ties)
@@ -292,6 +304,7 @@ def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTr
     report |= summary(tree, found)
     return _NO_PLAN | {
         "owners": ordered,
+        "anywhere": [node for node, row in zip(nodes, rows, strict=True) if row.get("anywhere")],
         "written": found.written,
         "table": table,
         "report": report,

@@ -20,9 +20,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from lamina.anywhere import owned_by_nobody
 from lamina.errors import UsageError
 from lamina.tracing_costs import nominal
 from lamina.tracing_record import Measures, Recorder, RunsBackwardError
+from lamina.tracing_route import scaled
 from lamina.tracing_scene import Ambience, alias, copied, put_stand_ins, undisturbed
 from lamina.tracing_state import StateWatch, Tie
 from lamina.tracing_times import measure_times
@@ -133,6 +135,8 @@ def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) ->
 def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[list[dict[str, Any]], list[int]]:
     """The rows of a plan, children in the order in which they were called, and the node that each row stands for."""
     plain = tree.rows()
+    for node in owned_by_nobody(tree, measures):
+        plain[node]["anywhere"] = True
     if measures is None:
         return plain, list(range(len(plain)))
     nodes = _in_call_order(tree, measures)
@@ -149,6 +153,7 @@ def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[lis
                 "backward_us": found.backward_us,
                 "activation_bytes": found.activation_bytes,
                 "output_bytes": found.output_bytes,
+                "stretches": scaled(found.stretches, found.forward_us, found.backward_us),
                 "together": sorted(place[other] for other in found.reads | found.ties),
             }
         )

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina import hugging_face, nest
 from lamina.tracing_costs import Device, tensors_of, times_us
+from lamina.tracing_route import Stretch, Way
 from lamina.tree import ModuleTree
 
 _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -40,6 +41,7 @@ class Measures:
         calls: how often it was called.
         reads: nodes whose parameters or buffers it reads itself.
         ties: nodes with which it shares attributes.
+        stretches: its times by what it did before, between and after the calls that it made.
         reads_data, draws: whether data decides what it does; whether it draws random numbers.
     """
 
@@ -53,6 +55,7 @@ class Measures:
     ties: set[int] = field(default_factory=set)
     reads_data: bool = False
     draws: bool = False
+    stretches: list[Stretch] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -75,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self._tell = tell
         self._began = time.monotonic()
         self._told = False
+        self._way = Way([each.stretches for each in self.measures])
         self._stack: list[int] = []
         self._recomputed = 0  # depth of modules that run once more in their backward
         self.failed_in: int | None = None
@@ -99,7 +103,10 @@ class Recorder(TorchDispatchMode):
         output = func(*args, **kwargs)
         forward_us, backward_us = times_us(self._device, func, args, kwargs, output)
         measures.forward_us += forward_us
-        measures.backward_us += backward_us + (forward_us if self._recomputed else 0)
+        backward_us += forward_us if self._recomputed else 0
+        measures.backward_us += backward_us
+        if func.namespace != "prim":
+            self._way.work(node, forward_us, backward_us)
         return output
 
     def node(self) -> int:
@@ -127,6 +134,8 @@ class Recorder(TorchDispatchMode):
             measures.order = sum(each.order is not None for each in self.measures)
         args, kwargs = self._given(args), self._given(kwargs)
         recomputed = hasattr(module.__dict__.get("forward"), "preserve_rng_state")
+        if not inside:
+            self._way.enter(node, (args, kwargs))
         self._stack.append(node)
         self._recomputed += recomputed
         try:
@@ -138,6 +147,7 @@ class Recorder(TorchDispatchMode):
             self._stack.pop()
             self._recomputed -= recomputed
         if not inside:
+            self._way.leave(output)
             measures.calls += 1
             nest.map_tensors(lambda tensor: self._add_output(measures, tensor), output)
         return output

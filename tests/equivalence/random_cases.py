@@ -227,7 +227,8 @@ def _draw_parts(draw: random.Random, wanted: set[str]) -> list[Part]:
 def _seen_in(parts: list[Part]) -> set[str]:
     """Traits that came about without being wanted."""
     parents = [child for part in parts for child in {n for op in part.program for n in op.parts}]
-    return {"several_parents"} if len(parents) > len(set(parents)) else set()
+    draws = {"dropout"} if any(part.kind == "drop" for part in parts) else set()
+    return draws | ({"several_parents"} if len(parents) > len(set(parents)) else set())
 
 
 def cases(world: int) -> list[RandomCase]:

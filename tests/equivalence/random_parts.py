@@ -158,6 +158,13 @@ class Scaler(nn.Module):
         return self.linear(x) * gain
 
 
+class Attend(nn.Module):
+    """No parameters, and no class of torch's."""
+
+    def forward(self, x):
+        return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+
 def tanh_layer():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
@@ -170,7 +177,8 @@ def dropout_layer():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), Block())
 
 
-SIMPLE = ("linear", "tanh", "relu", "block")
+# Every third has no parameters: what it is called with goes through it all the same.
+SIMPLE = ("linear", "linear", "tanh", "relu", "block", "block", "gelu", "drop", "attend")
 # What may be written right after it was received: nothing that torch saved for the backward.
 WRITABLE = ("linear", "block", "composite")
 
@@ -179,6 +187,9 @@ KINDS = {
     "tanh": tanh_layer,
     "relu": relu_layer,
     "block": Block,
+    "gelu": nn.GELU,
+    "drop": lambda: nn.Dropout(0.3),
+    "attend": Attend,
     "embedding": Embedding,
     "batch_norm": BatchNorm,
     "ordered_batch_norm": lambda: BatchNorm(momentum=0.1),

@@ -2,7 +2,9 @@
 """Cases for two ranks that are one pipeline: the step in which a model is traced and cut. Part of another launch."""
 
 import copy
+import itertools
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -182,3 +184,78 @@ def case_the_report_of_a_model_by_hand_and_of_one_partition():
     model = lamina.distribute(Traced())
     names = ModuleTree(model.get_module()).names
     assert model.partition_report()["partition"] == dict.fromkeys(names, 0)
+
+
+def crossings(model):
+    """How often the rank changes between modules that hold no others, in the order in which they are called."""
+    owner = model.partition_report()["partition"]
+    modules = model.get_module().named_modules()
+    owners = [owner[name] for name, module in modules if name in owner and not list(module.children())]
+    return sum(one != other for one, other in itertools.pairwise(owners))
+
+
+def train_beside_plain(model, x):
+    """One step of the model, which is then compared with the plain one."""
+    plain = copy.deepcopy(model.get_module())
+    train_step(model)(x)
+    for part in x.split(len(x) // 2):
+        (plain(part).square().mean() / 2).backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+
+
+def case_a_flat_chain_is_cut_once():
+    for traced in (True, False):
+        torch.manual_seed(4)
+        layers = [[nn.Linear(6, 6), nn.LayerNorm(6), nn.ReLU(), nn.Dropout(0.0)] for _ in range(8)]
+        model = start(nn.Sequential(*itertools.chain(*layers), nn.Linear(6, 1)), skip_tracing=not traced)
+        train_beside_plain(model, BATCH)
+        assert crossings(model) == 1, f"traced: {traced}"
+        lamina.shutdown()
+    lamina.init(partitions=2)
+
+
+class OneActivation(nn.Module):
+    """Calls one activation, and one dropout, after each layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(8)])
+        self.act, self.drop = nn.ReLU(inplace=True), nn.Dropout(0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.drop(self.act(layer(x)))
+        return x
+
+
+@contextmanager
+def counted(name):
+    """How often torch.nn.functional's function of that name is called on this rank."""
+    calls, original = [], getattr(F, name)
+    setattr(F, name, lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    try:
+        yield calls
+    finally:
+        setattr(F, name, original)
+
+
+def case_one_activation_of_many_layers_runs_where_its_argument_lies():
+    losses = []
+    for by_hand in (None, (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 0, 1, 0, 1, 0, 1), (0,) * 8):
+        torch.manual_seed(4)
+        model = OneActivation()
+        for layer, partition in zip(model.layers, by_hand or (), strict=False):
+            lamina.set_partition(layer, partition)
+        model = start(model)
+        train = train_step(model)
+        torch.manual_seed(5)
+        losses.append(train(BATCH).reduce_mean().item())
+        with counted("relu") as calls:
+            losses.append(train(BATCH).reduce_mean().item())
+        own = sum(model.partition_report()["partition"][f"layers.{i}"] == RANK for i in range(8))
+        assert len(calls) == 2 * own, f"{by_hand}: {len(calls)} calls with {own} layers here"
+        lamina.shutdown()
+    assert losses[:2] == losses[2:4] == losses[4:6] == losses[6:], losses
+    lamina.init(partitions=2)

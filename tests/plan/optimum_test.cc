@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/draft.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/task.h"
@@ -27,16 +28,31 @@ Outcome outcome_of(const ModuleTree& tree, const Route& route, const Assignment&
   return {step_us(predict(route, owners, goal).shape, goal), *std::ranges::max_element(memory)};
 }
 
-// Every owner of everything that a planner may move.
-void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use) {
+// Every owner of everything that a planner may move; of a chain ([Note: chain]) none, but for memory, that crosses
+// more.
+void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use,
+                   bool for_memory = false) {
   const Task task(tree, goal);
   std::vector<int> owners = task.on_one_rank();
   while (true) {
-    use(task.items.spread(owners));
+    if (for_memory || Draft(task, owners).score({}).crossings == 0) use(task.items.spread(owners));
     std::size_t at = 0;
     while (at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions) owners[task.movable[at++]] = 0;
     if (at == task.movable.size()) return;
   }
+}
+
+// Every cut of a chain into segments.
+void for_each_cut(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use) {
+  Assignment owners(tree.size());
+  const std::function<void(std::size_t, int)> decide = [&](std::size_t node, int partition) {
+    if (node == tree.size()) return use(owners);
+    for (int next = partition; next <= std::min(partition + 1, goal.partitions - 1); ++next) {
+      owners[node] = base::Partition(next);
+      decide(node + 1, next);
+    }
+  };
+  decide(1, 0);
 }
 
 Goal small_goal() {
@@ -56,31 +72,9 @@ void expect_near_optimum(const ModuleTree& tree, Goal goal, double factor) {
   RC_ASSERT(found <= factor * best);
 }
 
-RC_GTEST_PROP(Optimum, OfAChainIsAtMostFivePerCentBetter, ()) {
-  expect_near_optimum(any_chain_of_leaves(7), small_goal(), 1.05);
-}
-
 RC_GTEST_PROP(Optimum, OfASmallTreeIsAtMostTenPerCentBetter, ()) {
   const ModuleTree tree = any_tree({.most_nodes = 9, .sharing = *rc::gen::arbitrary<bool>()});
   expect_near_optimum(tree, small_goal(), 1.1);
-}
-
-// Segments in the order of the chain: the best step of any cut.
-double best_cut(const ModuleTree& tree, const Route& route, const Goal& goal) {
-  double best = std::numeric_limits<double>::infinity();
-  Assignment owners(tree.size());
-  const std::function<void(std::size_t, int)> decide = [&](std::size_t node, int partition) {
-    if (node == tree.size()) {
-      best = std::min(best, step_us(predict(route, owners, goal).shape, goal));
-      return;
-    }
-    for (int next = partition; next <= std::min(partition + 1, goal.partitions - 1); ++next) {
-      owners[node] = base::Partition(next);
-      decide(node + 1, next);
-    }
-  };
-  decide(1, 0);
-  return best;
 }
 
 RC_GTEST_PROP(Optimum, OfTheCutsOfALongChainIsAtMostFivePerCentBetter, ()) {
@@ -90,7 +84,11 @@ RC_GTEST_PROP(Optimum, OfTheCutsOfALongChainIsAtMostFivePerCentBetter, ()) {
   goal.memory_weight = 0;
   const Route route = find_route(tree);
   const double found = step_us(predict(route, step_planner()->assign(tree, goal), goal).shape, goal);
-  RC_ASSERT(found <= 1.05 * best_cut(tree, route, goal));
+  double best = std::numeric_limits<double>::infinity();
+  for_each_cut(tree, goal, [&](const Assignment& owners) {
+    best = std::min(best, step_us(predict(route, owners, goal).shape, goal));
+  });
+  RC_ASSERT(found <= 1.05 * best);
 }
 
 RC_GTEST_PROP(Optimum, OfMemoryAndTimeIsNearWhateverTheirWeights, ()) {
@@ -105,7 +103,7 @@ RC_GTEST_PROP(Optimum, OfMemoryAndTimeIsNearWhateverTheirWeights, ()) {
   };
   const Outcome found = outcome_of(tree, route, step_planner()->assign(tree, goal), goal);
   double best = std::numeric_limits<double>::infinity();
-  for_each_plan(tree, goal, [&](const Assignment& owners) {
+  for_each_cut(tree, goal, [&](const Assignment& owners) {
     const Outcome outcome = outcome_of(tree, route, owners, goal);
     if (outcome.step_us <= found.step_us) best = std::min(best, objective(outcome));
   });
@@ -119,9 +117,10 @@ RC_GTEST_PROP(Optimum, APlanThatFitsIntoMemoryIsFoundWhereThereIsOne, ()) {
   goal.memory_limit_bytes = all * *rc::gen::inRange(20, 80).as("per cent") / 100;
   std::int64_t least = all;
   const Route route = find_route(tree);
-  for_each_plan(tree, goal, [&](const Assignment& owners) {
-    least = std::min(least, outcome_of(tree, route, owners, goal).fullest_bytes);
-  });
+  for_each_plan(
+      tree, goal,
+      [&](const Assignment& owners) { least = std::min(least, outcome_of(tree, route, owners, goal).fullest_bytes); },
+      true);
   if (least > *goal.memory_limit_bytes) {
     RC_ASSERT_THROWS_AS(step_planner()->assign(tree, goal), base::ConfigError);
   } else {

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten plans of a model over two ranks, the automatic one and nine by hand, from one cut to torn ones: their predicted
+steps beside the measured ones.
+
+    lamina run -n 2 benchmarks/plan_prediction_order.py
+
+`order` is the rank correlation of predicted and measured steps (Spearman's); `crossings` how often the automatic plan
+goes from one rank to the other between modules in the order of the model; `of best` its step over that of the best plan
+by hand, the median over rounds, in each of which every plan is run once.
+"""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+import plan_models
+import torch
+from measure import Report, arguments
+from torch import nn
+
+import lamina
+
+MICROBATCHES = 4
+ORDERED = ("mlp", "vgg", "resnet", "gpt")
+CASES = (*ORDERED, "unet", "moe")
+
+Plan = tuple[int, ...] | None  # per leaf its partition; None: the automatic one
+
+
+def leaves(model: nn.Module) -> list[nn.Module]:
+    """The modules that hold no others, in the order of the model, each once."""
+    return [module for module in model.modules() if not list(module.children())]
+
+
+def plans(count: int) -> list[Plan]:
+    """The automatic one; cuts in one place; stripes; and one that is torn at random."""
+    cuts = [tuple(int(i >= count * part // 8) for i in range(count)) for part in (2, 3, 4, 5, 6)]
+    stripes = [tuple(i // width % 2 for i in range(count)) for width in (max(count // 4, 2), 2, 1)]
+    draw = random.Random(1)
+    return [None, *cuts, *stripes, tuple(draw.randrange(2) for _ in range(count))]
+
+
+def crossings(owners: Iterable[int]) -> int:
+    """How often the rank changes."""
+    return sum(one != other for one, other in itertools.pairwise(owners))
+
+
+def run(name: str, plan: Plan, steps: int) -> tuple[float, float, int]:
+    """The median step of a plan, the predicted one, in milliseconds, and its crossings; collective."""
+    torch.manual_seed(0)
+    model, (x, y), loss_of = getattr(plan_models, name)()
+    lamina.init(partitions=2, microbatches=MICROBATCHES, ddp=False)
+    parts = leaves(model)
+    for module, partition in zip(parts, plan or (), strict=False):
+        lamina.set_partition(module, partition)
+    names = {module: path for path, module in model.named_modules()}
+    distributed = lamina.distribute(model)
+
+    @lamina.step
+    def step(x, y):
+        loss = loss_of(distributed, x, y)
+        distributed.backward(loss)
+        return loss
+
+    took_ms = []
+    for _ in range(2 + steps):
+        lamina.barrier()
+        began = time.perf_counter()
+        step(x, y)
+        took_ms.append(1e3 * (time.perf_counter() - began))
+    found = distributed.partition_report()
+    owners = [found["partition"][names[module]] for module in parts if names[module] in found["partition"]]
+    lamina.shutdown()
+    return statistics.median(took_ms[2:]), found["predicted_step_us"] / 1e3, crossings(owners)
+
+
+def correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's."""
+    return statistics.correlation(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered.index(value) + ordered.count(value) / 2 for value in values]
+
+
+def compare(report: Report, name: str, rounds: int, steps: int) -> None:
+    """Adds the figures of one model; collective."""
+    model = getattr(plan_models, name)()[0]
+    tried = plans(len(leaves(model)))
+    measured = [[run(name, plan, steps) for plan in tried] for _ in range(rounds)]
+    took = [statistics.median(each[i][0] for each in measured) for i in range(len(tried))]
+    predicted = [measured[0][i][1] for i in range(len(tried))]
+    best = min(range(1, len(tried)), key=lambda i: took[i])
+    ratios = [each[0][0] / each[best][0] for each in measured]
+    automatic = [each[0][0] for each in measured]
+    report.add(name, "step, automatic", "ms", automatic, predicted_ms=predicted[0], crossings=measured[0][0][2])
+    report.add(name, "step, best by hand", "ms", [each[best][0] for each in measured], predicted_ms=predicted[best],
+               crossings=measured[0][best][2])  # fmt: skip
+    report.add(name, "automatic, of best", "ratio", ratios)
+    if name in ORDERED:
+        report.add(name, "order", "correlation", [correlation(predicted, took)])
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    torch.set_num_threads(1)
+    report = Report(options.name or "plan_prediction_order", "Plans of two partitions: predicted and measured steps")
+    for name in CASES[:1] if options.quick else CASES:
+        compare(report, name, rounds=1 if options.quick else 5, steps=2 if options.quick else 5)
+    lamina.init(partitions=2, microbatches=MICROBATCHES)
+    if lamina.rank() == 0:
+        report.finish()
+    lamina.shutdown()
+
+
+if __name__ == "__main__":
+    main()

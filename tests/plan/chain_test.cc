@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chains of called modules, with parameters or without: few crossings, and an even cut.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "lamina/base/str.h"
+#include "lamina/plan/cut.h"
+#include "lamina/plan/planner.h"
+#include "lamina/plan/prediction.h"
+#include "lamina/plan/settle.h"
+#include "tests/plan/any_tree.h"
+#include "tests/plan/trees.h"
+
+namespace lamina::plan {
+namespace {
+
+// A root without work of its own over leaves, of which about so many per cent have parameters. With `nested` they are
+// in containers that only call them, to any depth.
+ModuleTree any_chain(int most, bool nested) {
+  ModuleTree tree(1);
+  const int size = *rc::gen::inRange(1, most + 1).as("modules");
+  const int with_parameters = *rc::gen::inRange(0, 101).as("per cent with parameters");
+  int parent = 0, at = 0;
+  for (int leaf = 0; leaf < size; ++leaf) {
+    for (int deeper = nested ? *rc::gen::inRange(0, 3) : 0; deeper > 0; --deeper) {
+      tree.push_back({.parent = parent, .name = base::str("c", tree.size())});
+      parent = static_cast<int>(tree.size()) - 1;
+    }
+    Node node;
+    node.parent = parent;
+    node.name = base::str(leaf);
+    node.forward_us = *rc::gen::inRange(1, 100);
+    node.backward_us = 2 * node.forward_us;
+    node.output_bytes = *rc::gen::inRange(1, 100);
+    node.activation_bytes = *rc::gen::inRange(0, 100);
+    if (*rc::gen::inRange(0, 100) < with_parameters) give_parameters(node, {leaf});
+    node.stretches = {{at++, node.forward_us, node.backward_us, node.output_bytes, true}};
+    tree.push_back(node);
+    for (int up = nested ? *rc::gen::inRange(0, 3) : 0; up > 0 && parent > 0; --up) parent = tree[parent].parent;
+  }
+  return tree;
+}
+
+int crossings(const ModuleTree& tree, const Assignment& owners) {
+  const Route route = find_route(tree);
+  int count = 0;
+  for (std::size_t i = 1; i < route.points.size(); ++i) {
+    count += owners[route.points[i - 1].node] != owners[route.points[i].node] ? 1 : 0;
+  }
+  return count;
+}
+
+Goal goal_of_a_job() {
+  Goal goal;
+  goal.partitions = *rc::gen::inRange(1, 9).as("partitions");
+  goal.microbatches = *rc::gen::inRange(2, 17).as("microbatches");
+  if (*rc::gen::arbitrary<bool>()) goal.schedule = "simple";
+  goal.message_price = *rc::gen::element(0.008, 0.05);
+  return goal;
+}
+
+double heaviest_us(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
+  return predict(find_route(tree), owners, goal).shape.heaviest_us;
+}
+
+// The heaviest part of the best contiguous cut.
+std::int64_t best_cut(const ModuleTree& tree, const std::function<std::int64_t(const Node&)>& weight, int partitions) {
+  std::vector<std::int64_t> weights;
+  for (const Point& point : find_route(tree).points) weights.push_back(weight(tree[point.node]));
+  return cut_evenly(weights, partitions).largest;
+}
+
+RC_GTEST_PROP(Chain, CrossesAtMostOnceBetweenTwoPartitions, ()) {
+  const ModuleTree tree = any_chain(40, *rc::gen::arbitrary<bool>().as("nested"));
+  Goal goal = goal_of_a_job();
+  goal.memory_weight = *rc::gen::element(0.0, 0.2, 0.8, 1.0).as("memory weight");
+  goal.link = any_link();
+  RC_ASSERT(crossings(tree, step_planner()->assign(tree, goal)) <= goal.partitions - 1);
+}
+
+RC_GTEST_PROP(Chain, IsCutAsEvenlyInTimeAsTheBestCutOfIt, ()) {
+  const ModuleTree tree = any_chain(40, *rc::gen::arbitrary<bool>().as("nested"));
+  Goal goal = goal_of_a_job();
+  goal.memory_weight = 0;
+  const auto time = [](const Node& node) { return static_cast<std::int64_t>(node.forward_us + node.backward_us); };
+  const auto best = static_cast<double>(best_cut(tree, time, goal.partitions));
+  RC_ASSERT(heaviest_us(tree, step_planner()->assign(tree, goal), goal) <= 1.05 * best);
+}
+
+// What only calls others is called where the first of these is: once, where all of them are there.
+RC_GTEST_PROP(Chain, AContainerIsWhereTheFirstModuleInItIs, ()) {
+  const ModuleTree tree = any_chain(30, true);
+  const Goal goal = goal_of_a_job();
+  const Assignment owners = step_planner()->assign(tree, goal);
+  for (std::size_t node = 2; node < tree.size(); ++node) {
+    if (tree[node].parent > 0 && tree[node].parent + 1 == static_cast<int>(node)) {
+      RC_ASSERT(owners[node] == owners[tree[node].parent]);
+    }
+  }
+}
+
+// One activation after each of four layers: its cost is that of the layer before it, and nothing of it is planned.
+TEST(Chain, WithOneActivationForAllLayersIsCutOnce) {
+  TreeBuilder builder;
+  builder.add(0, "act");
+  for (int i = 0; i < 4; ++i) builder.add(0, base::str("layer", i), 100);
+  ModuleTree& tree = builder.tree;
+  tree[1].anywhere = true;
+  tree[1].activation_bytes = 40;
+  for (int i = 0; i < 4; ++i) {
+    tree[2 + i].stretches = {{2 * i, 10, 20, 7, true}};
+    tree[1].stretches.push_back({2 * i + 1, 1, 2, 5, true});
+  }
+  const ModuleTree planned = settled(tree);
+  EXPECT_EQ(planned[2].activation_bytes, 10);
+  EXPECT_EQ(planned[2].stretches.front().forward_us, 11);
+  EXPECT_EQ(planned[2].stretches.front().value_bytes, 5);
+  const Assignment owners = step_planner()->assign(planned, over(2));
+  EXPECT_EQ(crossings(planned, owners), 1);
+  EXPECT_EQ(owners[1], owners[0]);
+}
+
+// A flat chain without times, as where a model cannot be traced, is cut once as well.
+TEST(Chain, WithoutTimesIsCutOnce) {
+  TreeBuilder builder;
+  for (int i = 0; i < 8; ++i) {
+    builder.add(0, base::str("linear", i), 1000);
+    builder.add(0, base::str("norm", i), 10);
+    builder.add(0, base::str("relu", i));
+    builder.add(0, base::str("dropout", i));
+  }
+  Goal goal = over(2);
+  goal.message_price = 0.05;
+  EXPECT_EQ(crossings(builder.tree, step_planner()->assign(builder.tree, goal)), 1);
+}
+
+}  // namespace
+}  // namespace lamina::plan
