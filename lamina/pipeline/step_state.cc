@@ -40,6 +40,7 @@ base::Step StepState::begin(const std::function<void(base::Step)>& prepare, cons
   last_event_ = base::Deadline::Clock::now();
   prepare(step);
   compare();
+  if (!refusal_.empty() && !error_) error_ = std::make_exception_ptr(base::DesyncError(refusal_));
   start_early(lock);
   return step;
 }
@@ -56,7 +57,6 @@ void StepState::compare() {
   refusal_ = base::str("step ", current_, ": rank ", leader, " has entered the step function ", announced.name,
                        at(announced), ", rank ", rank_, " ", entered_.name, at(entered_),
                        ": all ranks of a pipeline call the same step functions, in the same order");
-  if (!error_) error_ = std::make_exception_ptr(base::DesyncError(refusal_));
 }
 
 // What came before the step had begun here.
@@ -78,14 +78,9 @@ void StepState::receive_begin(base::Step step, base::Rank leader, const base::Ca
   if (step < current_ || (step == current_ && !open_)) return;
   begins_[step] = {leader, announced};
   if (step > current_ || retracted_) return;
-  const bool failed = error_ != nullptr;
   compare();
+  if (!refusal_.empty()) return fail_locked(std::make_exception_ptr(base::DesyncError(refusal_)), lock);
   start_early(lock);
-  if (!lock.owns_lock()) return;
-  const bool woken = !failed && error_;
-  lock.unlock();
-  changed_.notify_all();
-  if (woken) on_error_();
 }
 
 void StepState::refuse(base::Step step, const std::string& why) {
@@ -203,9 +198,13 @@ void StepState::fail_for_good(std::exception_ptr error) {
 void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock) {
   if (error_) return;
   error_ = std::move(error);
+  ++threads_;  // the step does not end before this has: it would wake those who wait in the next one
   lock.unlock();
   changed_.notify_all();
   on_error_();
+  lock.lock();
+  if (--threads_ == 0) idle_.notify_all();
+  lock.unlock();
 }
 
 bool StepState::settled() const { return done_ || ends_.contains(current_); }

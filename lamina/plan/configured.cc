@@ -11,8 +11,9 @@ namespace {
 // More messages than a cut needs have to gain a good deal: times are those of a nominal device.
 constexpr double kMessagePrice = 0.05;
 
-// What messages take between processes of one machine, measured from Python (benchmarks/call_overhead.py). Only what is
-// said of a plan counts them, so that small models are cut as large ones are.
+// What messages take between processes of one machine: round figures within those that docs/benchmarks.md has of
+// call_overhead, not calibrated. Only what is said of a plan counts them, so that small models are cut as large ones
+// are.
 constexpr Link kMessages{.latency_us = 60, .bytes_per_us = 2000, .rank_us = 60};
 
 Goal goal_of(const base::Config& config) {

@@ -143,13 +143,15 @@ class Cut:
         session, model = _current.session(), self.model
         if self._pipelined:
             compiled.install()
-        if self._pipelined:
-            if session.config.deterministic_server:
-                own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
-                session.set_order(own, not self._statistics.are_all_buffers())
+        if self._pipelined and session.config.deterministic_server:
+            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
+            session.set_order(own, not self._statistics.are_all_buffers())
+        if not self.routed:
+            self._route(session, model)
+        if self._pipelined:  # after hooks, which may load a state
             session.set_statistics(self._statistics.rows())
-        if self.routed:
-            return
+
+    def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
             waited = waited_for(model.tree.modules)
