@@ -9,8 +9,8 @@ namespace {
 
 using value::is_pending;
 
-class Schedules : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, Schedules, testing::Values("simple", "interleaved"));
+class ViewSchedules : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, ViewSchedules, testing::Values("simple", "interleaved"));
 
 at::Tensor front(const at::Tensor& x) { return x.narrow(0, 0, 2); }
 
@@ -45,7 +45,7 @@ void compare(const std::string& schedule, const Function& views, const Function&
   }
 }
 
-TEST_P(Schedules, AViewOfWhatIsHereIsWritten) {
+TEST_P(ViewSchedules, AViewOfWhatIsHereIsWritten) {
   compare(GetParam(), front, front, [](const auto& x, const auto& views, const auto&) {
     const auto h = x * 1.5;
     views(h).mul_(2);
@@ -53,7 +53,7 @@ TEST_P(Schedules, AViewOfWhatIsHereIsWritten) {
   });
 }
 
-TEST_P(Schedules, AnArgumentIsWrittenAfterItsViewWasReturned) {
+TEST_P(ViewSchedules, AnArgumentIsWrittenAfterItsViewWasReturned) {
   compare(GetParam(), front, front, [](const auto& x, const auto& views, const auto&) {
     const auto h = x * 1.5;
     const auto view = views(h);
@@ -62,7 +62,7 @@ TEST_P(Schedules, AnArgumentIsWrittenAfterItsViewWasReturned) {
   });
 }
 
-TEST_P(Schedules, AViewOfWhatIsOnAThirdRankIsWritten) {
+TEST_P(ViewSchedules, AViewOfWhatIsOnAThirdRankIsWritten) {
   compare(
       GetParam(), front, [](const at::Tensor& x) { return x * 1.5; },
       [](const auto& x, const auto& views, const auto& makes) {
@@ -72,7 +72,7 @@ TEST_P(Schedules, AViewOfWhatIsOnAThirdRankIsWritten) {
       });
 }
 
-TEST_P(Schedules, AViewWithAGradientOfItsOwnKeepsIt) {
+TEST_P(ViewSchedules, AViewWithAGradientOfItsOwnKeepsIt) {
   compare(
       GetParam(), [](const at::Tensor& x) { return Reversed::apply(x); }, [](const at::Tensor& x) { return x * 1.5; },
       [](const auto& x, const auto& views, const auto& makes) {
@@ -80,7 +80,7 @@ TEST_P(Schedules, AViewWithAGradientOfItsOwnKeepsIt) {
       });
 }
 
-TEST_P(Schedules, ADetachedViewHasNoGradientAndSharesMemory) {
+TEST_P(ViewSchedules, ADetachedViewHasNoGradientAndSharesMemory) {
   compare(
       GetParam(), [](const at::Tensor& x) { return front(x.detach()); }, front,
       [](const auto& x, const auto& views, const auto&) {
@@ -92,7 +92,7 @@ TEST_P(Schedules, ADetachedViewHasNoGradientAndSharesMemory) {
       });
 }
 
-TEST_P(Schedules, AViewThatNobodyWritesIsNotFetched) {
+TEST_P(ViewSchedules, AViewThatNobodyWritesIsNotFetched) {
   Model model(3, GetParam());
   const auto viewer = model.add_function("viewer", 1, front);
   const auto maker = model.add_function("maker", 2, [](const at::Tensor& x) { return x * 1.5; });
@@ -106,7 +106,7 @@ TEST_P(Schedules, AViewThatNobodyWritesIsNotFetched) {
   }
 }
 
-TEST_P(Schedules, AWriteThatEarlierCallsDidNotAnnounceIsAnError) {
+TEST_P(ViewSchedules, AWriteThatEarlierCallsDidNotAnnounceIsAnError) {
   Model model(3, GetParam());
   const auto viewer = model.add_function("viewer", 1, front);
   const auto maker = model.add_function("maker", 2, [](const at::Tensor& x) { return x * 1.5; });
