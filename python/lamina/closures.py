@@ -190,12 +190,7 @@ def _add_hooks() -> None:
 def _look_at_hooks() -> None:
     for name, module, partition in _modules:
         hung = _hooks_of(module).keys() - _hung[id(module)]
-        if hung and partition != _here:
-            raise UsageError(
-                f"a hook was hung in a step on {name}, which lives on partition {partition}: there it is never called; "
-                "hang it on every rank, before the step"
-            )
-        if hung and _in_turns:
+        if hung and _in_turns and partition == _here:  # elsewhere `foreign` refuses it
             raise UsageError(
                 f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, too: "
                 "hang it before the step, or set active_microbatches to 1"
@@ -234,7 +229,8 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
     seen.add((function, id(owner)))
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield from _value(cell, name, functools.partial(_of_cell, cell), code, depth, seen)
+        key = "cell", id(cell)  # which `read` keeps
+        yield from _value(key, name, functools.partial(_of_cell, cell), code, depth, seen)
     for number, value in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
         read = functools.partial(lambda value: value, value)
         yield from _value((id(code), number), f"a default argument of {function.__qualname__}", read, code, depth, seen)

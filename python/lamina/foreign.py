@@ -16,7 +16,7 @@ from torch import autograd, nn
 from torch.nn.modules import module as registrations
 from torch.optim import optimizer as optimizers
 
-from lamina import _current, _lamina
+from lamina import _current, _lamina, hugging_face
 from lamina.errors import UsageError
 
 _HOOKS = (
@@ -88,8 +88,8 @@ def _home_of(module: nn.Module) -> tuple[str, int] | None:
     return None if partition is None else (model.tree.names[model.tree.node(module)] or "the model", partition)
 
 
-def _refuse_hook(method: str, module: nn.Module, *_: Any, **__: Any) -> None:
-    if (home := _home_of(module)) is not None:
+def _refuse_hook(method: str, module: nn.Module, hook: Any, *_: Any, **__: Any) -> None:
+    if not hugging_face.is_collector(hook) and (home := _home_of(module)) is not None:
         raise UsageError(
             f"{home[0]}.{method}() in a step: the module runs on partition {home[1]}, where the hook is not known; "
             "register it before the step, on every rank"

@@ -53,5 +53,9 @@ def collect(module: nn.Module, args: tuple, output: Any) -> None:
 
 def collectors(module: nn.Module) -> list[Callable[..., Any]]:
     """Hugging Face's own hooks of a module: they keep what it returns for those who ask for it."""
-    hooks = module._forward_hooks.values()
-    return [hook for hook in hooks if getattr(hook, "__module__", None) == "transformers.utils.output_capturing"]
+    return [hook for hook in module._forward_hooks.values() if is_collector(hook)]
+
+
+def is_collector(hook: Any) -> bool:
+    """Whether it is such a hook, which `collect` calls for modules of other ranks."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"

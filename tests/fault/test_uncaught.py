@@ -26,9 +26,9 @@ ONE_PLACE = some(PLACES, 1, seed=3)
 
 
 def read_by_user(errors):
-    """Without what lamina tells of the model, and of ranks."""
+    """Without what lamina tells of the model, of the batch, and of ranks."""
     lines = re.sub(r"Partition assignments:(.*\n)*?(bubble|predicted step).*\n", "", errors).splitlines()
-    return [line for line in lines if not line.startswith(("lamina run:", "----", "[lamina rank"))]
+    return [line for line in lines if not line.startswith(("lamina: ", "lamina run:", "----", "[lamina rank"))]
 
 
 @pytest.mark.parametrize(("what", "place", "rank"), CHOSEN)
