@@ -8,6 +8,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
 #include "lamina/base/str.h"
+#include "lamina/value/reference_tensor.h"
 
 namespace lamina::face {
 namespace {
@@ -100,6 +101,8 @@ void vary(const torch::nn::Module* module) {
   std::lock_guard guard(modules().mutex);
   known(module, "set_dynamic()").dynamic = true;
 }
+
+bool lies_elsewhere(const at::Tensor& tensor) { return tensor.defined() && value::is_pending(tensor); }
 
 Router* router() { return current_router.load(std::memory_order_acquire); }
 void set_router(Router* router) { current_router.store(router, std::memory_order_release); }

@@ -46,7 +46,8 @@ class Router;
 struct Place {
   Router* router;
   base::ModuleId id;
-  bool elsewhere;  // else it runs here, between enter() and leave()
+  bool elsewhere;         // else it runs here, in the scope that enter() returns
+  bool anywhere = false;  // it runs where an argument lies that is not here
 };
 
 // Stands between the calls of Child modules and the modules. There is one at most.
@@ -65,6 +66,13 @@ class Router {
   virtual bool wants_results() const { return false; }
   virtual void returned(base::ModuleId, const value::Value&) {}
 };
+
+// Whether an argument stands for a value of another rank.
+bool lies_elsewhere(const at::Tensor& tensor);
+template <class T>
+bool lies_elsewhere(const T&) {
+  return false;
+}
 
 Router* router();
 void set_router(Router* router);  // nullptr: every call is torch's own

@@ -75,7 +75,7 @@ class Child : public face::HolderOf<T> {
     face::Router* const router = face::router();
     const auto place = router == nullptr ? std::nullopt : router->find(&module);
     if (!place) return Result(module.forward(std::forward<Args>(args)...));
-    if (place->elsewhere) {
+    if (place->elsewhere || (place->anywhere && (face::lies_elsewhere(args) || ...))) {
       Value arguments = value::Tuple{{to_value<std::decay_t<Args>>(args)...}};
       return from_value<Result>(place->router->call(place->id, Kind::number, std::move(arguments)));
     }

@@ -21,8 +21,8 @@ using topology::Group;
 
 // What a rank says of its model before it is cut; what the first rank says counts.
 Value statement(const std::string& description, const std::string& error, const std::string& table,
-                const std::vector<int>& owners) {
-  return to_value(std::tuple(description, error, table, owners));
+                const std::vector<int>& owners, const std::vector<int>& anywhere) {
+  return to_value(std::tuple(description, error, table, owners, anywhere));
 }
 
 std::string first_difference(const std::string& first, const std::string& other) {
@@ -107,7 +107,7 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
   auto& session = *job_.session;
   const std::string description = tree_.description();
   std::string error, table;
-  std::vector<int> owners(tree_.size());
+  std::vector<int> owners(tree_.size()), anywhere;
   if (session.world().rank == base::Rank(0)) {
     try {
       std::optional<std::vector<Cost>> costs;
@@ -122,14 +122,15 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
       table = plan::printed(rows, report, session.config());
       for (std::size_t row = 0; job_.pipelined() && row < nodes.size(); ++row) {
         owners[nodes[row]] = static_cast<int>(report.owners[row].value);
+        if (rows[row].anywhere) anywhere.push_back(nodes[row]);
       }
     } catch (const std::exception& wrong) {
       error = wrong.what();
     }
   }
   const auto everyone = session.job().mailbox().all_gather(
-      session.members(Group::kWorld), statement(description, error, table, owners), session.patience());
-  using Statement = std::tuple<std::string, std::string, std::string, std::vector<int>>;
+      session.members(Group::kWorld), statement(description, error, table, owners, anywhere), session.patience());
+  using Statement = std::tuple<std::string, std::string, std::string, std::vector<int>, std::vector<int>>;
   const auto first = from_value<Statement>(everyone.front());
   if (!std::get<1>(first).empty()) throw base::ConfigError(std::get<1>(first));
   for (std::size_t rank = 1; rank < everyone.size(); ++rank) {
@@ -139,6 +140,8 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
   }
   report_ = std::get<2>(first);
   if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(report_.c_str(), stderr);
+  anywhere_.assign(tree_.size(), false);
+  for (const int node : std::get<4>(first)) anywhere_[node] = true;
   return std::get<3>(first);
 }
 
@@ -151,7 +154,7 @@ void Model::cut(const std::optional<Example>& example) {
   }
   if (job_.pipelined()) keep_order();
   watch();
-  routing_ = std::make_shared<Routing>(tree_, owners_, *job_.session);
+  routing_ = std::make_shared<Routing>(tree_, owners_, anywhere_, *job_.session);
   set_router(routing_.get());
 }
 

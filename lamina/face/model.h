@@ -104,7 +104,8 @@ class Model {
   const ModelOptions options_;
   const ModuleTree tree_;
   const int partition_;
-  std::vector<int> owners_;  // by node; none before the model is cut
+  std::vector<int> owners_;     // by node; none before the model is cut
+  std::vector<bool> anywhere_;  // by node; see [Note: anywhere] in pipeline/anywhere.h
   std::string report_;
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

@@ -28,7 +28,11 @@ ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root) {
 
 void ModuleTree::add(const std::shared_ptr<torch::nn::Module>& module, const std::string& name, int parent,
                      bool called) {
-  if (!seen_.emplace(module.get(), called ? size() : -1).second) return;
+  const auto [place, is_new] = seen_.emplace(module.get(), called ? size() : -1);
+  if (!is_new) {
+    if (place->second >= 0) nodes_[place->second].shared = true;
+    return;
+  }
   int node = parent;
   if (called) {
     node = size();

@@ -29,6 +29,7 @@ class ModuleTree {
     std::string name;  // the path from the root, whose own is empty
     int parent = -1;
     std::shared_ptr<torch::nn::Module> module;
+    bool shared = false;  // it is in more than one place
   };
 
   explicit ModuleTree(std::shared_ptr<torch::nn::Module> root);

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/util/Type.h>
+#include <torch/nn/module.h>
+
 #include <algorithm>
 
 #include "lamina/face/calls.h"
@@ -25,6 +28,14 @@ std::optional<int> by_hand(const torch::nn::Module& module, bool scopes_count) {
   return known->partition || !scopes_count ? known->partition : known->scope;
 }
 
+// See [Note: anywhere] in pipeline/anywhere.h.
+bool runs_anywhere(const ModuleTree::Node& node, const Cost* cost) {
+  const torch::nn::Module& module = *node.module;
+  const bool is_torchs = c10::demangle(typeid(module).name()).starts_with("torch::nn::");
+  const bool holds = !module.children().empty() || !module.parameters().empty() || !module.buffers().empty();
+  return is_torchs && !holds && (node.shared || (cost != nullptr && cost->calls > 1));
+}
+
 }  // namespace
 
 std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tree,
@@ -44,12 +55,15 @@ std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tre
     for (const auto id : row.parameter_ids)
       row.parameter_bytes += static_cast<std::int64_t>(tree.parameters()[id].tensor.nbytes());
     if (const auto partition = by_hand(*own.module, scopes_count)) row.placed_at = base::Partition(*partition);
+    row.anywhere = !row.placed_at && runs_anywhere(own, costs ? &(*costs)[node] : nullptr);
     if (costs) {
       const Cost& cost = (*costs)[node];
       row.forward_us = cost.forward_us;
       row.backward_us = 2 * cost.forward_us;
       row.activation_bytes = cost.activation_bytes;
       row.output_bytes = cost.output_bytes;
+      row.stretches = cost.stretches;
+      for (auto& stretch : row.stretches) stretch.backward_us = 2 * stretch.forward_us;
       for (const int other : cost.reads) row.together.push_back(place[other]);
     }
     rows.push_back(std::move(row));

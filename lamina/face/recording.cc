@@ -73,25 +73,43 @@ std::unique_ptr<Router::Scope> Recording::enter(base::ModuleId id) {
 }
 
 void Recording::returned(base::ModuleId id, const value::Value& result) {
-  auto& bytes = costs_[id.value].output_bytes;
-  value::for_each_tensor(result, [&](const at::Tensor& tensor) { bytes += bytes_of(tensor); });
+  latest_bytes_ = 0;
+  value::for_each_tensor(result, [&](const at::Tensor& tensor) { latest_bytes_ += bytes_of(tensor); });
+  costs_[id.value].output_bytes += latest_bytes_;
 }
 
 void Recording::push(int node) {
   pass_time();
+  hand_on();
   stack_.push_back(node);
   if (!costs_[node].order) costs_[node].order = calls_++;
+  ++costs_[node].calls;
+  begin_stretch();
 }
 
 void Recording::pop() {
   pass_time();
+  hand_on();
   stack_.pop_back();
+}
+
+void Recording::begin_stretch() {
+  costs_[stack_.back()].stretches.push_back({.at = stretches_++});
+  in_stretch_ = true;
+}
+
+void Recording::hand_on() {
+  if (in_stretch_) costs_[stack_.back()].stretches.back().value_bytes = latest_bytes_;
+  in_stretch_ = false;
 }
 
 void Recording::pass_time() {
   const auto now = Clock::now();
   if (!stack_.empty()) {
-    costs_[stack_.back()].forward_us += std::chrono::duration<double, std::micro>(now - since_).count();
+    Cost& cost = costs_[stack_.back()];
+    const double passed_us = std::chrono::duration<double, std::micro>(now - since_).count();
+    cost.forward_us += passed_us;
+    if (in_stretch_) cost.stretches.back().forward_us += passed_us;
   }
   since_ = now;
 }
@@ -107,7 +125,12 @@ void Recording::ends(const at::RecordFunction& operation, at::ObserverContext*) 
 
 void Recording::note_inputs(const at::RecordFunction& operation) {
   const bool outermost = depth_++ == 0;
-  if (outermost) counted_.clear();
+  if (outermost) {
+    counted_.clear();
+    pass_time();
+    if (!in_stretch_) begin_stretch();
+    costs_[stack_.back()].stretches.back().works = true;
+  }
   for (const c10::IValue& input : operation.inputs()) {
     for_each_tensor_of(input, [&](const at::Tensor& tensor) {
       if (outermost) counted_.insert(memory_of(tensor));
@@ -120,9 +143,11 @@ void Recording::note_inputs(const at::RecordFunction& operation) {
 
 // What is neither a view nor written in place, once where one operation is made of others.
 void Recording::note_outputs(const at::RecordFunction& operation) {
-  --depth_;
+  const bool outermost = --depth_ == 0;
+  if (outermost) latest_bytes_ = 0;
   for (const c10::IValue& output : operation.outputs()) {
     for_each_tensor_of(output, [&](const at::Tensor& tensor) {
+      if (outermost) latest_bytes_ += bytes_of(tensor);
       if (counted_.insert(memory_of(tensor)).second) costs_[stack_.back()].activation_bytes += bytes_of(tensor);
     });
   }

@@ -33,6 +33,8 @@ class Recording : public Router {
   void push(int node);
   void pop();
   void pass_time();
+  void begin_stretch();
+  void hand_on();
   void note_inputs(const at::RecordFunction& operation);
   void note_outputs(const at::RecordFunction& operation);
   static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& operation);
@@ -45,6 +47,9 @@ class Recording : public Router {
   std::vector<int> stack_;
   std::chrono::steady_clock::time_point since_;
   int calls_ = 0;
+  int stretches_ = 0;
+  bool in_stretch_ = false;                  // else the innermost node has done nothing since a call of it ended
+  std::int64_t latest_bytes_ = 0;            // of what the latest operation or module returned
   int depth_ = 0;                            // operations in operations
   std::unordered_set<const void*> counted_;  // memory that the outermost operation got or made
 };

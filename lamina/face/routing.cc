@@ -10,6 +10,7 @@
 #include <set>
 
 #include "lamina/face/batch_norms.h"
+#include "lamina/pipeline/anywhere.h"
 #include "lamina/pipeline/streams.h"
 
 namespace lamina::face {
@@ -94,16 +95,19 @@ void TorchModules::apply(base::ModuleId id, const std::string& state) {
   }
 }
 
-Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, pipeline::Session& session)
+Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
+                 pipeline::Session& session)
     : session_(session) {
   const auto modules = std::make_shared<TorchModules>(tree);
+  modules_ = modules;
   std::vector<base::Rank> ranks;
   for (int node = 0; node < tree.size(); ++node) {
     const base::ModuleId id(node);
     const base::Partition owner(owners[node]);
-    ranks.push_back(session.owner(owner));
-    const bool elsewhere = owner != session.partition();
-    if (elsewhere || modules->starts_stream(id)) places_[tree.nodes()[node].module.get()] = {this, id, elsewhere};
+    ranks.push_back(anywhere[node] ? pipeline::kAnywhere : session.owner(owner));
+    const bool elsewhere = !anywhere[node] && owner != session.partition();
+    if (!elsewhere && !anywhere[node] && !modules->starts_stream(id)) continue;
+    places_[tree.nodes()[node].module.get()] = {this, id, elsewhere, anywhere[node]};
   }
   session.job().set_model(modules, std::move(ranks));
 }
@@ -118,6 +122,8 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
   return session_.job().call(id, value::Tuple{{kind, std::move(arguments)}});
 }
 
-std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId) { return std::make_unique<InStream>(); }
+std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
+  return modules_->starts_stream(id) ? std::make_unique<InStream>() : nullptr;
+}
 
 }  // namespace lamina::face

@@ -37,7 +37,9 @@ class TorchModules : public module::Modules {
 // The calls of a model that is cut.
 class Routing : public Router {
  public:
-  Routing(const ModuleTree& tree, const std::vector<int>& owners, pipeline::Session& session);
+  // `anywhere`: per node, see [Note: anywhere] in pipeline/anywhere.h.
+  Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
+          pipeline::Session& session);
 
   std::optional<Place> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) override;
@@ -45,6 +47,7 @@ class Routing : public Router {
 
  private:
   pipeline::Session& session_;
+  std::shared_ptr<const TorchModules> modules_;
   std::unordered_map<const torch::nn::Module*, Place> places_;  // elsewhere, or in a stream of its own
 };
 

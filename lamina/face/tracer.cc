@@ -49,6 +49,20 @@ std::vector<Cost> run(const ModuleTree& tree, const Example& example) {
   return one.finish();
 }
 
+void forget_times(Cost& cost) {
+  cost.forward_us = std::numeric_limits<double>::infinity();
+  for (auto& stretch : cost.stretches) stretch.forward_us = std::numeric_limits<double>::infinity();
+}
+
+// A model that takes another way each time has the times of its last run.
+void keep_shortest(Cost& cost, const Cost& again) {
+  cost.forward_us = std::min(cost.forward_us, again.forward_us);
+  if (cost.stretches.size() != again.stretches.size()) cost.stretches = again.stretches;
+  for (std::size_t i = 0; i < again.stretches.size(); ++i) {
+    cost.stretches[i].forward_us = std::min(cost.stretches[i].forward_us, again.stretches[i].forward_us);
+  }
+}
+
 }  // namespace
 
 std::vector<Cost> trace(const ModuleTree& tree, const Example& example) {
@@ -56,11 +70,11 @@ std::vector<Cost> trace(const ModuleTree& tree, const Example& example) {
   const Undisturbed undisturbed(tree);
   const auto began = Clock::now();
   std::vector<Cost> costs = run(tree, example);
-  for (auto& cost : costs) cost.forward_us = std::numeric_limits<double>::infinity();
+  for (auto& cost : costs) forget_times(cost);
   for (int i = 1; i < kRuns && (i < 2 || Clock::now() - began < kEnough); ++i) {
     const auto again = run(tree, example);
     for (std::size_t node = 0; node < costs.size(); ++node) {
-      costs[node].forward_us = std::min(costs[node].forward_us, again[node].forward_us);
+      keep_shortest(costs[node], again[node]);
     }
   }
   return costs;

@@ -22,10 +22,12 @@ struct Example {
 // Of one node, its children's left out.
 struct Cost {
   std::optional<int> order;  // when it was first called; not at all
+  int calls = 0;
   double forward_us = 0;
   std::int64_t activation_bytes = 0;  // of what its operations return
   std::int64_t output_bytes = 0;
   std::set<int> reads;  // nodes whose parameters its operations read
+  std::vector<plan::Stretch> stretches;
 };
 
 // Runs the model on copies of the example's arguments, a few times and without gradients, in this thread; the shortest

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "lamina/plan/configured.h"
 #include "tests/face/models.h"
 
 namespace lamina::face::test {
@@ -94,6 +97,42 @@ TEST(PlannedTree, HasChildrenInTheOrderOfTheirCallsAndTiesReadersToWhatTheyRead)
   EXPECT_EQ(nodes[6], traced.node("table"));
   EXPECT_EQ(rows[0].parameter_bytes, (4 * 4 + 4) * 4);  // of what is plain
   EXPECT_EQ(rows[1].backward_us, 2 * rows[1].forward_us);
+}
+
+// A flat chain with one activation for all layers, or with one for each.
+struct FlatImpl : torch::nn::Module {
+  Sequential layers{nullptr};
+  explicit FlatImpl(bool one_activation) {
+    torch::nn::ReLU shared;
+    layers = register_module("layers", Sequential());
+    for (int i = 0; i < 8; ++i) {
+      layers->push_back(torch::nn::Linear(64, 64));
+      layers->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+      layers->push_back(one_activation ? shared : torch::nn::ReLU());
+    }
+  }
+  Tensor forward(const Tensor& x) { return layers->forward(x); }
+};
+
+TEST(PlannedTree, OfAFlatChainIsCutOnceWithAnActivationForEachLayerOrOneForAll) {
+  for (const bool one_activation : {false, true}) {
+    const ModuleTree tree(std::make_shared<FlatImpl>(one_activation));
+    const Example example{CallKind<FlatImpl, Tensor>::number, value::Tuple{{torch::ones({128, 64})}}};
+    const auto rows = planned_tree(tree, trace(tree, example), true).first;
+    base::Config config;
+    config.partitions = 2;
+    config.microbatches = 4;
+    const auto owners = plan::plan_for(base::with_defaults(config), rows).owners;
+    int crossings = 0, anywhere = 0;
+    base::Partition before(0);
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      anywhere += rows[row].anywhere ? 1 : 0;
+      if (rows[row].parent != 0 || rows[row].anywhere) continue;
+      crossings += owners[row] == std::exchange(before, owners[row]) ? 0 : 1;
+    }
+    EXPECT_EQ(anywhere, one_activation ? 1 : 0);
+    EXPECT_EQ(crossings, 1);
+  }
 }
 
 struct ScopedImpl : torch::nn::Module {
