@@ -7,8 +7,11 @@
 #include <map>
 
 #include "lamina/base/error.h"
+#include "lamina/plan/draft.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
+#include "lamina/plan/task.h"
+#include "lamina/plan/tree_division.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
@@ -100,6 +103,8 @@ RC_GTEST_PROP(PlannerProperty, OnePartitionOwnsAll, ()) {
 RC_GTEST_PROP(StepPlannerProperty, IsNeverSlowerThanTheTreePlanner, ()) {
   const ModuleTree tree = any_tree({});
   const Goal goal = any_goal();
+  const Task task(tree, goal);
+  if (Draft(task, divide_tree(tree, task)).score({}).crossings > 0) return;  // it tears a chain: see [Note: chain]
   const double step = step_of(tree, step_planner()->assign(tree, goal), goal);
   RC_ASSERT(step <= kRounding * step_of(tree, tree_planner()->assign(tree, goal), goal));
 }
