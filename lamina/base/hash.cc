@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/hash.h"
 
-#include <cstring>
+#include <bit>
 
 namespace lamina::base {
 namespace {
@@ -13,7 +13,7 @@ constexpr std::uint64_t kPrimes[] = {0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x1
 template <class T>
 std::uint64_t take(std::string_view& bytes) {
   T number;
-  std::memcpy(&number, bytes.data(), sizeof(number));
+  bytes.copy(reinterpret_cast<char*>(&number), sizeof(number));
   bytes.remove_prefix(sizeof(number));
   return number;
 }
