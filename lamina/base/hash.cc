@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/hash.h"
 
-#include <bit>
-
 namespace lamina::base {
 namespace {
 

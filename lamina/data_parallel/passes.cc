@@ -103,7 +103,15 @@ void Passes::hear() {
     words_[from].push_back(to_word(word));
     return has_come(from);
   };
-  mailbox_.hear(std::move(awaited), channel_, patience_, take, [this](std::span<const base::Rank> missing) {
+  // One that has come may break off while others are awaited.
+  auto patience = patience_;
+  patience.check_interrupt = [this, interrupt = patience_.check_interrupt] {
+    if (interrupt) interrupt();
+    for (const auto rank : replicas_) {
+      if (!words_[rank].empty()) listen_to(rank);
+    }
+  };
+  mailbox_.hear(std::move(awaited), channel_, patience, take, [this](std::span<const base::Rank> missing) {
     return missing.empty() ? purpose()
                            : base::str(purpose(), " without ", base::name_ranks({missing.begin(), missing.end()}),
                                        missing.size() == 1 ? ", which has" : ", which have", " not come");
@@ -121,10 +129,12 @@ bool Passes::has_come(base::Rank rank) {
 }
 
 void Passes::listen() {
-  for (const auto rank : replicas_) {
-    while (const auto word = mailbox_.poll(rank, channel_)) words_[rank].push_back(to_word(*word));
-    require_unbroken(rank);
-  }
+  for (const auto rank : replicas_) listen_to(rank);
+}
+
+void Passes::listen_to(base::Rank rank) {
+  while (const auto word = mailbox_.poll(rank, channel_)) words_[rank].push_back(to_word(*word));
+  require_unbroken(rank);
 }
 
 void Passes::require_unbroken(base::Rank rank) {

@@ -71,6 +71,7 @@ class Passes {
   void say(Says says, const std::optional<value::Failure>& failure = {});
   void hear();    // the words of all on this pass
   void listen();  // to what has come already
+  void listen_to(base::Rank rank);
   bool has_come(base::Rank rank);
   void require_unbroken(base::Rank rank);
   value::RemoteFailure ended_by(base::Rank rank, const Word& word) const;
