@@ -21,8 +21,9 @@ FATAL_STEP = 3
 
 
 def reaches(place):
-    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == VICTIM and not Layer.frozen:
-        Layer.frozen = True  # the signal stops this thread a moment later
+    if place == PLACE and Layer.step == FATAL_STEP and lamina.rank() == VICTIM and "FROZEN" not in os.environ:
+        # The signal stops this thread a moment later. An attribute that ranks share would be an error until then.
+        os.environ["FROZEN"] = "1"
         note("death", "")
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -40,7 +41,6 @@ class Passes(torch.autograd.Function):
 
 class Layer(nn.Linear):
     step = 0
-    frozen = False
 
     def forward(self, x):
         reaches("forward")
