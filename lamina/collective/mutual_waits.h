@@ -51,9 +51,9 @@ class MutualWaits {
   };
   using Path = std::vector<Told>;
 
-  // What knows of one kind of operations.
+  // The one that knows a kind of operations.
   struct Keeper {
-    // Whether this rank has done its part, so that `waiting` need not wait for it. From the thread that waits.
+    // Says that this rank has done its part: `waiting` need not wait for it. From the thread that waits.
     std::function<bool(const Operation&, base::Rank waiting)> has_come;
     // Another rank, which waited in it, has given it up. From the transport's thread.
     std::function<void(const Operation&, base::Rank)> given_up;
@@ -65,7 +65,7 @@ class MutualWaits {
   // How this rank learns what steps of other ranks a circle has ended, and which of its own is around a wait.
   void keep_steps(std::function<std::optional<Operation>()> around, std::function<void(const Operation&)> ended);
 
-  // What a rank waits in.
+  // An operation that a rank waits in.
   struct Wait {
     Operation operation;
     std::string what;                                // names it where the call is not known
@@ -103,7 +103,7 @@ class MutualWaits {
 
   // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
   void tell_leaving(const std::string& words);
-  // What `rank` said so; "" when nothing.
+  // The words of `rank` on it; "" when there are none.
   std::string left(base::Rank rank);
 
   void receive(transport::Message&& message);  // kWait, from the transport's thread
@@ -121,7 +121,7 @@ class MutualWaits {
 
   void check(Scope& scope);
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
-  // Of a path that has come here: the circle that it proves; else passes it on.
+  // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
   std::optional<Path> given_up_elsewhere(Scope& scope);
   [[noreturn]] void give_up(Scope& scope, const Path& circle);

@@ -118,7 +118,7 @@ void Passes::hear() {
   });
 }
 
-// Whether it has said its word of this pass, which is then the first one kept. Throws where that is a failure.
+// True when it has said its word of this pass, which is then the first one kept. Throws where that is a failure.
 bool Passes::has_come(base::Rank rank) {
   auto& words = words_[rank];
   require_unbroken(rank);

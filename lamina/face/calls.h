@@ -67,7 +67,7 @@ class Router {
   virtual void returned(base::ModuleId, const value::Value&) {}
 };
 
-// Whether an argument stands for a value of another rank.
+// True of an argument that stands for a value of another rank.
 bool lies_elsewhere(const at::Tensor& tensor);
 template <class T>
 bool lies_elsewhere(const T&) {

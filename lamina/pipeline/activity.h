@@ -98,7 +98,7 @@ class Activity {
   plan::Phase phase() const { return in_backward_ ? plan::Phase::kBackward : plan::Phase::kForward; }
   void enter_backward() { in_backward_ = true; }
 
-  // What its code has set of the flags of parameters, what it was given included; see [Note: flags of parameters].
+  // Flags of parameters that its code has set, those that it was given included; see [Note: flags of parameters].
   const ParameterFlags::Flags& flags();
   void set_flags(ParameterFlags::Flags flags);  // of a request
 
@@ -110,7 +110,7 @@ class Activity {
 
   Issued& issued() const { return *issued_; }
 
-  // What the face of the caller is to know, in the face's own format; it goes with the answer to a request.
+  // A word for the face of the caller, in the face's own format; it goes with the answer to a request.
   void leave_note(std::string note) { note_ = std::move(note); }
   std::string take_note() { return std::exchange(note_, {}); }
 

@@ -62,7 +62,7 @@ class ComputeSlot {
   std::shared_ptr<Place> reserve(plan::Phase phase, base::Microbatch microbatch);
   void acquire(Place& place);  // in the thread; once
 
-  // Whether microbatches that have not started are to wait; see [Note: flags of parameters].
+  // Has microbatches that have not started wait, or not; see [Note: flags of parameters].
   void hold_starts(bool hold);
 
   // Both in one: gives the slot up and waits for it among those that wait already.

@@ -33,7 +33,7 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
-// Whether a microbatch may begin before the one before it has ended.
+// True where a microbatch may begin before the one before it has ended.
 bool overlaps(const JobOptions& options) {
   return options.schedule != "interleaved" || options.active_microbatches > 1;
 }

@@ -26,7 +26,7 @@ namespace lamina::pipeline {
 // Used by whoever has the compute slot, and between steps.
 class ParameterFlags {
  public:
-  // What somebody has set: by the number of the tensor, whether it requires grad. nullptr: nothing.
+  // Flags that somebody has set: requires_grad, by the number of the tensor. nullptr: none.
   using Flags = std::shared_ptr<const std::map<std::int64_t, bool>>;
 
   // The tensors, alike on every rank of the pipeline; undefined where there is none at the moment.

@@ -98,14 +98,14 @@ class RemoteCalls {
 
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
-  // What the owners left for the face here in their answers, oldest first; each once. Costs a look where there is none.
-  // What came with an answer that was waited for is among it.
+  // Notes of owners for the face here, left in their answers, oldest first; each once. Costs a look where there is
+  // none. Those of an answer that was waited for are among them.
   std::vector<std::string> take_notes();
 
   // A clause: what this rank waits for from `rank`, else what that has answered last; "" when nothing was asked of it.
   std::string asked_of(base::Rank rank);
 
-  // Whose answers this rank waits for.
+  // Ranks whose answers this one waits for.
   std::vector<base::Rank> awaited();
 
   // For RemoteValue.

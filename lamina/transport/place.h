@@ -12,7 +12,7 @@ namespace lamina::transport {
 // they agree, pair by pair.
 std::string own_place();
 
-// Of two ranks' places: that these ranks may share memory.
+// True of the places of two ranks that may share memory.
 bool share_memory(const std::string& a, const std::string& b);
 
 }  // namespace lamina::transport

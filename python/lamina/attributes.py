@@ -227,7 +227,7 @@ def _look_at_contents() -> None:
             continue
         aliases = [alias for each in within(value) for alias in _aliases.get(id(each), (each, []))[1]]
         others = [(other, name) for other, name in aliases if (id(other), name) != key]
-        # What several modules only add to is a cache that each rank fills for itself.
+        # A dictionary that several modules only add to is a cache, which each rank fills for itself.
         if not others or changed(before, after):
             for alias in [(module, key[1]), *others]:
                 touch(*alias)

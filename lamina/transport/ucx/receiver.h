@@ -37,7 +37,7 @@ class Receiver {
     std::vector<Part> parts;
   };
 
-  // Who sends and by which keys; nothing for our own rank, which sends itself nothing over UCX.
+  // The sender and its keys; nothing for our own rank, which sends itself nothing over UCX.
   Receiver(Worker& worker, const std::vector<Connection>& connections);
 
   // Moves on with what the worker's last progress() brought.
@@ -51,7 +51,7 @@ class Receiver {
   std::deque<Offer>& offers() { return offers_; }
   void copied(const Offer& offer, bool all);
 
-  // Whether `header` is signed by its sender.
+  // True where `header` is signed by its sender.
   bool genuine(const PieceHeader& header);
 
   // How many messages of `from` were ready, or skipped, so far.

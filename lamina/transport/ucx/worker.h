@@ -32,7 +32,7 @@ class Worker {
   bool progress() { return ucp_worker_progress(worker_) != 0; }
   // True when the next event will make event_fd() readable; false when there is something to do first.
   bool arm();
-  // Whether event_fd() is readable, or becomes so within `patience`.
+  // True when event_fd() is readable, or becomes so within `patience`.
   bool announced(std::chrono::milliseconds patience = {}) const;
   // Makes event_fd() readable.
   void signal() { ucp_worker_signal(worker_); }
