@@ -330,7 +330,9 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     return delivery.to == transport_.rank() && (failure || !value::is_pending(results.tensors.at(delivery.output)));
   };
   fulfil(taken_if(owed, here), results, failure);
-  activity.retire();
+  // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
+  const bool noted = !answer.state.empty();
+  if (!noted) activity.retire();
   // What the caller wants itself goes with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
     if (delivery.to != request.caller) return true;
@@ -351,6 +353,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   const bool says_more =
       failure || !answer.deliveries.empty() || !answer.state.empty() || request.expected == 0 || !done;
   for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
+  if (noted) activity.retire();
   if (done) return;
   Message end;
   end.kind = Kind::kResult;
