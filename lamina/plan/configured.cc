@@ -8,9 +8,6 @@
 namespace lamina::plan {
 namespace {
 
-// More messages than a cut needs have to gain a good deal: times are those of a nominal device.
-constexpr double kMessagePrice = 0.05;
-
 // What messages take between processes of one machine: round figures within those that docs/benchmarks.md has of
 // call_overhead, not calibrated. Only what is said of a plan counts them, so that small models are cut as large ones
 // are.
@@ -23,7 +20,6 @@ Goal goal_of(const base::Config& config) {
   goal.schedule = base::schedule_name(config.schedule);
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
-  goal.message_price = kMessagePrice;
   return goal;
 }
 

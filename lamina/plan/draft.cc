@@ -16,6 +16,7 @@ double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 bool Score::beats(const Score& other) const {
   if (overflow_bytes != other.overflow_bytes) return overflow_bytes < other.overflow_bytes;
   if (crossings != other.crossings) return crossings < other.crossings;
+  if (std::abs(cost_excess - other.cost_excess) > kRounding) return cost_excess < other.cost_excess;
   if (std::abs(step_excess - other.step_excess) > kRounding) return step_excess < other.step_excess;
   if (std::abs(compute_excess - other.compute_excess) > kRounding) return compute_excess < other.compute_excess;
   return objective < other.objective * (1 - kRounding);
@@ -95,13 +96,16 @@ Score Draft::score(const Bounds& bounds) const {
   const Goal& goal = task_->goal;
   const double step = step_us();
   std::int64_t fullest = task_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
+  double heaviest_cost = task_->total.cost / static_cast<double>(loads_.size());
   Score score;
   for (const Weight& load : loads_) {
+    heaviest_cost = std::max(heaviest_cost, load.cost);
     fullest = std::max(fullest, load.memory_bytes);
     const std::int64_t limit = goal.memory_limit_bytes.value_or(load.memory_bytes);
     score.overflow_bytes += std::max<std::int64_t>(0, load.memory_bytes - limit);
   }
   score.crossings = std::max(0, crossings_ - goal.partitions + 1);
+  score.cost_excess = std::max(0.0, heaviest_cost / bounds.heaviest_cost - 1);
   score.step_excess = std::max(0.0, step / bounds.step_us - 1);
   score.compute_excess = std::max(0.0, compute_us() / bounds.compute_us - 1);
   const double serial = goal.microbatches * task_->total.time_us();

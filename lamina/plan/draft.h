@@ -13,14 +13,16 @@ namespace lamina::plan {
 // What a plan must not exceed, beside the limit on memory.
 struct Bounds {
   double step_us = std::numeric_limits<double>::infinity();
-  double compute_us = std::numeric_limits<double>::infinity();  // the step with free messages
+  double compute_us = std::numeric_limits<double>::infinity();     // the step with free messages
+  double heaviest_cost = std::numeric_limits<double>::infinity();  // of a rank
 };
 
 // How good a draft is; the smaller the better, earlier members first.
 struct Score {
   std::int64_t overflow_bytes = 0;  // above the limit, of all ranks
   int crossings = 0;                // of a chain more than it needs: see [Note: chain]
-  double step_excess = 0;           // over the bounds, as ratios
+  double cost_excess = 0;           // over the bounds, as ratios
+  double step_excess = 0;
   double compute_excess = 0;
   double objective = 0;  // memory and time as the goal weighs them; 1: one rank does all
 

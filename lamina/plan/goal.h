@@ -17,6 +17,7 @@ struct Link {
   double bytes_per_us = 0;  // 0: a message takes its latency, whatever its size
   double rank_us = 0;       // of each of its two ranks it takes so much, and so long as its bytes; 0: nothing
 
+  bool free() const { return latency_us == 0 && bytes_per_us == 0 && rank_us == 0; }
   double time_us(std::int64_t bytes) const { return latency_us + of_bytes_us(bytes); }
   double rank_time_us(std::int64_t bytes) const { return rank_us > 0 ? rank_us + of_bytes_us(bytes) : 0; }
   double of_bytes_us(std::int64_t bytes) const {
@@ -33,7 +34,8 @@ struct Goal {
   double memory_weight = 0.8;              // 0: only the step's time counts; 1: only the fullest rank's memory
   Link link;
   std::optional<std::int64_t> memory_limit_bytes;  // of each rank
-  double message_price = 0.008;  // a message more than partitions has to gain this part of the objective
+  // A message more than partitions has to gain this part of the objective: times are those of a nominal device.
+  double message_price = 0.05;
 
   // How many microbatches are in flight at most.
   int window() const { return std::min(microbatches, active_microbatches.value_or(base::default_window(partitions))); }

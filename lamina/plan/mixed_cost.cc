@@ -9,13 +9,8 @@ namespace lamina::plan {
 
 std::vector<std::int64_t> mixed_costs(const Task& task, double memory_weight) {
   constexpr double kWhole = 1e9;
-  const auto part = [](double share, double whole) { return whole > 0 ? share / whole : 0; };
   std::vector<std::int64_t> costs;
-  for (const Weight& weight : task.weights) {
-    const double memory = part(static_cast<double>(weight.memory_bytes), static_cast<double>(task.total.memory_bytes));
-    const double time = part(weight.time_us(), task.total.time_us());
-    costs.push_back(std::llround(kWhole * (memory_weight * memory + (1 - memory_weight) * time)));
-  }
+  for (const Weight& weight : task.weights) costs.push_back(std::llround(kWhole * task.cost(weight, memory_weight)));
   return costs;
 }
 

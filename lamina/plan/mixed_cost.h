@@ -8,8 +8,7 @@
 
 namespace lamina::plan {
 
-// Per item: its memory as a part of the whole times `memory_weight`, and its time likewise times the rest, in
-// billionths.
+// Task::cost of each item, in billionths.
 std::vector<std::int64_t> mixed_costs(const Task& task, double memory_weight);
 
 // Owners of items: contiguous in the order of the route, with the largest of these costs as small as possible.

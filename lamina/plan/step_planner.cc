@@ -13,6 +13,7 @@ namespace {
 // How many drafts are looked at for one number of partitions, times that number.
 constexpr int kLocalDrafts = 40'000;
 constexpr int kExactDrafts = 200'000;
+constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
 constexpr std::size_t kFewItems = 24;  // of more, so many drafts are too small a part
 
 // [Note: monotonic] A plan for k partitions is the best of what can be found for k, and of the plan for k - 1: so more
@@ -60,13 +61,18 @@ class StepPlan {
     return result;
   }
 
-  // Not slower than the baseline, nor than with one partition less, whatever memory weighs. Where it does weigh,
-  // messages do not count in the latter: fewer bytes on each rank are worth them.
+  // No rank of a chain is much heavier than in the most even cut, unless messages take time. The step is no slower than
+  // the baseline's, nor than with one partition less, whatever memory weighs; where it does weigh, messages do not
+  // count in the latter: fewer bytes on each rank are worth them.
   Bounds bounds_of(const std::vector<int>& baseline) const {
     Bounds bounds;
     const Draft other(task_, baseline);
     const Score score = other.score({});
     if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = other.step_us();
+    if (task_.chain_end > 0 && task_.goal.link.free() && !task_.goal.simple()) {
+      const Draft even(task_, cut_route(task_, task_.goal.memory_weight));
+      bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Weight::cost).cost;
+    }
     const Draft before(task_, owners_);
     if (task_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
     if (task_.goal.memory_weight > 0) {

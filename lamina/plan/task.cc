@@ -12,6 +12,7 @@ Weight& Weight::operator+=(const Weight& other) {
   forward_us += other.forward_us;
   backward_us += other.backward_us;
   memory_bytes += other.memory_bytes;
+  cost += other.cost;
   return *this;
 }
 
@@ -19,6 +20,7 @@ Weight& Weight::operator-=(const Weight& other) {
   forward_us -= other.forward_us;
   backward_us -= other.backward_us;
   memory_bytes -= other.memory_bytes;
+  cost -= other.cost;
   return *this;
 }
 
@@ -89,8 +91,16 @@ void Task::set_partitions(int partitions) {
   total = {};
   for (int item = 0; item < items.size(); ++item) {
     weights[item].memory_bytes = held_bytes(parameter_bytes_[item], activation_bytes_[item], goal.held());
+    weights[item].cost = 0;
     total += weights[item];
   }
+  for (Weight& weight : weights) total.cost += weight.cost = cost(weight, goal.memory_weight);
+}
+
+double Task::cost(const Weight& weight, double memory_weight) const {
+  const auto part = [](double share, double whole) { return whole > 0 ? share / whole : 0; };
+  return memory_weight * part(static_cast<double>(weight.memory_bytes), static_cast<double>(total.memory_bytes)) +
+         (1 - memory_weight) * part(weight.time_us(), total.time_us());
 }
 
 Assignment Task::nodes(std::vector<int> owners) const {

@@ -17,6 +17,7 @@ struct Weight {
   double forward_us = 0;
   double backward_us = 0;
   std::int64_t memory_bytes = 0;
+  double cost = 0;  // the part of the whole's memory and of its time, as the goal weighs them
 
   double time_us() const { return forward_us + backward_us; }
   Weight& operator+=(const Weight& other);
@@ -33,6 +34,8 @@ struct Task {
 
   // The same for another number of partitions.
   void set_partitions(int partitions);
+  // The part of the whole's memory times `memory_weight`, and of its time times the rest.
+  double cost(const Weight& weight, double memory_weight) const;
   // Owners of all nodes from those of the items that weigh something. A module that only passes on is where the first
   // module under it is, and partitions are numbered in the order of the route, where nothing was placed by hand.
   Assignment nodes(std::vector<int> owners) const;

@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <random>
 #include <utility>
 
 #include "lamina/plan/configured.h"
+#include "lamina/plan/cut.h"
 #include "tests/face/models.h"
 
 namespace lamina::face::test {
@@ -111,27 +115,80 @@ struct FlatImpl : torch::nn::Module {
       layers->push_back(one_activation ? shared : torch::nn::ReLU());
     }
   }
+  // Layers drawn at random, of which so many per cent have parameters.
+  FlatImpl(std::mt19937& draw, int with_parameters) {
+    layers = register_module("layers", Sequential());
+    for (auto size = 1 + draw() % 20; size > 0; --size) {
+      const auto kind = draw() % 3;
+      if (static_cast<int>(draw() % 100) >= with_parameters) {
+        kind == 0 ? layers->push_back(torch::nn::Tanh()) : layers->push_back(torch::nn::Dropout(0.5));
+      } else if (kind == 0) {
+        layers->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+      } else {
+        layers->push_back(torch::nn::Linear(64, 64));
+      }
+    }
+  }
   Tensor forward(const Tensor& x) { return layers->forward(x); }
 };
 
+plan::ModuleTree planned(const std::shared_ptr<FlatImpl>& model) {
+  const ModuleTree tree(model);
+  const Example example{CallKind<FlatImpl, Tensor>::number, value::Tuple{{torch::ones({128, 64})}}};
+  return planned_tree(tree, trace(tree, example), true).first;
+}
+
+plan::Report plan_over(int partitions, const plan::ModuleTree& rows) {
+  base::Config config;
+  config.partitions = partitions;
+  config.microbatches = 4;
+  config.memory_weight = 0;
+  return plan::plan_for(base::with_defaults(config), rows);
+}
+
+// The layers that are planned, in the order of their calls.
+std::vector<int> layers_of(const plan::ModuleTree& rows) {
+  std::vector<int> found;
+  for (int row = 0; row < static_cast<int>(rows.size()); ++row) {
+    if (rows[row].parent == 0 && !rows[row].anywhere) found.push_back(row);
+  }
+  return found;
+}
+
+int crossings(const std::vector<int>& layers, const plan::Assignment& owners) {
+  int count = 0;
+  base::Partition before(0);
+  for (const int layer : layers) count += owners[layer] == std::exchange(before, owners[layer]) ? 0 : 1;
+  return count;
+}
+
 TEST(PlannedTree, OfAFlatChainIsCutOnceWithAnActivationForEachLayerOrOneForAll) {
   for (const bool one_activation : {false, true}) {
-    const ModuleTree tree(std::make_shared<FlatImpl>(one_activation));
-    const Example example{CallKind<FlatImpl, Tensor>::number, value::Tuple{{torch::ones({128, 64})}}};
-    const auto rows = planned_tree(tree, trace(tree, example), true).first;
-    base::Config config;
-    config.partitions = 2;
-    config.microbatches = 4;
-    const auto owners = plan::plan_for(base::with_defaults(config), rows).owners;
-    int crossings = 0, anywhere = 0;
-    base::Partition before(0);
-    for (std::size_t row = 0; row < rows.size(); ++row) {
-      anywhere += rows[row].anywhere ? 1 : 0;
-      if (rows[row].parent != 0 || rows[row].anywhere) continue;
-      crossings += owners[row] == std::exchange(before, owners[row]) ? 0 : 1;
+    const auto rows = planned(std::make_shared<FlatImpl>(one_activation));
+    EXPECT_EQ(std::ranges::count(rows, true, &plan::Node::anywhere), one_activation ? 1 : 0);
+    EXPECT_EQ(crossings(layers_of(rows), plan_over(2, rows).owners), 1);
+  }
+}
+
+TEST(PlannedTree, OfAnyFlatChainIsCutOnceBetweenTwoPartitionsAndEvenly) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    std::mt19937 draw(seed);
+    const auto rows = planned(std::make_shared<FlatImpl>(draw, static_cast<int>(draw() % 101)));
+    const auto layers = layers_of(rows);
+    const int partitions = 2 + static_cast<int>(draw() % 3);
+    const auto report = plan_over(partitions, rows);
+    EXPECT_LE(crossings(layers, report.owners), partitions - 1) << "seed " << seed;
+    constexpr double kPerMicrosecond = 1e3;
+    std::vector<std::int64_t> alone;
+    for (const int row : layers) {
+      alone.push_back(std::llround(kPerMicrosecond * (rows[row].forward_us + rows[row].backward_us)));
     }
-    EXPECT_EQ(anywhere, one_activation ? 1 : 0);
-    EXPECT_EQ(crossings, 1);
+    std::vector<double> loads(partitions);
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      loads[report.owners[layers[i]].value] += static_cast<double>(alone[i]);
+    }
+    const auto best = static_cast<double>(plan::cut_evenly(alone, partitions).largest);
+    EXPECT_LE(std::ranges::max(loads), 1.05 * best) << "seed " << seed;
   }
 }
 

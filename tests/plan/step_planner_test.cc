@@ -13,20 +13,13 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// As a job plans: a message costs something.
-Goal job(int partitions) {
-  Goal goal = over(partitions);
-  goal.message_price = 0.05;
-  return goal;
-}
-
 std::string line(const ModuleTree& tree, const Goal& goal) {
   return assignments_line(tree, step_planner()->assign(tree, goal), goal.partitions);
 }
 
 TEST(StepPlanner, CutsAGptBetweenBlocksWhereThatIsBalanced) {
-  EXPECT_EQ(line(gpt(), job(1)), "Partition assignments: {0: [model]}");
-  EXPECT_EQ(line(gpt(), job(2)),
+  EXPECT_EQ(line(gpt(), over(1)), "Partition assignments: {0: [model]}");
+  EXPECT_EQ(line(gpt(), over(2)),
             "Partition assignments: {0: [model (itself), embedding, positions, dropout, blocks.0-1, head], "
             "1: [blocks.2-3, norm]}");
 }
