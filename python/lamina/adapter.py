@@ -35,7 +35,7 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
             output = intercept.call_here(module, args, kwargs)
         closures.look()
     finally:
-        _hear_answers()
+        _hear_answers(_current.session())
         if news := attributes.news_for(caller):
             _lamina.leave_note(json.dumps(news).encode())
     changed = check.changed()
@@ -115,11 +115,12 @@ def _modules() -> list[nn.Module]:
 
 def _called(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
     closures.look()
-    swapping.require_own(_name(number), _parts(number)[0])
+    if swapping.happens():
+        swapping.require_own(_name(number), _parts(number)[0])
     try:
         return session.call(number, args, kwargs)
     finally:
-        _hear_answers()
+        _hear_answers(session)
 
 
 def _hear(state: bytes) -> tuple[int, bytes]:
@@ -130,8 +131,8 @@ def _hear(state: bytes) -> tuple[int, bytes]:
     return caller, rest
 
 
-def _hear_answers() -> None:
-    for note in _current.session().take_notes():
+def _hear_answers(session: _lamina.Session) -> None:
+    for note in session.take_notes():
         attributes.hear(json.loads(note))
 
 

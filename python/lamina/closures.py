@@ -70,6 +70,7 @@ _watched: list[_Place] = []
 _bodies: dict[tuple, Callable] = {}  # of step functions, as they are called; kept, so that ids stay theirs
 _modules: list[tuple[str, nn.Module, int]] = []
 _handles = 0  # as many hooks of whatever kind there were when those of the modules were looked at
+_looked = 0  # the same for the last look within a step
 _hung: dict[int, set[int]] = {}  # their ids, by id(module)
 _here = 0
 _in_turns = False
@@ -123,7 +124,7 @@ def look() -> None:
     Errors:
         UsageError: what functions share has changed, and not all of them see that.
     """
-    if _handles != RemovableHandle.next_id:
+    if RemovableHandle.next_id not in (_handles, _looked):
         _look_at_hooks()
     for place in _watched:
         after = place.look()
@@ -188,6 +189,8 @@ def _add_hooks() -> None:
 
 
 def _look_at_hooks() -> None:
+    global _looked
+    _looked = RemovableHandle.next_id
     for name, module, partition in _modules:
         hung = _hooks_of(module).keys() - _hung[id(module)]
         if hung and _in_turns and partition == _here:  # elsewhere `foreign` refuses it

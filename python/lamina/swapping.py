@@ -47,6 +47,11 @@ def remove() -> None:
         stateless._reparametrize_module = _original
 
 
+def happens() -> bool:
+    """Whether parameters are swapped here now, by this thread, or cached."""
+    return bool(getattr(_thread, "swapped", ())) or parametrize._cache_enabled > 0
+
+
 def require_own(name: str, modules: list[nn.Module]) -> None:
     """Raises UsageError where a call of module `name`, with all under it `modules`, would not see on its rank what is
     swapped or cached here."""
