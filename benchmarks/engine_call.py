@@ -9,10 +9,9 @@ transport alone (transport_bench.cc).
 
 import random
 import statistics
-import subprocess
 from pathlib import Path
 
-from measure import Report, arguments
+from measure import Report, arguments, output_of
 
 SIZES = {4096: "4 KiB", 1 << 20: "1 MiB", 16 << 20: "16 MiB"}
 FIGURES = ("call, seen", "call, never seen", "the work itself")
@@ -20,8 +19,8 @@ FIGURES = ("call, seen", "call, never seen", "the work itself")
 
 def measured(*command: object) -> dict[int, list[float]]:
     """Seconds by size, as the programs print them."""
-    output = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
-    return {int(size): list(map(float, seconds)) for size, *seconds in map(str.split, output.splitlines())}
+    lines = output_of(*command).splitlines()
+    return {int(size): list(map(float, seconds)) for size, *seconds in map(str.split, lines)}
 
 
 def main() -> None:

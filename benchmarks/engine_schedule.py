@@ -8,17 +8,15 @@ before; `of simulated` the same over the simulated time of the same schedule (la
 """
 
 import statistics
-import subprocess
 from pathlib import Path
 
-from measure import Report, arguments
+from measure import Report, arguments, output_of
 
 
 def samples(program: Path, ranks: int, *case: object) -> list[tuple[float, ...]]:
     """(seconds, ideal, simulated) of each step of a launch."""
     command = [program.with_name("lamina"), "run", "-n", ranks, "-c", program, *case]
-    output = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
-    return [tuple(map(float, line.split())) for line in output.splitlines()]
+    return [tuple(map(float, line.split())) for line in output_of(*command).splitlines()]
 
 
 def main() -> None:

@@ -4,20 +4,18 @@
 python benchmarks/plan.py PATH_TO_plan_bench
 """
 
-import subprocess
 from collections import defaultdict
 
-from measure import Report, arguments
+from measure import Report, arguments, output_of
 
 
 def main() -> None:
     options = arguments(__doc__, "program")
     report = Report(options.name or "plan", "Plans of random trees: predicted steps over the default planner's")
     trees = 100 if options.quick else 1000
-    output = subprocess.run([options.program, str(trees)], check=True, stdout=subprocess.PIPE, text=True, timeout=600)
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
-    for word, kind, *values in map(str.split, output.stdout.splitlines()):
+    for word, kind, *values in map(str.split, output_of(options.program, trees).splitlines()):
         if word == "time":
             seconds[kind].append(float(values[0]))
             continue

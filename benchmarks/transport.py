@@ -8,10 +8,9 @@ import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import time
 
-from measure import Report, arguments
+from measure import Report, arguments, output_of
 
 SIZES = [8, 4096, 65536, 1 << 20, 64 << 20]
 TURNS = 3
@@ -58,13 +57,12 @@ def measure_gloo():
 
 
 def measure_lamina(program):
-    command = [program, str(free_port()), *map(str, SIZES)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
-    return {int(size): float(seconds) for size, seconds in map(str.split, output.splitlines())}
+    lines = output_of(program, free_port(), *SIZES).splitlines()
+    return {int(size): float(seconds) for size, seconds in map(str.split, lines)}
 
 
 def measure_signing(program):
-    return float(subprocess.run([program], check=True, capture_output=True, text=True, timeout=300).stdout)
+    return float(output_of(program))
 
 
 def main():
