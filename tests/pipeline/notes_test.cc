@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
+
 #include "lamina/pipeline/activity.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
@@ -30,6 +33,34 @@ TEST(Notes, ComeWithTheAnswerOfACallThatIsWaitedForAndByTheEndOfAStepWithAllOthe
   EXPECT_EQ(waited_for, std::vector<std::string>{"note 0"});
   EXPECT_EQ(pipeline.job(0).take_notes(), std::vector<std::string>{"note 1"});
   EXPECT_TRUE(pipeline.job(0).take_notes().empty() && pipeline.job(1).take_notes().empty());
+}
+
+TEST(Notes, ReachTheCallerBeforeTheAnswersOfCallsThatComputeLater) {
+  Pipeline pipeline(2, "simple");
+  std::atomic<int> calls = 0;
+  const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
+    return [&](value::Value x) {
+      if (calls++ == 0) Activity::current()->leave_note("note");
+      return value::Value(x.as<at::Tensor>() * 2);
+    };
+  });
+  std::promise<void> overtaken;
+  auto is_overtaken = overtaken.get_future();
+  std::atomic<bool> noted = false, is_late = false;
+  pipeline.traffic().before = [&](const transport::Message& message) {
+    if (message.kind != transport::Kind::kResult) return;
+    if (!message.state.empty()) {
+      noted = true;
+      is_late = is_overtaken.wait_for(std::chrono::milliseconds(300)) == std::future_status::ready;
+      noted = false;
+    } else if (noted.exchange(false)) {
+      overtaken.set_value();
+    }
+  };
+  const auto body = [&](base::Microbatch) { return pipeline.job(0).call(leaves, at::ones({2})); };
+  for (const auto& outcome : pipeline.step(2, body)) EXPECT_EQ(message_of(outcome.error), "");
+  EXPECT_FALSE(is_late);
+  EXPECT_EQ(pipeline.job(0).take_notes(), std::vector<std::string>{"note"});
 }
 
 TEST(Notes, ComeWithAnErrorToo) {

@@ -23,7 +23,11 @@ class Traffic {
     std::int64_t bytes;     // of the buffers that the body is sent in
   };
 
+  // Called in the sender's thread before each message leaves; set it before anything is sent.
+  std::function<void(const transport::Message&)> before;
+
   void note(base::Rank from, base::Rank to, const transport::Message& message) {
+    if (before) before(message);
     std::int64_t elements = 0;
     value::for_each_tensor(message.body, [&](const at::Tensor& tensor) {
       if (tensor.defined()) elements += tensor.numel();
