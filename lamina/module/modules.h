@@ -27,6 +27,10 @@ class Modules {
   // Whether a call of the module runs in a random stream of its own (pipeline/streams.h).
   virtual bool starts_stream(base::ModuleId) const { return false; }
 
+  // How many streams a call of it starts by draws from its caller's: its own, or, for several modules that are called
+  // as one, those of each.
+  virtual int streams(base::ModuleId id) const { return starts_stream(id) ? 1 : 0; }
+
   // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
   // throw anything.
   virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;

@@ -236,7 +236,12 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     std::optional<DataWatch> watch;
     if (request.expected == 0) watch.emplace();
     std::optional<Stream> stream;
-    if (state.seed) stream.emplace(*state.seed);
+    std::optional<GivenSeeds> seeds;
+    if (modules_->starts_stream(request.target)) {
+      stream.emplace(state.seeds.at(0));
+    } else {
+      seeds.emplace(state.seeds);
+    }
     run_with_modes(state.modes,
                    [&] { result.outputs = modules_->call(request.target, state.of_face, std::move(request.body)); });
     result.saw_data = watch && watch->saw_data();

@@ -131,12 +131,12 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   require_can_cross(call->name, arguments);
   Message request;
   request.kind = Kind::kForward;
-  CallState state{capture_modes(), std::nullopt, modules.capture_state(id),
+  CallState state{capture_modes(), {}, modules.capture_state(id),
                   ParameterFlags::to_bytes(Activity::current()->flags())};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
-  if (modules.starts_stream(id)) state.seed = draw_seed();
+  for (int left = modules.streams(id); left > 0; --left) state.seeds.push_back(next_seed());
   request.state = join_state(state);
   request.body = departing(arguments, *pending);
   const auto given = distinct_tensors(arguments);

@@ -61,8 +61,8 @@ std::string join_state(const CallState& state) {
   out.put_block(state.modes);
   out.put_block(state.of_face);
   out.put_block(state.flags);
-  out.put<std::uint8_t>(state.seed.has_value());
-  if (state.seed) out.put(*state.seed);
+  out.put<std::uint64_t>(state.seeds.size());
+  for (const auto seed : state.seeds) out.put(seed);
   return out.take();
 }
 
@@ -72,7 +72,8 @@ CallState split_state(std::string_view bytes) {
   state.modes = in.get_block();
   state.of_face = in.get_block();
   state.flags = in.get_block();
-  if (in.get<std::uint8_t>() != 0) state.seed = in.get<std::uint64_t>();
+  state.seeds.resize(in.get_count());
+  for (auto& seed : state.seeds) seed = in.get<std::uint64_t>();
   in.expect_end();
   return state;
 }

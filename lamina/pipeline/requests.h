@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lamina/pipeline/graph.h"
 #include "lamina/value/value.h"
@@ -44,10 +44,10 @@ ForwardAnswer to_forward_answer(value::Value value);
 
 // The state that a call brings. Calls that are alike have the same modes and the same state of the face.
 struct CallState {
-  std::string modes;                  // torch's: ambient.h
-  std::optional<std::uint64_t> seed;  // where the module starts a stream: streams.h
-  std::string of_face;                // modules.h
-  std::string flags;                  // ParameterFlags::to_bytes()
+  std::string modes;                 // torch's: ambient.h
+  std::vector<std::uint64_t> seeds;  // of the streams that the call starts: streams.h
+  std::string of_face;               // modules.h
+  std::string flags;                 // ParameterFlags::to_bytes()
 
   friend bool operator==(const CallState&, const CallState&) = default;
 };

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
+#include <utility>
 
 #include "lamina/pipeline/activity.h"
 
@@ -11,6 +12,7 @@ namespace lamina::pipeline {
 namespace {
 
 thread_local int inline_bodies = 0;
+thread_local GivenSeeds* given_seeds = nullptr;
 
 // The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 std::uint64_t scramble(std::uint64_t x) {
@@ -30,12 +32,28 @@ std::uint64_t draw_seed() {
   return process.random64();
 }
 
-Stream::Stream(std::uint64_t seed) : callers_(ProcessState::current()) {
+std::uint64_t next_seed() {
+  const auto given = given_seeds != nullptr ? given_seeds->take() : std::nullopt;
+  return given ? *given : draw_seed();
+}
+
+GivenSeeds::GivenSeeds(std::vector<std::uint64_t> seeds)
+    : seeds_(std::move(seeds)), outer_(std::exchange(given_seeds, this)) {}
+
+GivenSeeds::~GivenSeeds() { given_seeds = outer_; }
+
+std::optional<std::uint64_t> GivenSeeds::take() {
+  return taken_ < seeds_.size() ? std::optional(seeds_[taken_++]) : std::nullopt;
+}
+
+Stream::Stream(std::uint64_t seed)
+    : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
   callers_.seed(seed);
   callers_.swap_generator();
 }
 
 Stream::~Stream() {
+  given_seeds = given_;
   if (Activity::has_process_state()) callers_.swap_generator();
 }
 
@@ -54,7 +72,7 @@ bool in_step() { return inline_bodies > 0 || Activity::current() != nullptr; }
 
 std::optional<Stream> stream_here() {
   if (!in_step()) return std::nullopt;
-  return std::optional<Stream>(std::in_place, draw_seed());
+  return std::optional<Stream>(std::in_place, next_seed());
 }
 
 void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "lamina/base/ids.h"
 #include "lamina/pipeline/process_state.h"
@@ -19,6 +20,25 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither 
 // One draw from the process's CPU generator: the seed of a stream that begins here.
 std::uint64_t draw_seed();
 
+// The seed of the stream of a module that is called here: the next of GivenSeeds, else one draw.
+std::uint64_t next_seed();
+
+// Seeds that the caller on another rank drew for modules that are called as one: while it lives the streams that begin
+// in this thread take these, in their order, as if each had begun by a draw there. Not the streams within those.
+class GivenSeeds {
+ public:
+  explicit GivenSeeds(std::vector<std::uint64_t> seeds);
+  ~GivenSeeds();
+  GivenSeeds(const GivenSeeds&) = delete;
+
+  std::optional<std::uint64_t> take();
+
+ private:
+  std::vector<std::uint64_t> seeds_;
+  std::size_t taken_ = 0;
+  GivenSeeds* const outer_;
+};
+
 // While it lives the process's CPU generator is the stream of `seed`; afterwards it goes on where it was.
 class Stream {
  public:
@@ -28,6 +48,7 @@ class Stream {
 
  private:
   ProcessState callers_;
+  GivenSeeds* const given_;  // to what this one is in
 };
 
 // A step body in the thread that called the step function, which has no Activity. While it lives the process's state is

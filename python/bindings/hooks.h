@@ -23,9 +23,9 @@ void bind_hooks(py::module_& module);
 // Sets the Python error that stands for `error`. The GIL is held.
 void set_python_error(std::exception_ptr error);
 
-// The model of the Python face, its modules called by the hooks; `streams`: which of them start a random stream.
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams,
-                                                std::vector<bool> dynamic);
+// The model of the Python face, its modules called by the hooks: see module::Modules.
+std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
+                                                std::vector<int> streams, std::vector<bool> dynamic);
 
 // Threads with a Python state of their own, exceptions as Python describes them, signals noticed.
 pipeline::FaceHooks face_hooks();

@@ -136,12 +136,14 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
-               std::vector<bool> streams, std::vector<bool> dynamic) {
+               std::vector<bool> own_stream, std::vector<int> streams, std::vector<bool> dynamic) {
   std::vector<base::Rank> ranks;
   for (int partition : owners) {
     ranks.push_back(partition < 0 ? pipeline::kAnywhere : session.owner(base::Partition(partition)));
   }
-  session.job().set_model(python_modules(std::move(names), std::move(streams), std::move(dynamic)), std::move(ranks));
+  session.job().set_model(
+      python_modules(std::move(names), std::move(own_stream), std::move(streams), std::move(dynamic)),
+      std::move(ranks));
 }
 
 void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwards_change_the_model) {

@@ -23,6 +23,7 @@ from lamina import (
     foreign,
     intercept,
     interrupts,
+    runs,
     swapping,
     uncaught,
 )
@@ -186,6 +187,7 @@ def _end() -> _lamina.Session:
     if ended.replicas is not None:
         ended.replicas.unwatch()
     intercept.remove()
+    runs.remove()
     attributes.remove()
     swapping.remove()
     closures.remove()

@@ -4,13 +4,12 @@
 import json
 from typing import Any
 
-from torch import nn
-
 from lamina import _current, _lamina, attributes, closures, intercept, swapping
 from lamina.arguments import ArgumentCheck, is_unchanging
 from lamina.changes import Changed, Lent, adopt, unpacked
 from lamina.errors import UsageError
 from lamina.partitioning import Parts
+from lamina.runs import Run
 
 _UNIFORM = (b"\x00", b"\x01")
 _END = b"\x02"  # of the training flags
@@ -26,13 +25,13 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
     Errors:
         UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
     """
-    module = _modules()[number]
+    module = _current.job().cut.model.callee(number)
     caller, state = _hear(state)
     _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
     try:
         with attributes.serving(_name(number)):
-            output = intercept.call_here(module, args, kwargs)
+            output = module(*args) if isinstance(module, Run) else intercept.call_here(module, args, kwargs)
         closures.look()
     finally:
         _hear_answers(_current.session())
@@ -67,8 +66,8 @@ def capture_state(number: int) -> bytes:
     are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
     model's dtypes they are."""
     model = _current.job().cut.model
-    is_anywhere = id(model.tree.modules[number]) in model.anywhere  # then it is not known here who will run it
-    news = [] if is_anywhere else attributes.news_for(model.owners[number])
+    is_anywhere = id(model.callee(number)) in model.anywhere  # then it is not known here who will run it
+    news = [] if is_anywhere else attributes.news_for(model.callee_owner(number))
     told = json.dumps(news).encode() if news else b"[]"
     return b"[%d,%b]\n" % (model.partition, told) + _flags(number)
 
@@ -89,7 +88,7 @@ def _parts(number: int) -> Parts:
     """Module `number` and all under it, their parameters, and the places of what other ranks own of it."""
     cut = _current.job().cut
     if number not in cut.model.parts:
-        module = cut.model.tree.modules[number]
+        module = cut.model.callee(number)
         modules = list(module.modules())
         elsewhere = cut.slots.of(part for part in modules if cut.model.elsewhere(part) is not None)
         cut.model.parts[number] = modules, list(module.parameters()), elsewhere
@@ -99,18 +98,14 @@ def _parts(number: int) -> Parts:
 def _replaced_text(number: int, replaced: str) -> str:
     return (
         f"{replaced} was replaced in a step (torch.func.functional_call, parametrize.cached() and assignments do so), "
-        f"and {_name(number)} runs on partition {_current.job().cut.model.owners[number]}, which goes on with the one "
-        "that it has: place the module in its caller's partition with set_partition, or replace it between steps, on "
-        "every rank"
+        f"and {_name(number)} runs on partition {_current.job().cut.model.callee_owner(number)}, which goes on with "
+        "the one that it has: place the module in its caller's partition with set_partition, or replace it between "
+        "steps, on every rank"
     )
 
 
 def _name(number: int) -> str:
-    return _current.job().cut.model.tree.names[number] or "the model"
-
-
-def _modules() -> list[nn.Module]:
-    return _current.job().cut.model.tree.modules
+    return _current.job().cut.model.callee_name(number)
 
 
 def _called(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from lamina import (
     foreign,
     hugging_face,
     intercept,
+    runs,
     streams,
     swapping,
 )
@@ -114,6 +115,7 @@ class Cut:
         over the pipeline."""
         bring_together(self.model, _current.session())
         intercept.remove()
+        runs.remove()
         attributes.remove()
         swapping.remove()
         closures.remove()
@@ -155,7 +157,14 @@ class Cut:
         own_stream = streams.agree(model.tree.modules, session)
         if self._pipelined:
             waited = waited_for(model.tree.modules)
-            session.set_model(model.tree.names, model.places(), own_stream, waited)
+            model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
+            session.set_model(
+                [*model.tree.names, *(run.name for run in model.runs)],
+                [*model.places(), *(run.owner for run in model.runs)],
+                [*own_stream, *(False for _ in model.runs)],
+                [*map(int, own_stream), *(run.streams for run in model.runs)],
+                [*waited, *(False for _ in model.runs)],
+            )
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         self._interception = (model.remote(), self._call_remote, streamed, model.anywhere)
@@ -180,6 +189,7 @@ class Cut:
             intercept.install(*self._interception)
         if self._pipelined:
             model = self.model
+            runs.install(model.runs, model.partition, compiled.outside(self._call_remote))
             attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
             attributes.hear(model.homes, by_all=True)
             config = _current.session().config
@@ -195,11 +205,11 @@ class Cut:
 
     def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not _current.in_step():
-            name = self.model.tree.names[number] or "the model"
+            name = self.model.callee_name(number)
             raise UsageError(
-                f"{name} lives on partition {self.model.owners[number]}: call it inside a function decorated "
+                f"{name} lives on partition {self.model.callee_owner(number)}: call it inside a function decorated "
                 "with @lamina.step"
             )
         output = call_remote(_current.session(), number, args, kwargs)
-        hugging_face.collect(self.model.tree.modules[number], args, output)
+        hugging_face.collect(self.model.callee(number), args, output)
         return output

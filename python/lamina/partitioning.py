@@ -13,6 +13,7 @@ from torch import nn
 
 from lamina import _lamina, delayed, placement, printing
 from lamina.errors import ConfigError, UsageError
+from lamina.runs import Run
 from lamina.slots import Slot
 from lamina.tracing import Trace, planned_rows, summary, tell
 from lamina.tracing_state import Tie
@@ -34,6 +35,7 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         anywhere: the node of each module that runs where its argument lies (`anywhere.py`), by id(module).
         partition: this rank's.
+        runs: modules that are called at once, numbered on from the nodes.
         parts: filled by `adapter`; for one step or more, while no parameter is replaced.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
@@ -54,11 +56,27 @@ class PartitionedModel:
         self.anywhere = {id(tree.modules[node]): node for node in anywhere}
         self.report = report
         self.partition = partition
+        self.runs: list[Run] = []
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.homes = [(place, name, owners[node]) for place, name, node in written]
         self._paths = tree.paths()
         self._positions = {path: position for position, path in enumerate(self._paths)}
+
+    def callee(self, number: int) -> nn.Module | Run:
+        """What calls of that number are of."""
+        nodes = len(self.tree.modules)
+        return self.tree.modules[number] if number < nodes else self.runs[number - nodes]
+
+    def callee_name(self, number: int) -> str:
+        """Its name, for messages."""
+        nodes = len(self.tree.names)
+        return self.tree.names[number] or "the model" if number < nodes else self.runs[number - nodes].name
+
+    def callee_owner(self, number: int) -> int:
+        """The partition that owns it."""
+        nodes = len(self.owners)
+        return self.owners[number] if number < nodes else self.runs[number - nodes].owner
 
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
