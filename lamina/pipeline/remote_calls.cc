@@ -131,8 +131,8 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, module::Modu
   require_can_cross(call->name, arguments);
   Message request;
   request.kind = Kind::kForward;
-  CallState state{capture_modes(), {}, modules.capture_state(id),
-                  ParameterFlags::to_bytes(Activity::current()->flags())};
+  CallState state{
+      capture_modes(), {}, modules.capture_state(id), ParameterFlags::to_bytes(Activity::current()->flags())};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = Activity::current()->issued().counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();

@@ -46,8 +46,7 @@ std::optional<std::uint64_t> GivenSeeds::take() {
   return taken_ < seeds_.size() ? std::optional(seeds_[taken_++]) : std::nullopt;
 }
 
-Stream::Stream(std::uint64_t seed)
-    : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
+Stream::Stream(std::uint64_t seed) : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
   callers_.seed(seed);
   callers_.swap_generator();
 }
