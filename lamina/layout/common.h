@@ -57,8 +57,8 @@ class Finder {
 //   CommonRuns runs(held(old_layout, 0, 1), held(new_layout, 3, 0));
 //   while (const auto run = runs.next()) std::copy_n(old + run->from, run->count, piece + run->to);
 //
-// Takes a constant time (some tens of nanoseconds) for each row that either region cuts where both have elements, and
-// no memory that grows with their number.
+// Takes a constant time for each row that either region cuts where both have elements, and no memory that grows with
+// their number.
 class CommonRuns {
  public:
   // Throws UsageError when the regions are of tensors of different shapes.

@@ -80,6 +80,13 @@ TEST(ParameterLayout, PaddingInsideTheRowsOfASliceIsNobodysElement) {
   EXPECT_THAT(elements_of(held(layout, 1, 0)), ElementsAre(2, kPadding, 5, kPadding));
 }
 
+TEST(ParameterLayout, ASliceBeyondTheLastElementHoldsPaddingAlone) {
+  const ParameterLayout layout = sliced({3}, {.dim = 0, .sections = {{3}}, .degree = 5, .padded = true});
+  EXPECT_THAT(elements_of(held(layout, 2, 0)), ElementsAre(2));
+  EXPECT_THAT(elements_of(held(layout, 4, 0)), ElementsAre(kPadding));
+  EXPECT_EQ(held(layout, 4, 0).end, 0);
+}
+
 TEST(ParameterLayout, SlicingIntoOneIsNoSlicing) {
   const Shape shape{4, 6};
   EXPECT_EQ(held(sliced(shape, {.dim = 1, .sections = {{2}, {4}}}), 0, 0), whole(shape));
