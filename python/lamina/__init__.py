@@ -37,7 +37,7 @@ from lamina.errors import (
     TimeoutError,
     UsageError,
 )
-from lamina.job.current import init, is_initialized, shutdown
+from lamina.job.current import is_initialized
 from lamina.job.groups import (
     get_device_mesh,
     get_dp_process_group,
@@ -47,6 +47,7 @@ from lamina.job.groups import (
     get_tp_process_group,
     get_world_process_group,
 )
+from lamina.job.lifetime import init, shutdown
 from lamina.job.messages import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from lamina.job.ranks import (
     DP_GROUP,

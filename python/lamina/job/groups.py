@@ -71,6 +71,7 @@ def of_job() -> ProcessGroups:
         raise UsageError("process groups need the configuration ddp: true")
     if job.groups is None:
         job.groups = ProcessGroups(current.outside_step("the first use of process groups").session)
+        job.closers.append(job.groups.close)
     return job.groups
 
 

@@ -16,14 +16,13 @@ from lamina.deferred_init import delayed
 from lamina.errors import ConfigError, UsageError
 from lamina.modules import placement
 from lamina.modules.runs import Run
-from lamina.modules.slots import Slot
+from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
 from lamina.tracing.state import Tie
 from lamina.tracing.trace import Trace, planned_rows, summary, tell
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
-Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]  # see remote.calls
 
 _TIES_SAID = 3
 _NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "anywhere": [], "written": [], "table": "", "report": {}}

@@ -9,22 +9,18 @@ A placement is kept in the module itself, so that a copy of the module has it to
 
 import contextlib
 import contextvars
-import functools
-import threading
 from collections.abc import Iterable, Iterator
 
 from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.torch_patches import scoped
 
 _SET = "_lamina_placed"  # by set_partition
 _CREATED = "_lamina_created_in"  # by the partition() around its creation
 
 _index: contextvars.ContextVar[int | None] = contextvars.ContextVar("lamina_partition", default=None)
-_patch_lock = threading.Lock()
-_patch_users = 0
-_original_init = nn.Module.__init__
 
 
 @contextlib.contextmanager
@@ -40,11 +36,10 @@ def partition(index: int) -> Iterator[None]:
         UsageError: not an index of a partition.
     """
     token = _index.set(_checked(index) if _contexts_count() else _an_index(index))
-    _patch(+1)
     try:
-        yield
+        with scoped.creations(_note_creation):
+            yield
     finally:
-        _patch(-1)
         _index.reset(token)
 
 
@@ -113,23 +108,6 @@ def _an_index(index: int) -> int:
     return index
 
 
-def _patch(change: int) -> None:
-    """nn.Module.__init__ is replaced while any thread is inside a `partition` context."""
-    global _patch_users, _original_init
-    with _patch_lock:
-        if _patch_users == 0:
-            _original_init = nn.Module.__init__
-            nn.Module.__init__ = _recording(_original_init)
-        _patch_users += change
-        if _patch_users == 0:
-            nn.Module.__init__ = _original_init
-
-
-def _recording(original):
-    @functools.wraps(original)
-    def init(self: nn.Module, *args, **kwargs) -> None:
-        original(self, *args, **kwargs)
-        if (index := _index.get()) is not None:
-            self.__dict__[_CREATED] = index
-
-    return init
+def _note_creation(module: nn.Module) -> None:
+    if (index := _index.get()) is not None:
+        module.__dict__[_CREATED] = index

@@ -13,11 +13,9 @@ from typing import Any
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import sequential
 
 Route = Callable[[int, tuple, dict[str, Any]], Any]
-
-_original = nn.Sequential.forward
-_parts: dict[int, tuple[list[nn.Module], list[Callable[[Any], Any]]]] = {}  # by id: its modules, and what it calls
 
 
 class Run:
@@ -85,23 +83,15 @@ def find(
     return found
 
 
-def install(runs: Sequence[Run], partition: int, route: Route) -> None:
-    """From now on Sequentials call runs that other partitions own by `route`, at once."""
-    _parts.clear()
+def calls(runs: Sequence[Run], partition: int, route: Route) -> dict[int, sequential.Calls]:
+    """By id of each Sequential, how it calls runs that other partitions own by `route`, at once."""
+    found = {}
     for module, group in itertools.groupby(runs, key=lambda run: run.within):
         elsewhere = {id(run.parts[0]): run for run in group if run.owner != partition}
         if elsewhere:
             children = list(module._modules.values())
-            _parts[id(module)] = children, _calls(children, elsewhere, route)
-    if _parts:
-        nn.Sequential.forward = _forward
-
-
-def remove() -> None:
-    """Ends `install`."""
-    _parts.clear()
-    if nn.Sequential.forward is _forward:
-        nn.Sequential.forward = _original
+            found[id(module)] = children, _calls(children, elsewhere, route)
+    return found
 
 
 def _calls(children: list[nn.Module], runs: dict[int, Run], route: Route) -> list[Callable[[Any], Any]]:
@@ -118,18 +108,9 @@ def _calls(children: list[nn.Module], runs: dict[int, Run], route: Route) -> lis
     return calls
 
 
-def _forward(self: nn.Sequential, input: Any) -> Any:
-    children, calls = _parts.get(id(self), (None, None))
-    if children is None or children != list(self._modules.values()):  # else somebody has changed it since
-        return _original(self, input)
-    for call in calls:
-        input = call(input)
-    return input
-
-
 def _hands_on(module: nn.Module) -> bool:
     """Whether it does nothing but hand outputs on."""
-    plain = isinstance(module, nn.Sequential) and type(module).forward in (_original, _forward)
+    plain = isinstance(module, nn.Sequential) and sequential.is_plain(type(module))
     return plain and type(module).__iter__ is nn.Sequential.__iter__ and "forward" not in vars(module)
 
 

@@ -85,7 +85,7 @@ class OptimizerState:
             UsageError: it does not fit the optimizer, or inside a step function.
         """
         state_dict = seeds.taken_from(state_dict)
-        job = current._job
+        job = current.job_if_any()
         if self.roster.is_whole() and (job is None or not (job.pipelined or is_partial(state_dict))):
             self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
             return
@@ -176,7 +176,7 @@ class OptimizerState:
 
 def _cut() -> bool:
     """Whether there is a model that is cut over several ranks."""
-    job = current._job
+    job = current.job_if_any()
     return job is not None and job.pipelined and job.model is not None and job.model.partitioned
 
 

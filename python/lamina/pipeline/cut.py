@@ -16,11 +16,21 @@ from lamina.model.statistics import Statistics
 from lamina.modules import rng_streams, runs
 from lamina.modules.dynamic import waited_for
 from lamina.modules.slots import Slots
+from lamina.optim.averages import update as update_average
 from lamina.pipeline.first_call import FirstCall, Tracer
 from lamina.remote import closures
 from lamina.remote.calls import call_remote
 from lamina.saved_state.state_dicts import ModelState
-from lamina.torch_patches import averages, clipping, compiled, foreign, module_attributes, module_call, swapping
+from lamina.torch_patches import (
+    averages,
+    clipping,
+    compiled,
+    foreign,
+    module_attributes,
+    module_call,
+    sequential,
+    swapping,
+)
 from lamina.tracing.trace import TraceOptions
 
 
@@ -58,6 +68,7 @@ class Cut:
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are
         self.slots: Slots | None = None
+        current.job().on_end.callback(_end_routing)
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
@@ -88,9 +99,11 @@ class Cut:
         self._statistics = Statistics(self._module(), model)
         self.watch()
         if self._pipelined:
-            clipping.install(self._module(), model)
+            clipping.install(self._module(), model.owns)
             foreign.install()
-            averages.install(self._module())
+            averages.install(update_average)
+            for patch in (clipping, foreign, averages, compiled):
+                job.on_end.callback(patch.remove)
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
@@ -105,11 +118,7 @@ class Cut:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
         over the pipeline."""
         bring_together(self.model, current.session())
-        module_call.remove()
-        runs.remove()
-        module_attributes.remove()
-        swapping.remove()
-        closures.remove()
+        _end_routing()
         self.whole = True
 
     def make_again(self) -> None:
@@ -180,7 +189,7 @@ class Cut:
             module_call.install(*self._interception)
         if self._pipelined:
             model = self.model
-            runs.install(model.runs, model.partition, compiled.outside(self._call_remote))
+            sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
             module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
             module_attributes.hear(model.homes, by_all=True)
             config = current.session().config
@@ -204,3 +213,9 @@ class Cut:
         output = call_remote(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)
         return output
+
+
+def _end_routing() -> None:
+    """Calls, attributes and names are the plain model's again."""
+    for patch in (module_call, sequential, module_attributes, swapping, closures):
+        patch.remove()

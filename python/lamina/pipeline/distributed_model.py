@@ -123,6 +123,7 @@ class DistributedModel(nn.Module):
             self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
+            job.on_end.callback(self._replicas.unwatch)
         if not self._pipelined:
             self._cut.make()
 
@@ -131,7 +132,8 @@ class DistributedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""
         self._check_called("the model was called")
-        replicas = current._job.replicas if current._job is not None else None
+        job = current.job_if_any()
+        replicas = job.replicas if job is not None else None
         if replicas is not None:
             replicas.note_call()
         output = self.module(*args, **kwargs)

@@ -7,8 +7,8 @@ from typing import Any
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.model.partitioned import Parts
 from lamina.modules.runs import Run
+from lamina.modules.slots import Parts
 from lamina.remote import closures
 from lamina.remote.arguments import ArgumentCheck, is_unchanging
 from lamina.remote.changes import Changed, Lent, adopt, unpacked

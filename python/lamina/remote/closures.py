@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
+from lamina.job import current
 from lamina.util.contents import (
     Content,
     changed,
@@ -111,6 +112,8 @@ def begin_step(body: Callable, owner: tuple) -> None:
     """A step begins, whose body the rank of partition 0 runs; `owner`: the object of which it is a method, if any."""
     key = id(body), id(owner[0]) if owner else None
     if key not in _bodies:
+        if not _bodies:
+            current.job().on_end.callback(remove)
         _bodies[key] = MethodType(body, owner[0]) if owner else body
         if _modules:
             _add(_bodies[key], 0, _BODY)

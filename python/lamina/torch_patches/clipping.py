@@ -14,18 +14,22 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from lamina.job import current
-from lamina.model.partitioned import PartitionedModel
 
 
-def install(module: nn.Module, partitioned: PartitionedModel) -> None:
-    """From now on norms of this model's tensors are global."""
+def install(module: nn.Module, owns: Callable[[str], bool]) -> None:
+    """From now on norms of this model's tensors are global.
+
+    Args:
+        module: the model.
+        owns: whether this rank owns what has a name.
+    """
     remove()
     for function, ours in ((nn.utils.get_total_norm, _total_norm), (nn.utils.clip_grad_norm_, _clip)):
         cell = _implementation(function)
         _originals[function] = cell.cell_contents
         cell.cell_contents = ours
     clip_grad._group_tensors_by_device_and_dtype = _group
-    _model.append((module, partitioned))
+    _model.append((module, owns))
 
 
 def remove() -> None:
@@ -38,7 +42,7 @@ def remove() -> None:
 
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
-_model: list[tuple[nn.Module, PartitionedModel]] = []  # one at most
+_model: list[tuple[nn.Module, Callable[[str], bool]]] = []  # one at most
 
 
 _torchs_group = clip_grad._group_tensors_by_device_and_dtype
@@ -110,8 +114,8 @@ def _norm(
     present = [(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None]
     if names and not any(names):
         return plain([tensor for _, tensor in present], norm_type, error_if_nonfinite, foreach)
-    module, partitioned = _model[0]
-    own = {name: _one(tensor, norm_type) for name, tensor in present if name and partitioned.owns(name)}
+    module, owns = _model[0]
+    own = {name: _one(tensor, norm_type) for name, tensor in present if name and owns(name)}
     session = current.outside_step("the norm of a partitioned model").session
     known = {name: norm for rank in session.all_gather("pp", own) for name, norm in rank.items()}
     # In the model's order on every rank, so that all get the same bits.

@@ -83,7 +83,7 @@ def _replace(owner: Any, name: str, check: Callable) -> None:
 
 def _home_of(module: nn.Module) -> tuple[str, int] | None:
     """In a step: the name and partition of a module that another rank owns; None for any other."""
-    if not _lamina.in_step() or (job := current._job) is None or job.cut is None or job.cut.model is None:
+    if not _lamina.in_step() or (job := current.job_if_any()) is None or job.cut is None or job.cut.model is None:
         return None
     model = job.cut.model
     partition = model.elsewhere(module)
@@ -139,7 +139,7 @@ def _refuse_zero_grad(_: str, optimizer: torch.optim.Optimizer, *__: Any, **___:
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Looks at an optimizer that is no DistributedOptimizer, at its first step."""
-    job = current._job
+    job = current.job_if_any()
     if job is None or any(known.optimizer is optimizer for known in job.optimizers):
         return
     if _lamina.in_step() and _of_model(optimizer):

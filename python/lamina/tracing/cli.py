@@ -25,7 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lamina.errors import Error, UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.record import WritesParameterError
-from lamina.tracing.trace import Call, TraceOptions, planned_rows, tell, trace
+from lamina.tracing.sandbox import Call
+from lamina.tracing.trace import TraceOptions, planned_rows, tell, trace
 
 
 def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina.integrations import hugging_face
 from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import scoped
 from lamina.tracing.costs import Device, tensors_of, times_us
 from lamina.tracing.route import Stretch, Way
 from lamina.util import pytree
@@ -117,13 +118,8 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, calls of modules and what is saved for their backward are noted."""
-        original = nn.Module.__call__
-        nn.Module.__call__ = lambda module, *args, **kwargs: self._call(original, module, args, kwargs)
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack), self:
-                yield
-        finally:
-            nn.Module.__call__ = original
+        with scoped.calls(self._call), torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack), self:
+            yield
 
     def _call(self, original: Callable, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         node = self._tree.node(module)

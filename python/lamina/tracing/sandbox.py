@@ -6,7 +6,7 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -140,3 +140,12 @@ def _refill(container: Any, before: Any) -> None:
         container.extend(before)
     else:
         container.update(before)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the model: its arguments, and what torch's operations depend on around it."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    ambience: Ambience = field(default_factory=Ambience.current)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import scoped
 from lamina.util.contents import content, is_changeable, same, within
 
 _TORCHS = frozenset(dir(nn.Module)) | frozenset(vars(nn.Module()))
@@ -54,14 +55,8 @@ class StateWatch:
                 if name not in _TORCHS and is_changeable(value):
                     for each in within(value):
                         self._held.setdefault(id(each), (each, content(each), []))[2].append((id(module), name))
-        set_before = nn.Module.__setattr__
-        nn.Module.__setattr__ = lambda module, name, value: self._set(set_before, module, name, value)
-        nn.Module.__getattribute__ = lambda module, name: self._get(module, name)
-        try:
+        with scoped.attributes(self._set, self._get):
             yield
-        finally:
-            del nn.Module.__getattribute__
-            nn.Module.__setattr__ = set_before
 
     def ties(self) -> list[Tie]:
         """What was found, once the model has been called."""

@@ -5,18 +5,16 @@ import bisect
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import scoped
 from lamina.tracing.record import Holders, Measures, forward_of
-from lamina.tracing.sandbox import alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
 from lamina.util import pytree
-
-if TYPE_CHECKING:
-    from lamina.tracing.trace import Call
 
 _RUNS = 4  # the first, which finds caches cold, does not count
 _ENOUGH_S = 10
@@ -66,15 +64,11 @@ class _Stopwatch:
 
     @contextmanager
     def forward(self):
-        original = nn.Module.__call__
-        nn.Module.__call__ = lambda module, *args, **kwargs: self._call(original, module, args, kwargs)
-        try:
+        with scoped.calls(self._call):
             self._since = time.perf_counter()
             self._mark()
             yield
             self._pass_time()
-        finally:
-            nn.Module.__call__ = original
 
     def backward(self, output: Any) -> None:
         """Runs the backward of everything that the model returned."""

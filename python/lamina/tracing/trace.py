@@ -26,18 +26,9 @@ from lamina.tracing.anywhere import owned_by_nobody
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
 from lamina.tracing.route import scaled
-from lamina.tracing.sandbox import Ambience, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the model: its arguments, and what torch's operations depend on around it."""
-
-    args: tuple
-    kwargs: dict[str, Any]
-    ambience: Ambience = field(default_factory=Ambience.current)
 
 
 @dataclass(frozen=True)
