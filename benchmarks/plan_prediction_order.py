@@ -26,8 +26,8 @@ from measure import Report, arguments
 from torch import nn
 
 import lamina
-from lamina.tracing import Call, TraceOptions, trace
-from lamina.tree import ModuleTree
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.trace import Call, TraceOptions, trace
 
 MICROBATCHES = 4
 MICROBATCH_MS = 60

@@ -38,19 +38,19 @@ MADE_ELSEWHERE = {
         "the gradient of a parameter that another rank owns was set",
         "the data of a parameter that another rank owns was set",
     ],
-    "python/lamina/adapter.py": [
+    "python/lamina/remote/calls.py": [
         "its argument … was changed by one call while another …",
         "… was replaced in a step",
     ],
-    "python/lamina/archives.py": ["… was saved by a job of …"],
-    "python/lamina/arguments.py": ["… to what cannot be sent back"],
-    "python/lamina/attributes.py": ["… is set on partition … in a step, and … on partition …"],
-    "python/lamina/batches.py": ["argument … of shape … cannot be split into …"],
-    "python/lamina/failures.py": ["raised on rank …, where the traceback was"],
-    "python/lamina/model.py": ["this partial state dict was saved by …"],
-    "python/lamina/partitioning.py": ["rank … built another model than rank 0"],
-    "python/lamina/saving.py": ["… was saved by a job of …", "…: there is no such file"],
-    "python/lamina/state_dicts.py": ["same_partition_load=True, but …"],
+    "python/lamina/saved_state/archives.py": ["… was saved by a job of …"],
+    "python/lamina/remote/arguments.py": ["… to what cannot be sent back"],
+    "python/lamina/torch_patches/module_attributes.py": ["… is set on partition … in a step, and … on partition …"],
+    "python/lamina/pipeline/batches.py": ["argument … of shape … cannot be split into …"],
+    "python/lamina/exits/failures.py": ["raised on rank …, where the traceback was"],
+    "python/lamina/pipeline/distributed_model.py": ["this partial state dict was saved by …"],
+    "python/lamina/model/partitioned.py": ["rank … built another model than rank 0"],
+    "python/lamina/saved_state/saving.py": ["… was saved by a job of …", "…: there is no such file"],
+    "python/lamina/saved_state/state_dicts.py": ["same_partition_load=True, but …"],
 }
 BUILT_IN = {"AttributeError", "FileNotFoundError", "TypeError"}  # raised as Python's own
 

@@ -13,8 +13,8 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
-from lamina import cut
-from lamina.tree import ModuleTree
+from lamina.modules.tree import ModuleTree
+from lamina.pipeline import cut
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
