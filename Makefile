@@ -11,7 +11,7 @@ export PYTHON ?= python3
 BUILD := build/release
 BIN := .venv/bin
 
-.PHONY: build demo test bench soak format lint clean
+.PHONY: build build-tests demo test check bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -27,17 +27,17 @@ $(TOOLS): requirements-dev.txt scripts/venv.sh | $(SYSTEM)
 	@scripts/venv.sh
 	@touch $@
 
-# All that the package and the C++ tests are made of. The list itself is kept, so that a removed file is noticed.
+# All that the package is made of. The list itself is kept, so that a new or removed file is noticed; what an installed
+# Python file holds is that file.
 SOURCES := $(sort $(shell find CMakeLists.txt VERSION README.md LICENSE pyproject.toml cmake lamina apps python scripts/package.sh \
-  -type f -not -path '*/__pycache__*' 2>/dev/null) \
-  $(shell find tests examples/cpp -type f \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) 2>/dev/null))
+  -type f -not -path '*/__pycache__*' 2>/dev/null))
 LIST := build/.sources
 ifneq ($(SOURCES),$(file <$(LIST)))
   $(shell mkdir -p build)
   $(file >$(LIST),$(SOURCES))
 endif
 
-$(PACKAGE): $(SOURCES) $(LIST) $(TOOLS)
+$(PACKAGE): $(filter-out %.py %.pyi,$(SOURCES)) $(LIST) $(TOOLS)
 	@scripts/package.sh $(BUILD)
 	@touch $@
 
@@ -46,18 +46,27 @@ build: $(PACKAGE)
 demo: build
 	@$(BIN)/lamina run -n 2 examples/train_gpt.py
 
+build-tests: build
+	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
+
 # Both halves run whatever the other says.
-test: build
+test: build-tests
 	@failed=0; \
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) || failed=1; \
 	$(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
+# What needs no ranks, in a minute.
+check: lint build
+	@cmake --build $(BUILD) --target unit_tests -j $$(scripts/jobs.sh)
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -L unit -j $$(scripts/jobs.sh)
+	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
+
 bench: build
 	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench cpp_schedule_bench window_bench plan_bench
 	@$(BIN)/python benchmarks/run.py
 
-soak: build
+soak: build-tests
 	@LAMINA_SOAK=1 ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 	@LAMINA_SOAK=1 $(BIN)/pytest $(PYTEST_ARGS)
 

@@ -54,27 +54,44 @@ function(lamina_folder name)
   endif()
 endfunction()
 
+# [Note: tests] No test is part of `all`, which is what the package needs: `tests` builds all of them, `unit_tests` those
+# of the folders without torch. Each has one label, for `ctest -L`: unit (one process, no torch), engine (the engine in
+# one process), multiprocess (starts ranks) or installed (what a user gets).
+if(LAMINA_TESTS)
+  add_custom_target(unit_tests)
+  add_custom_target(tests DEPENDS unit_tests)
+endif()
+
 # `lamina_test(value_test SOURCES a_test.cc LIBS lamina)` makes one GoogleTest program and registers it. LIBS is the
-# engine (`lamina`), or the folders themselves for those without torch.
+# engine (`lamina`), or the folders themselves for those without torch. MULTIPROCESS labels one that starts ranks.
 function(lamina_test name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "MULTIPROCESS" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE ${LAMINA_WARNINGS})
   target_link_libraries(${name} PRIVATE ${arg_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
-  if(LAMINA_TORCH AND "lamina" IN_LIST arg_LIBS)
+  set(label unit)
+  set(all unit_tests)
+  if("lamina" IN_LIST arg_LIBS)
+    set(label engine)
+    set(all tests)
     # A program is compiled -fPIE, which a header precompiled -fPIC does not fit.
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${name} PRIVATE -fPIC)
     target_precompile_headers(${name} REUSE_FROM lamina_test_pch)
   endif()
+  if(arg_MULTIPROCESS)
+    set(label multiprocess)
+  endif()
+  add_dependencies(${all} ${name})
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_COLOR=no")
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_COLOR=no")
 endfunction()
 
 # `lamina_face_program(train_gpt SOURCES train_gpt.cc)` makes a program that uses the C++ face, as a user's would.
+# UNBUILT: one that is not to compile.
 function(lamina_face_program name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "UNBUILT" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE ${LAMINA_WARNINGS} -fPIC)
@@ -82,12 +99,15 @@ function(lamina_face_program name)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_precompile_headers(${name} REUSE_FROM lamina_face_pch)
   add_dependencies(${name} lamina_ucx)
+  if(NOT arg_UNBUILT)
+    add_dependencies(tests ${name})
+  endif()
 endfunction()
 
 # `lamina_ranks_test(over_two 2 train_gpt 30)` runs such a program with these arguments over two processes.
 function(lamina_ranks_test name ranks program)
   add_test(NAME ${name} COMMAND lamina_command run -n ${ranks} -c $<TARGET_FILE:${program}> ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
+  set_tests_properties(${name} PROPERTIES LABELS multiprocess TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 # `lamina_python_module(_lamina SOURCES module.cc LIBS lamina)` makes the extension module of the Python face with the

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the engine, its tests and the wheel in one build folder ($1) and installs the wheel, then `compat`, into .venv.
+# Builds the engine in build folder $1 and installs the package, then `compat`, into .venv: what is compiled as a copy,
+# the Python files by reference, so that an edit of one is live. The folder has targets for the tests, not yet built.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(scripts/jobs.sh)}
 export CMAKE_BUILD_PARALLEL_LEVEL
@@ -11,5 +12,5 @@ pip_install() {
 }
 
 say "building with $CMAKE_BUILD_PARALLEL_LEVEL compilers at once (only what changed)"
-pip_install -v -C build-dir="$1" -C cmake.build-type=Release -C cmake.define.LAMINA_TESTS=ON .
-pip_install -q ./python/compat
+pip_install -v -C build-dir="$1" -C cmake.build-type=Release -C cmake.define.LAMINA_TESTS=ON -e .
+pip_install -q -e ./python/compat

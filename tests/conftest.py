@@ -3,7 +3,10 @@ import os
 import signal
 
 import pytest
+from launch import case_jobs
 from launch.launcher_harness import Launcher
+
+UNIT_FOLDERS = ("docs", "plan", "python")
 
 # Operations of tests are small, and several processes run at once; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +25,19 @@ def pytest_xdist_make_scheduler(config, log):
             return nodeid.rpartition("@")[2] if nodeid.endswith("]") and "@" in nodeid else nodeid
 
     return Jobs(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A test has one of two markers: unit, or multiprocess when it starts ranks or the launcher."""
+    for item in items:
+        folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+        ranks = folder not in UNIT_FOLDERS or "launcher" in item.fixturenames
+        item.add_marker("multiprocess" if ranks else "unit")
+
+
+def pytest_collection_finish(session):
+    case_jobs.choose(item.nodeid for item in session.items)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,14 +22,14 @@ from launch.case_report import Report, read
 from launch.launcher_harness import command
 
 
-def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
-    """The name of each case of this world size, and what is wrong with it on this rank."""
+def results(numbers: list[int], runs: Callable[[str], bool]) -> Iterator[tuple[str, list[str]]]:
+    """The name of each case of this world size that runs, and what is wrong with it on this rank."""
     from equivalence.random_comparison import check
 
     world = int(os.environ["WORLD_SIZE"])
     drawn = map(draw_case, numbers) if numbers else cases(world)
     for case in drawn:
-        if case.world == world:
+        if case.world == world and runs(case.name):
             try:
                 yield case.name, check(case)
             except Exception:
@@ -39,7 +39,7 @@ def results(numbers: list[int]) -> Iterator[tuple[str, list[str]]]:
 def run(numbers: list[int]) -> None:
     """On a rank."""
     with Report() as report:
-        for name, wrong in results(numbers):
+        for name, wrong in results(numbers, report.runs):
             report.add(name, wrong)
 
 

@@ -12,7 +12,7 @@ ALL = [of_job(f"random{w}", case.name, case) for w in WORLDS for case in cases(w
 
 
 def found(world: int) -> dict[str, list[str]]:
-    return results(world, DEADLINE_S, "equivalence/run_random_models.py")
+    return results(f"random{world}", world, DEADLINE_S, "equivalence/run_random_models.py")
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -11,7 +11,7 @@ NAMES = ("gpt2", "bert", "t5", "llama", "vit", "bart")
 
 
 def found(world: int) -> dict[str, list[str]]:
-    return results(world, DEADLINE_S, "equivalence/run_real_models.py")
+    return results(f"real{world}", world, DEADLINE_S, "equivalence/run_real_models.py")
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -2,13 +2,15 @@
 """Jobs that run many cases in one launch, each rank with a Report of them."""
 
 import functools
+import json
 import pathlib
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 
 import pytest
-from launch.case_report import read
+from launch.case_report import CHOSEN, read
 from launch.launcher_harness import Launcher
 from soak import SOAK
 
@@ -16,20 +18,35 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 GRACE_S = 10.0  # for the other ranks to end, when one has failed
 
 
+_chosen: dict[str, set[str]] = {}  # of each job
+
+
 def of_job(job: str, name: str, *values):
     """The parameters of a test of that job: see pytest_xdist_make_scheduler."""
     return pytest.param(*values, id=f"{name}@{job}")
 
 
+def choose(tests: Iterable[str]) -> None:
+    """Has each job run only the cases of these tests. A test without a case asks about all that run; alone, about the
+    job with all cases."""
+    _chosen.clear()
+    for test in tests:
+        case, at, job = test.partition("[")[2].removesuffix("]").rpartition("@")
+        if at and case:
+            _chosen.setdefault(job, set()).add(case)
+
+
 @functools.cache
-def results(ranks: int, deadline_s: float, program: str, *arguments: str) -> dict[str, list[str]]:
-    """What was wrong with each case that ended on every rank; under "launch", with the job as a whole: how it ended,
-    and what it left behind. (A port is held by a process, so no process is no port.)
+def results(job: str, ranks: int, deadline_s: float, program: str, *arguments: str) -> dict[str, list[str]]:
+    """What was wrong with each chosen case that ended on every rank; under "launch", with the job as a whole: how it
+    ended, and what it left behind. (A port is held by a process, so no process is no port.)
 
     A soak starts the job by `lamina run`.
     """
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(pathlib.Path(folder))
+        if job in _chosen:
+            (launcher.folder / CHOSEN).write_text(json.dumps(sorted(_chosen[job])))
         try:
             run = _launch if SOAK else _fork
             wrong = run(launcher, ranks, deadline_s, TESTS / program, *arguments)

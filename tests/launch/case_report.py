@@ -9,11 +9,16 @@ from pathlib import Path
 PATIENCE_S = 60.0  # with a rank that has ended, or hangs
 
 
+CHOSEN = "chosen"  # the file in the job's folder with the names of the cases to run; without it, all run
+
+
 class Report:
     """The file of this rank in the job's folder, $DIR."""
 
     def __enter__(self):
         self._folder = Path(os.environ["DIR"])
+        chosen = self._folder / CHOSEN
+        self._chosen = set(json.loads(chosen.read_text())) if chosen.exists() else None
         self._file = _path(self._folder, os.environ["RANK"]).open("w", buffering=1)
         self._others = [rank for rank in range(int(os.environ["WORLD_SIZE"])) if rank != int(os.environ["RANK"])]
         self._cases = 0
@@ -21,6 +26,10 @@ class Report:
 
     def __exit__(self, *_):
         self._file.close()
+
+    def runs(self, case: str) -> bool:
+        """True for a case that the job is to run: every rank gives the same answer."""
+        return self._chosen is None or case in self._chosen
 
     def add(self, case: str, wrong: list[str]) -> None:
         print(json.dumps([case, wrong]), file=self._file)

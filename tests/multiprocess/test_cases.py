@@ -24,7 +24,7 @@ LAUNCHES = {
 
 
 def found(module: str) -> dict[str, list[str]]:
-    return results(LAUNCHES[module], DEADLINE_S, "multiprocess/run_cases.py", module)
+    return results(module, LAUNCHES[module], DEADLINE_S, "multiprocess/run_cases.py", module)
 
 
 @pytest.mark.parametrize("module, case", [of_job(m, case, m, case) for m in LAUNCHES for case in cases(m)])
