@@ -21,7 +21,7 @@ int number(const std::string& name, const std::string& text) {
   throw base::ConfigError(base::str(name, ": '", text, "' is not allowed; expected a launcher's integer"));
 }
 
-int of(const base::World& world, const std::string& name) {
+int of(const environment::World& world, const std::string& name) {
   const std::map<std::string, int> values = {{"RANK", static_cast<int>(world.rank.value)},
                                              {"WORLD_SIZE", world.size},
                                              {"LOCAL_RANK", world.local_rank},
@@ -31,9 +31,9 @@ int of(const base::World& world, const std::string& name) {
 }
 
 int ask(const std::string& name) {
-  const auto said = told(name, base::process_environment());
+  const auto said = told(name, environment::process_environment());
   const Current* current = find_current();
-  if (current == nullptr) return said.value_or(of(base::World(), name));
+  if (current == nullptr) return said.value_or(of(environment::World(), name));
   const int value = of(current->world, name);
   if (!said || *said == value) return value;
   throw base::UsageError(base::str(name, " is ", *said, " in the environment, but ", value,
@@ -42,18 +42,18 @@ int ask(const std::string& name) {
 
 }  // namespace
 
-std::optional<int> told(const std::string& name, const base::Environment& environment) {
+std::optional<int> told(const std::string& name, const environment::Environment& environment) {
   if (const auto text = environment(name)) return number(name, *text);
   const auto set = [&](const char* each) { return environment(each).has_value(); };
   const bool by_torchrun = set("RANK") || set("WORLD_SIZE");
   if (by_torchrun && !std::ranges::all_of(kContract, set)) return {};
-  const auto world = base::read_world(environment);
+  const auto world = environment::read_world(environment);
   return world.launched ? std::optional(of(world, name)) : std::nullopt;
 }
 
-base::World world_to_meet(const base::Environment& environment) {
+environment::World world_to_meet(const environment::Environment& environment) {
   const bool single = environment("WORLD_SIZE") == "1" && environment("RANK").value_or("0") == "0";
-  return single ? base::World() : base::read_world(environment);
+  return single ? environment::World() : environment::read_world(environment);
 }
 
 int get_world_size() { return ask("WORLD_SIZE"); }

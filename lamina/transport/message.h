@@ -22,7 +22,7 @@ enum class Kind : std::uint8_t {
   kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
   kObject,     // an object for the mailbox named `channel`
   kNewStep,    // the leading rank begins step `call.step`, as `body` says; from another one: why it refuses that step
-  kWait,       // in what the sender waits for this rank: collective/mutual_waits.h
+  kWait,       // in what the sender waits for this rank: messaging/mutual_waits.h
 };
 constexpr Kind kLastKind = Kind::kWait;
 

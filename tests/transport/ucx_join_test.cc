@@ -12,10 +12,10 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/transport/hello.h"
-#include "lamina/transport/job_store.h"
-#include "lamina/transport/roll_call.h"
-#include "lamina/transport/socket.h"
+#include "lamina/rendezvous/hello.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/rendezvous/roll_call.h"
+#include "lamina/rendezvous/socket.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -128,11 +128,11 @@ TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
     });
   }
   job.start(2, [&] {  // says what a rank of that version would say
-    Hello other = Hello::of_this_version();
+    rendezvous::Hello other = rendezvous::Hello::of_this_version();
     other.lamina = "0.0.1";
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
-    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
-    RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    rendezvous::RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
     ranks.meet();
     ranks.call(other.encode());
     ranks.leave();
@@ -162,7 +162,7 @@ TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
 TEST(JobStore, WhatOneHasClaimedIsOnesWhenClaimedAgain) {
   RankProcesses job(1);
   job.start(0, [&] {
-    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
     EXPECT_EQ(store.claim("rank 1", "first"), "first");
     EXPECT_EQ(store.claim("rank 1", "first"), "first");
     EXPECT_EQ(store.claim("rank 1", "second"), "first");
@@ -189,7 +189,7 @@ TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
 
 // Who reaches the job's store can read and change what lies there. `change` is made to what rank 0 says, before rank 1
 // is there to read it.
-void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, const char* what) {
+void expect_a_stranger_to_be_noticed(const std::function<void(rendezvous::Hello&)>& change, const char* what) {
   RankProcesses job(2);
   for (const int rank : {0, 1}) {
     job.start(rank, [&, rank] {
@@ -199,13 +199,13 @@ void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, 
   }
   job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
-    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
     const std::string call = "lamina/job/0/1/call";
     ASSERT_TRUE(store.wait({call}, deadline).empty());
     const std::string said = "lamina/job/0/1/" + store.get(call) + "/hello/0";
     ASSERT_TRUE(store.wait({said}, deadline).empty());
     const std::string text = store.get(said), size = "2 ";
-    Hello hello = Hello::decode(text.substr(size.size()));
+    rendezvous::Hello hello = rendezvous::Hello::decode(text.substr(size.size()));
     EXPECT_TRUE(hello.secret.empty());
     change(hello);
     store.set(said, size + hello.encode());
@@ -215,12 +215,12 @@ void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, 
 }
 
 TEST(UcxJoin, WhoChangesAnAddressAtTheStoreIsNoticedByAll) {
-  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.liveness_address = "127.0.0.1 9"; },
+  expect_a_stranger_to_be_noticed([](rendezvous::Hello& hello) { hello.liveness_address = "127.0.0.1 9"; },
                                   "what rank 0 says in the job's store is not signed with this job's secret");
 }
 
 TEST(UcxJoin, WhoPutsASecretIntoTheStoreIsNoticedByAll) {
-  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.secret = std::string(32, 'x'); },
+  expect_a_stranger_to_be_noticed([](rendezvous::Hello& hello) { hello.secret = std::string(32, 'x'); },
                                   "this rank has a job secret from its launcher and rank 0 has none");
 }
 
@@ -237,9 +237,9 @@ TEST(UcxJoin, WithoutTheSecretOfTheOthersNobodyJoins) {
 TEST(JobStore, OfALoopbackAddressListensNowhereElse) {
   RankProcesses job(1);
   job.start(0, [&] {
-    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
-    EXPECT_NO_THROW(Address::parse(base::str("127.0.0.2 ", job.port())).listen());
-    EXPECT_NO_THROW(Address::parse(base::str("::1 ", job.port())).listen());
+    rendezvous::JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("127.0.0.2 ", job.port())).listen());
+    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("::1 ", job.port())).listen());
   });
   job.expect_success();
 }
