@@ -56,6 +56,7 @@ class Joining {
  private:
   Hello greet(const Address& listening) const {
     Hello own = Hello::of_this_version();
+    own.wire = options_.wire_version;
     own.configuration = options_.configuration;
     own.liveness_address = listening.text();
     own.place = own_place();

@@ -4,12 +4,10 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
-#include "lamina/transport/message.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::rendezvous {
@@ -26,14 +24,6 @@ std::string around_difference(const std::string& text, const std::string& other)
                                            text.begin());
   const std::size_t begin = at > kBefore ? at - kBefore : 0;
   return base::str(begin > 0 ? "..." : "", text.substr(begin, kShown), begin + kShown < text.size() ? "..." : "");
-}
-
-// What frames of this version say of themselves.
-std::string wire_version() {
-  const std::string head = transport::pack({}).head;
-  std::uint16_t version = 0;
-  std::memcpy(&version, head.data() + sizeof(std::uint32_t), sizeof version);
-  return std::to_string(version);
 }
 
 std::string both_values(const std::string& ours, const std::string& theirs, std::size_t rank) {
@@ -57,7 +47,6 @@ Hello Hello::of_this_version() {
   Hello hello;
   hello.lamina = LAMINA_VERSION;
   hello.torch = TORCH_VERSION;
-  hello.wire = wire_version();
   return hello;
 }
 

@@ -22,7 +22,7 @@ struct Hello {
   std::string secret;     // rank 0's, where no launcher gave one
   std::string signature;  // empty where no launcher gave a secret
 
-  static Hello of_this_version();
+  static Hello of_this_version();  // of lamina and of torch
 
   // `join` names the meeting in which it is said.
   void sign(const Secret& secret, std::string_view join, base::Rank rank);

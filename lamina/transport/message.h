@@ -64,6 +64,8 @@ struct Message {
 // (little endian), where the rest holds the message's fields, each block with its own length, the tree's encoding and
 // the list of its buffers (device and size in bytes of each), so that a receiver makes room for the buffers before it
 // takes them. It says nothing of whom it comes from: that is the transport's to prove before it reads a head.
+constexpr std::uint16_t kFrameVersion = 4;  // the same on all ranks of a job
+
 struct BufferSpec {
   at::Device device = at::kCPU;
   std::int64_t size_bytes = 0;

@@ -7,7 +7,9 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -16,6 +18,7 @@
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/rendezvous/roll_call.h"
 #include "lamina/rendezvous/socket.h"
+#include "lamina/transport/message.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -119,17 +122,17 @@ TEST(UcxJoin, DifferentNumbersOfRanksAreRefusedOnAllRanks) {
   job.expect_success();
 }
 
-TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
+// Ranks 0 and 1 refuse `other`, which is what rank 2 says, for its `version`.
+void expect_refused_on_all_ranks(const rendezvous::Hello& other, const std::string& version, const std::string& own) {
   RankProcesses job(3);
   for (const int rank : {0, 1}) {
     job.start(rank, [&, rank] {
       EXPECT_THAT(refusal<base::ConfigError>(job.options(rank)),
-                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("version of lamina"), HasSubstr("rank 2: 0.0.1")));
+                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr(version), HasSubstr("rank 0: " + own + "\n"),
+                        HasSubstr("rank 2: 0.0.1")));
     });
   }
-  job.start(2, [&] {  // says what a rank of that version would say
-    rendezvous::Hello other = rendezvous::Hello::of_this_version();
-    other.lamina = "0.0.1";
+  job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
     rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
     rendezvous::RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
@@ -138,6 +141,18 @@ TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
     ranks.leave();
   });
   job.expect_success();
+}
+
+TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
+  rendezvous::Hello other = rendezvous::Hello::of_this_version();
+  const std::string own = std::exchange(other.lamina, "0.0.1");
+  expect_refused_on_all_ranks(other, "version of lamina", own);
+}
+
+TEST(UcxJoin, AnotherFormatOfMessagesIsRefusedOnAllRanks) {
+  rendezvous::Hello other = rendezvous::Hello::of_this_version();
+  other.wire = "0.0.1";
+  expect_refused_on_all_ranks(other, "version of the format of messages", std::to_string(kFrameVersion));
 }
 
 TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {

@@ -2,9 +2,11 @@
 #include "lamina/transport/ucx/ucx.h"
 
 #include <algorithm>
+#include <string>
 
 #include "lamina/rendezvous/bootstrap.h"
 #include "lamina/rendezvous/place.h"
+#include "lamina/transport/message.h"
 #include "lamina/transport/ucx/plugin.h"
 
 namespace lamina::transport {
@@ -50,7 +52,7 @@ std::unique_ptr<Transport> open_ucx(const UcxOptions& options) {
   if (options.size > 1) {
     return ends.connect(
         rendezvous::join({options.rank, options.size, options.master_addr, options.master_port, options.configuration,
-                          addresses, options.join_timeout, options.check_interrupt}));
+                          std::to_string(kFrameVersion), addresses, options.join_timeout, options.check_interrupt}));
   }
   ends.open({rendezvous::own_place()});
   return ends.connect(rendezvous::Joined(1));
