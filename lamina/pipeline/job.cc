@@ -72,7 +72,7 @@ std::optional<base::Rank> place_of(const value::Value& arguments) {
     if (!source && tensor.defined() && value::is_pending(tensor)) source = remote::remote_value_of(tensor);
   });
   if (!source || source->taken() || runtime::Activity::current() == nullptr) return std::nullopt;
-  for (const auto& made : runtime::Activity::current()->issued().calls) {
+  for (const auto& made : remote::issued(*runtime::Activity::current()).calls) {
     if (made->call->id == source->call()) return made->call->owner;
   }
   return std::nullopt;

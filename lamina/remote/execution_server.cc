@@ -168,7 +168,7 @@ void ExecutionServer::inherit_order(const Message& request, runtime::Activity& a
   if (request.after < 0) return;
   std::lock_guard guard(mutex_);
   if (auto found = orders_.extract(with_counter(request.call, request.after)))
-    activity.issued().latest = std::move(found.mapped());
+    issued(activity).latest = std::move(found.mapped());
 }
 
 void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
@@ -319,7 +319,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
     owed = std::move(served->second->owed);
     readers = std::move(served->second->readers);
     served->second->finished = true;
-    if (!activity.issued().latest.empty()) orders_[request.call] = activity.issued().latest;
+    if (!issued(activity).latest.empty()) orders_[request.call] = issued(activity).latest;
     served->second->failure = failure;
     if (!served->second->outputs_released) served->second->results = results;
     const bool needed = failure || !served->second->results.tensors.empty() || served->second->graph;

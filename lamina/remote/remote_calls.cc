@@ -74,7 +74,7 @@ bool held_beside(const RemoteValue& source, long count, const Tensors& results) 
 
 // Throws the failure of a call in this thread, whose activity knows of it from now on.
 [[noreturn]] void tell(const base::CallId& id, const value::Failure& failure) {
-  if (auto* activity = runtime::Activity::current()) activity->issued().told.push_back({id.counter, failure});
+  if (auto* activity = runtime::Activity::current()) issued(*activity).told.push_back({id.counter, failure});
   throw value::RemoteFailure(failure);
 }
 
@@ -134,7 +134,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   CallState state{runtime::capture_modes(), std::nullopt, modules.capture_state(id),
                   runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
-  call->ordinal = runtime::Activity::current()->issued().counts[call->learned.get()]++;
+  call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
   if (modules.starts_stream(id)) state.seed = runtime::draw_seed();
   request.state = join_state(state);
@@ -157,7 +157,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
     node.attach(outputs, outline->reached);
     auto shared = share_views(outputs, outline->views, given, outline->fetches_views);
     if (shared.left_apart)
-      runtime::Activity::current()->issued().views.push_back({call, std::nullopt, std::move(shared)});
+      issued(*runtime::Activity::current()).views.push_back({call, std::nullopt, std::move(shared)});
     hand_back(outputs, given);
     return outputs;
   }
@@ -172,7 +172,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   write_arguments(call->name, answer.written, given);
   auto shared = share_views(answer.outputs, answer.views, given, /*fetches=*/true);
   if (!answer.views.empty() && learned) {
-    runtime::Activity::current()->issued().views.push_back({call, std::move(learned), std::move(shared)});
+    issued(*runtime::Activity::current()).views.push_back({call, std::move(learned), std::move(shared)});
   } else {
     call->learned->learn_outline(std::move(learned));
   }
@@ -206,7 +206,7 @@ at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t outpu
   const auto source =
       std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output, std::move(prepared));
   auto tensor = value::make_reference(spec, source, strides);
-  runtime::Activity::current()->issued().references.emplace_back(source);
+  issued(*runtime::Activity::current()).references.emplace_back(source);
   return tensor;
 }
 
@@ -310,9 +310,9 @@ RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
 
 void RemoteCalls::send(const Pending& pending, Message&& request) {
   const auto& call = *pending->call;
-  auto& issued = runtime::Activity::current()->issued();
-  issued.calls.push_back(pending);
-  const auto [latest, first] = issued.latest.try_emplace({call.module, call.backward}, call.id.counter);
+  auto& made = issued(*runtime::Activity::current());
+  made.calls.push_back(pending);
+  const auto [latest, first] = made.latest.try_emplace({call.module, call.backward}, call.id.counter);
   if (!first) request.after = std::exchange(latest->second, call.id.counter);
   {
     std::lock_guard guard(mutex_);
@@ -355,7 +355,7 @@ void RemoteCalls::wait_done(PendingCall& pending, const Issued& issued) {
 
 RemoteCalls::Held RemoteCalls::held(runtime::Activity& activity, const Tensors& results) {
   Held kept;
-  for (const auto& reference : activity.issued().references) {
+  for (const auto& reference : issued(activity).references) {
     auto source = reference.lock();
     if (source && held_beside(*source, source.use_count() - 1, results)) kept.push_back(std::move(source));
   }
@@ -363,8 +363,8 @@ RemoteCalls::Held RemoteCalls::held(runtime::Activity& activity, const Tensors& 
 }
 
 void RemoteCalls::settle(runtime::Activity& activity, const Held& held) {
-  const auto& issued = activity.issued();
-  const auto told = issued.told;
+  const auto& made = issued(activity);
+  const auto told = made.told;
   for (const auto& source : held) {
     try {
       source->take();
@@ -373,17 +373,17 @@ void RemoteCalls::settle(runtime::Activity& activity, const Held& held) {
       if (std::ranges::none_of(told, is_it)) throw;
     }
   }
-  for (const auto& pending : issued.calls) wait_done(*pending, issued);
+  for (const auto& pending : made.calls) wait_done(*pending, made);
 }
 
 bool RemoteCalls::unsettled(runtime::Activity& activity) {
   std::lock_guard guard(mutex_);
-  return std::ranges::any_of(activity.issued().calls,
+  return std::ranges::any_of(issued(activity).calls,
                              [](const Pending& pending) { return !pending->done || pending->failure; });
 }
 
 void RemoteCalls::learn_views(runtime::Activity& activity) {
-  for (auto& [call, outline, shared] : std::exchange(activity.issued().views, {})) {
+  for (auto& [call, outline, shared] : std::exchange(issued(activity).views, {})) {
     const bool written = any_written(shared.counts);
     if (outline) {
       outline->fetches_views = written;

@@ -60,6 +60,7 @@ struct Issued {
   CallOrder latest;
   std::vector<ReturnedViews> views;
 };
+inline Issued& issued(runtime::Activity& activity) { return activity.attached<Issued>(); }
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.
 class RemoteCalls {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/runtime/activity.h"
 
-#include "lamina/remote/remote_calls.h"
 #include "lamina/runtime/autocast.h"
 #include "lamina/runtime/ordered_gradients.h"
 #include "lamina/runtime/running_statistics.h"
@@ -29,8 +28,7 @@ Activity::Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step
       outer_(this_thread),
       leads_(begin == schedule::Phase::kStart),
       seed_(seed),
-      in_backward_(begin == schedule::Phase::kBackward),
-      issued_(std::make_shared<remote::Issued>()) {
+      in_backward_(begin == schedule::Phase::kBackward) {
   place ? slot_.acquire(*place) : slot_.acquire(begin, microbatch_);
   take_state();
   this_thread = this;

@@ -12,10 +12,6 @@
 #include "lamina/runtime/parameter_flags.h"
 #include "lamina/runtime/process_state.h"
 
-namespace lamina::remote {
-struct Issued;  // remote_calls.h: the calls that an activity made
-}  // namespace lamina::remote
-
 namespace lamina::runtime {
 
 // What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
@@ -111,7 +107,12 @@ class Activity {
   // Gives the slot up for good: what is left to do is no computing.
   void retire();
 
-  remote::Issued& issued() const { return *issued_; }
+  // What a folder above keeps with an activity, touched by its thread alone: one T, made when it is first asked for.
+  template <class T>
+  T& attached() {
+    if (!attached_) attached_ = std::make_shared<T>();
+    return *static_cast<T*>(attached_.get());
+  }
 
   // A word for the face of the caller, in the face's own format; it goes with the answer to a request.
   void leave_note(std::string note) { note_ = std::move(note); }
@@ -152,7 +153,7 @@ class Activity {
   std::string note_;
   std::int64_t turn_began_ns_ = 0;  // 0: not recorded
   schedule::Phase turn_ = schedule::Phase::kForward;
-  const std::shared_ptr<remote::Issued> issued_;
+  std::shared_ptr<void> attached_;
 };
 
 }  // namespace lamina::runtime
