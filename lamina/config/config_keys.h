@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lamina/config/config.h"
-#include "lamina/config/scalar.h"
+#include "lamina/config/config_key.h"
 
-// The table of keys: how each one is read into a Config, written from it, and what it allows.
 namespace lamina::config {
 
-struct Key {
-  std::string name;
-  std::string allowed;                               // as in "expected an integer, at least 1"
-  std::function<bool(Config&, const Scalar&)> read;  // false, and nothing changed: the value is not allowed
-  std::function<Scalar(const Config&)> write;
-};
-
+// The table of keys.
 const std::vector<Key>& config_keys();
 
 // The one name by which a value is known here: "pipeline_parallel_degree" is "partitions". Other names come back as

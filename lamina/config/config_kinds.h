@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lamina/base/str.h"
-#include "lamina/config/config_keys.h"
+#include "lamina/config/config_key.h"
 
 // The kinds of keys: each function makes the Key of one field of Config. A field that is optional<> takes null too.
 namespace lamina::config {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lamina/environment/world.h"
+#include "lamina/environment/environment.h"
 
 // What a cluster's own launcher (srun, mpirun) tells the processes that it starts. Only the environment is read; none
 // of the cluster's programs is called.

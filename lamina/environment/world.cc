@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/environment/world.h"
 
-#include <cstdlib>
 #include <initializer_list>
 #include <limits>
 
@@ -85,13 +84,6 @@ World cluster_world(const Environment& environment) {
 }
 
 }  // namespace
-
-Environment process_environment() {
-  return [](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  };
-}
 
 World read_world(const Environment& environment) {
   if (!environment("RANK") && !environment("WORLD_SIZE")) return cluster_world(environment);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
 
 #include "lamina/base/ids.h"
+#include "lamina/environment/environment.h"
 
 namespace lamina::environment {
 
@@ -20,12 +19,6 @@ struct World {
   int master_port = 0;                    // 0: not given; anything free
   bool launched = false;                  // a launcher started this process
 };
-
-// The value of an environment variable; nothing when it is not set.
-using Environment = std::function<std::optional<std::string>(const std::string& name)>;
-
-// The environment of this process.
-Environment process_environment();
 
 // Reads what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; of which
 // machine, NODE_RANK or GROUP_RANK say, else machines are taken to have equally many ranks. Without RANK and WORLD_SIZE

@@ -11,7 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/runtime/autocast.h"
-#include "lamina/runtime/process_state.h"
+#include "lamina/runtime/default_dtype.h"
 
 namespace lamina::runtime {
 namespace {

@@ -8,8 +8,6 @@
 #include <mutex>
 #include <utility>
 
-#include "lamina/runtime/activity.h"
-
 namespace lamina::runtime {
 namespace {
 
@@ -17,11 +15,11 @@ at::CPUGeneratorImpl& generator() {
   return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
 }
 
+}  // namespace
+
 void set_default_dtype(at::ScalarType dtype) {
   if (dtype != c10::get_default_dtype_as_scalartype()) c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
 }
-
-}  // namespace
 
 ProcessState ProcessState::current() {
   auto& process = generator();
@@ -55,14 +53,6 @@ void ProcessState::swap_generator() {
   const auto next_double = std::exchange(next_double_normal_, process.next_double_normal_sample());
   process.set_next_float_normal_sample(next_float);
   process.set_next_double_normal_sample(next_double);
-}
-
-DefaultDtype::DefaultDtype(at::ScalarType dtype) : before_(c10::get_default_dtype_as_scalartype()) {
-  set_default_dtype(dtype);
-}
-
-DefaultDtype::~DefaultDtype() {
-  if (Activity::has_process_state()) set_default_dtype(before_);
 }
 
 }  // namespace lamina::runtime

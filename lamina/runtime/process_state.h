@@ -35,15 +35,6 @@ class ProcessState {
   at::ScalarType default_dtype_ = at::kFloat;
 };
 
-// The process's default dtype while it lives, in an activity or outside any.
-class DefaultDtype {
- public:
-  explicit DefaultDtype(at::ScalarType dtype);
-  ~DefaultDtype();
-  DefaultDtype(const DefaultDtype&) = delete;
-
- private:
-  const at::ScalarType before_;
-};
+void set_default_dtype(at::ScalarType dtype);  // of the process
 
 }  // namespace lamina::runtime
