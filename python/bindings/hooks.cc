@@ -53,7 +53,7 @@ class PythonFailures : public value::Failures {
   }
 };
 
-class PythonModules : public module::Modules {
+class PythonModules : public model::Modules {
  public:
   PythonModules(std::vector<std::string> names, std::vector<bool> own_stream, std::vector<int> streams,
                 std::vector<bool> dynamic)
@@ -158,7 +158,7 @@ class InContext {
   const Context copy_;
 };
 
-pipeline::WorkerPool::Hooks::RunInContext capture_context() {
+runtime::WorkerPool::Hooks::RunInContext capture_context() {
   py::gil_scoped_acquire gil;
   return [context = std::make_shared<Context>(Context::of_this_thread())](const std::function<void()>& work) {
     const InContext in_context(*context);
@@ -238,13 +238,13 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
+std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
                                                 std::vector<int> streams, std::vector<bool> dynamic) {
   return std::make_shared<PythonModules>(std::move(names), std::move(own_stream), std::move(streams),
                                          std::move(dynamic));
 }
 
-pipeline::FaceHooks face_hooks() {
+session::FaceHooks face_hooks() {
   return {{.thread_begins = begin_thread,
            .thread_ends = end_thread,
            .blocking = without_gil,

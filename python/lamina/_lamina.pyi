@@ -80,7 +80,7 @@ def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
 
 class Config:
-    """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
+    """The checked configuration: one read-only attribute per key, as in lamina/config/config.h."""
 
     partitions: int
     microbatches: int

@@ -9,10 +9,10 @@ from docs.raised import GAP, ROOT, literals, raised
 
 # Files that raise what other lines have put into words, and these words: each has a row.
 MADE_ELSEWHERE = {
-    "lamina/base/config_json.cc": ["… is not allowed; expected …"],
-    "lamina/base/problems.cc": ["… is not allowed; expected …"],
-    "lamina/collective/mailbox.cc": ["… over ranks …"],
-    "lamina/collective/mutual_waits.cc": ["ranks wait for each other: …"],
+    "lamina/config/config_json.cc": ["… is not allowed; expected …"],
+    "lamina/config/problems.cc": ["… is not allowed; expected …"],
+    "lamina/messaging/mailbox.cc": ["… over ranks …"],
+    "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],
@@ -23,12 +23,12 @@ MADE_ELSEWHERE = {
         "-m (a Python module) and -c (a program) exclude each other",
         "… must be … or greater",
     ],
-    "lamina/pipeline/step_state.cc": ["step …: rank … has entered the step function …"],
+    "lamina/runtime/step_state.cc": ["step …: rank … has entered the step function …"],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
     "lamina/transport/inproc/network.cc": ["rank … is lost"],
-    "lamina/transport/mesh.cc": ["no connection with … in time"],
-    "lamina/transport/roll_call.cc": ["… did not join within …"],
+    "lamina/rendezvous/mesh.cc": ["no connection with … in time"],
+    "lamina/rendezvous/roll_call.cc": ["… did not join within …"],
     "lamina/transport/ucx/ucx_send.cc": ["rank … is lost"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running statistics of BatchNorm, which the engine keeps as the plain loop does: see [Note: running statistics] in
-lamina/pipeline/running_statistics.h."""
+lamina/runtime/running_statistics.h."""
 
 import itertools
 
