@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lamina/module/functions.h"
-#include "lamina/pipeline/session.h"
+#include "lamina/model/functions.h"
+#include "lamina/session/session.h"
 
 // A job of C++ functions in processes that `lamina run` started: what the C++ benchmarks measure.
 namespace lamina::bench {
@@ -17,13 +17,13 @@ using Clock = std::chrono::steady_clock;
 
 class BenchSession {
  public:
-  explicit BenchSession(base::Config config)
-      : session_(std::move(config), base::read_world(base::process_environment()), {}),
-        functions_(std::make_shared<module::Functions>()) {}
+  explicit BenchSession(config::Config config)
+      : session_(std::move(config), environment::read_world(environment::process_environment()), {}),
+        functions_(std::make_shared<model::Functions>()) {}
   ~BenchSession() { session_.job().close(true); }
 
   // A function that lives on the rank of partition `owner`; every rank adds the same in the same order.
-  base::ModuleId add(const std::string& name, int owner, module::Functions::Function function) {
+  base::ModuleId add(const std::string& name, int owner, model::Functions::Function function) {
     owners_.push_back(session_.owner(base::Partition(owner)));
     return functions_->add(name, std::move(function));
   }
@@ -41,8 +41,8 @@ class BenchSession {
   bool leads() { return job().leads(); }
 
  private:
-  pipeline::Session session_;
-  std::shared_ptr<module::Functions> functions_;
+  session::Session session_;
+  std::shared_ptr<model::Functions> functions_;
   std::vector<base::Rank> owners_;
   bool ready_ = false;
 };

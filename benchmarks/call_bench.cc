@@ -64,7 +64,7 @@ void measure(bench::BenchSession& session, base::ModuleId module, std::int64_t b
 int main(int count, char** arguments) {
   ::mallopt(M_MMAP_THRESHOLD, 256 << 20);  // memory that was freed is used again, without new pages
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  base::Config config;
+  config::Config config;
   config.partitions = 2;
   bench::BenchSession session(config);
   const auto module = session.add("there", 1, work);

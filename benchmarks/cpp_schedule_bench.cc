@@ -34,8 +34,8 @@ struct StagesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Stages);
 
-void run(const base::Config& config, int steps) {
-  init(base::to_json(config));
+void run(const config::Config& config, int steps) {
+  init(config::to_json(config));
   DistributedModel model(Stages(config.partitions));
   const auto train = step([&] {
     const auto loss = model(bench::microbatch());

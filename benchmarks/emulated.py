@@ -36,6 +36,29 @@ class Stage(nn.Module):
         return _Sleep.apply(x, self.weight, *self.seconds)
 
 
+class _Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, forward_s, backward_s):
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.backward_s)
+        return gradient, None, None
+
+
+def slow_down(module: nn.Module, forward_s: float, backward_s: float) -> None:
+    """From now on a call of the module takes so much longer, as on a device of its own, and so does its backward."""
+
+    def forward(self, *args):
+        return _Pause.apply(super(slow, self).forward(*args), forward_s, backward_s)
+
+    slow = type(f"Slow{type(module).__name__}", (type(module),), {"forward": forward})
+    module.__class__ = slow
+
+
 def seconds_alone(stage: Stage, x: torch.Tensor, repetitions: int = 10) -> float:
     """The median of a forward and a backward of the stage with nothing around them: what the ideal is made of."""
     samples = []

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/base/config.h"
-#include "lamina/base/world.h"
-#include "lamina/plan/simulation.h"
+#include "lamina/config/config.h"
+#include "lamina/environment/world.h"
+#include "lamina/schedule/simulation.h"
 
 // A stage that sleeps instead of computing, and what a schedule of such stages should take.
 namespace lamina::bench {
@@ -61,31 +61,32 @@ inline std::pair<double, double> alone() {
 }
 
 // Messages take up to 0.1 ms, at random: exactly equal times would make every tie fall the same way.
-inline double simulated(const base::Config& config, double forward, double both) {
+inline double simulated(const config::Config& config, double forward, double both) {
   std::mt19937 random(1);
-  plan::Chain chain = plan::even_chain(config.partitions, config.microbatches, static_cast<std::int64_t>(1e9 * forward),
-                                       static_cast<std::int64_t>(1e9 * (both - forward)));
+  schedule::Chain chain =
+      schedule::even_chain(config.partitions, config.microbatches, static_cast<std::int64_t>(1e9 * forward),
+                           static_cast<std::int64_t>(1e9 * (both - forward)));
   chain.delay = [&] { return static_cast<std::int64_t>(random() % 100'000); };
-  const auto name = config.schedule == base::Schedule::kSimple ? "simple" : "interleaved";
-  const auto schedule = plan::make_schedule(name, *base::with_defaults(config).active_microbatches);
+  const auto name = config.schedule == config::Schedule::kSimple ? "simple" : "interleaved";
+  const auto schedule = schedule::make_schedule(name, *config::with_defaults(config).active_microbatches);
   std::vector<double> times;
-  for (int i = 0; i < 25; ++i) times.push_back(1e-9 * static_cast<double>(plan::step_time(*schedule, chain)));
+  for (int i = 0; i < 25; ++i) times.push_back(1e-9 * static_cast<double>(schedule::step_time(*schedule, chain)));
   return median(times);
 }
 
 // The line that a step is printed as: its seconds, those of the ideal, and those simulated.
-inline void print(const base::Config& config, double seconds, std::pair<double, double> alone) {
+inline void print(const config::Config& config, double seconds, std::pair<double, double> alone) {
   const auto [forward, both] = alone;
   const double ideal = (config.microbatches + config.partitions - 1) * both;
   std::printf("%.9f %.9f %.9f\n", seconds, ideal, simulated(config, forward, both));
 }
 
 // Of `bench MICROBATCHES SCHEDULE WINDOW STEPS`; the partitions are the ranks of the job.
-inline base::Config configured(char** arguments) {
-  base::Config config;
-  config.partitions = base::read_world(base::process_environment()).size;
+inline config::Config configured(char** arguments) {
+  config::Config config;
+  config.partitions = environment::read_world(environment::process_environment()).size;
   config.microbatches = std::atoi(arguments[1]);
-  config.schedule = std::string(arguments[2]) == "simple" ? base::Schedule::kSimple : base::Schedule::kInterleaved;
+  config.schedule = std::string(arguments[2]) == "simple" ? config::Schedule::kSimple : config::Schedule::kInterleaved;
   if (const int window = std::atoi(arguments[3])) config.active_microbatches = window;
   return config;
 }

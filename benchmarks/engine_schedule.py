@@ -4,7 +4,7 @@
     python benchmarks/engine_schedule.py PATH_TO_schedule_bench
 
 `of ideal` is the median of samples over (m + P - 1) * (tf + tb), each with the operations' times measured alone right
-before; `of simulated` the same over the simulated time of the same schedule (lamina/plan/simulation.h).
+before; `of simulated` the same over the simulated time of the same schedule (lamina/schedule/simulation.h).
 """
 
 import statistics

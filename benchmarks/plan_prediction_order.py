@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten plans of a model over two ranks, the automatic one and nine by hand, from one cut to torn ones: their predicted
-steps beside the measured ones.
+"""Ten plans of a model over two emulated devices, the automatic one and nine by hand, from one cut to torn ones: their
+predicted steps beside the measured ones.
+
+Modules with parameters sleep for what a trace counts of them, a microbatch for 60 ms in all, and the model is cut with
+measured times: so a step shows the plan, the messages and lamina's own work, whatever the cores can do at once.
 
     lamina run -n 2 benchmarks/plan_prediction_order.py
 
@@ -18,12 +21,16 @@ from collections.abc import Iterable, Sequence
 
 import plan_models
 import torch
+from emulated import slow_down
 from measure import Report, arguments
 from torch import nn
 
 import lamina
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.trace import Call, TraceOptions, trace
 
 MICROBATCHES = 4
+MICROBATCH_MS = 60
 ORDERED = ("mlp", "vgg", "resnet", "gpt")
 CASES = (*ORDERED, "unet", "moe")
 
@@ -53,16 +60,30 @@ def crossings(owners: Iterable[int]) -> int:
     return sum(one != other for one, other in itertools.pairwise(owners))
 
 
-def run(name: str, plan: Plan, steps: int) -> tuple[float, float, int]:
-    """The median step of a plan, the predicted one, in milliseconds, and its crossings; collective."""
+def emulated(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], plan_models.Loss]:
+    """A model on an emulated device, a small batch for it, and its loss."""
     torch.manual_seed(0)
     model, (x, y), loss_of = getattr(plan_models, name)()
+    x, y = x[: 2 * MICROBATCHES], y[: 2 * MICROBATCHES]
+    tree = ModuleTree(model)
+    found = trace(tree, Call((*((x, y) if name == "gpt" else (x,)),), {}), TraceOptions())
+    slow = [i for i, part in enumerate(tree.modules) if part in set(leaves(model)) and list(part.parameters())]
+    whole_us = sum(found.measures[i].forward_us + found.measures[i].backward_us for i in slow)
+    for i in slow:
+        each, second_us = found.measures[i], 1e3 * whole_us / MICROBATCH_MS
+        slow_down(tree.modules[i], each.forward_us / second_us, each.backward_us / second_us)
+    return model, (x, y), loss_of
+
+
+def run(name: str, plan: Plan, steps: int) -> tuple[float, float, int]:
+    """The median step of a plan, the predicted one, in milliseconds, and its crossings; collective."""
+    model, (x, y), loss_of = emulated(name)
     lamina.init(partitions=2, microbatches=MICROBATCHES, ddp=False)
     parts = leaves(model)
     for module, partition in zip(parts, plan or (), strict=False):
         lamina.set_partition(module, partition)
     names = {module: path for path, module in model.named_modules()}
-    distributed = lamina.distribute(model)
+    distributed = lamina.distribute(model, trace_execution_times=True)
 
     @lamina.step
     def step(x, y):

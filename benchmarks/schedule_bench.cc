@@ -21,7 +21,7 @@ value::Value stage(const value::Value& x) {
   return bench::Sleep::apply(x.as<at::Tensor>(), weight);
 }
 
-void run(const base::Config& config, int steps) {
+void run(const config::Config& config, int steps) {
   bench::BenchSession session(config);
   std::vector<base::ModuleId> stages;
   for (int i = 0; i < config.partitions; ++i) stages.push_back(session.add("stage" + std::to_string(i), i, stage));

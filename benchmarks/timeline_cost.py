@@ -20,7 +20,8 @@ from measure import Report, arguments
 from training import lamina_step
 
 import lamina
-from lamina import _current, _lamina
+from lamina import _lamina
+from lamina.job import current
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt import GPT
@@ -39,7 +40,7 @@ def training_step():
 
 def measured(step, batch, recorded: bool) -> tuple[float, float]:
     """Wall milliseconds on this rank and processor milliseconds of all, of one step."""
-    session = _current.session()
+    session = current.session()
     dist.barrier()
     if recorded:
         _lamina.start_timeline(session)

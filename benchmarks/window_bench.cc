@@ -8,12 +8,12 @@
 #include <random>
 #include <vector>
 
-#include "lamina/plan/simulation.h"
+#include "lamina/schedule/simulation.h"
 
 namespace {
 
 using namespace lamina;
-using plan::Phase;
+using schedule::Phase;
 
 struct Outcome {
   double of_ideal = 0;
@@ -21,9 +21,9 @@ struct Outcome {
 };
 
 Outcome simulated(int stages, int microbatches, int window, std::mt19937& random) {
-  plan::Chain chain = plan::even_chain(stages, microbatches, 10'000, 20'000);
+  schedule::Chain chain = schedule::even_chain(stages, microbatches, 10'000, 20'000);
   chain.delay = [&] { return static_cast<std::int64_t>(random() % 100); };
-  const auto turns = plan::simulate(*plan::interleaved_schedule(window), chain);
+  const auto turns = schedule::simulate(*schedule::interleaved_schedule(window), chain);
   std::vector<int> holds(stages);
   Outcome outcome;
   for (const auto& turn : turns) {

@@ -20,7 +20,8 @@ namespace lamina::command {
 namespace {
 
 std::vector<std::string> command_of(const Model& model) {
-  std::vector<std::string> words = {launch::find_interpreter(), "-m", "lamina.planning", "--model=" + model.callable};
+  std::vector<std::string> words = {launch::find_interpreter(), "-m", "lamina.tracing.cli",
+                                    "--model=" + model.callable};
   for (const std::string& input : model.inputs) words.push_back("--input=" + input);
   if (model.times) words.push_back("--times");
   return words;

@@ -14,7 +14,8 @@ struct Model {
   bool times = false;               // measured, instead of counted
 };
 
-// The "nodes" of a plan's file, as JSON: python/lamina/planning.py finds them out. What it says on stderr is passed on.
+// The "nodes" of a plan's file, as JSON: python/lamina/tracing/cli.py finds them out. What it says on stderr is
+// passed on.
 // Nothing when it fails, after it has said why. Throws base::ConfigError when it cannot be started.
 std::optional<std::string> model_nodes(const Model& model);
 

@@ -9,17 +9,17 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/job_store.h"
-#include "lamina/transport/socket.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/rendezvous/socket.h"
 
 namespace lamina::collective {
 namespace {
 
 // Gloo listens where the machine's name leads: ranks that meet at the loopback device need nobody to reach them there.
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const base::World& world,
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const environment::World& world,
                                                                  std::chrono::milliseconds timeout) {
   if (world.launched && std::getenv("GLOO_SOCKET_IFNAME") == nullptr) {
-    const auto here = transport::Address::local_towards(world.master_addr, world.master_port);
+    const auto here = rendezvous::Address::local_towards(world.master_addr, world.master_port);
     if (here.loopback()) {
       auto options = c10d::ProcessGroupGloo::Options::create(timeout);
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(here.host()));
@@ -31,12 +31,12 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const base::Wor
 
 }  // namespace
 
-C10dGroups::C10dGroups(const base::World& world, std::string name, std::chrono::milliseconds timeout,
+C10dGroups::C10dGroups(const environment::World& world, std::string name, std::chrono::milliseconds timeout,
                        std::function<void()> check_interrupt)
     : world_(world), name_(std::move(name)), timeout_(timeout) {
   if (world.launched) {
-    store_ = transport::JobStore({world.master_addr, world.master_port, transport::hosts_store(world.rank),
-                                  base::Deadline::after(timeout), std::move(check_interrupt)})
+    store_ = rendezvous::JobStore({world.master_addr, world.master_port, rendezvous::hosts_store(world.rank),
+                                   base::Deadline::after(timeout), std::move(check_interrupt)})
                  .c10d();
   } else {
     store_ = c10::make_intrusive<c10d::HashStore>();

@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "lamina/base/world.h"
+#include "lamina/environment/world.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -23,7 +23,7 @@ class C10dGroups {
  public:
   // Meets at the job's store, c10d's at MASTER_ADDR:MASTER_PORT: the launcher's where it has one, else rank 0's. `name`
   // keeps these groups apart from others that met there. Throws base::TimeoutError, base::Error.
-  C10dGroups(const base::World& world, std::string name, std::chrono::milliseconds timeout,
+  C10dGroups(const environment::World& world, std::string name, std::chrono::milliseconds timeout,
              std::function<void()> check_interrupt);
   ~C10dGroups();
 
@@ -31,7 +31,7 @@ class C10dGroups {
   c10::intrusive_ptr<c10d::ProcessGroup> make(const std::string& label, std::span<const base::Rank> members);
 
  private:
-  const base::World world_;
+  const environment::World world_;
   const std::string name_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;

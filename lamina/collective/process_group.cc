@@ -36,7 +36,7 @@ struct End {
 
 class C10dGroup : public ProcessGroup {
  public:
-  C10dGroup(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence, GroupOptions options)
+  C10dGroup(c10d::ProcessGroup& group, messaging::Mailbox& mailbox, messaging::Presence& presence, GroupOptions options)
       : group_(group), mailbox_(mailbox), presence_(presence), options_(std::move(options)) {}
 
   int size() const override { return group_.getSize(); }
@@ -70,9 +70,9 @@ class C10dGroup : public ProcessGroup {
     c10::intrusive_ptr<c10d::Work> work;
     const auto operation = presence_.next_operation(options_.members);
     blaming([&] { work = start(); });
-    MutualWaits::Scope scope(presence_.waits(),
-                             {presence_.operation(options_.members, operation), what(), options_.members,
-                              [&] { return without_me(awaited); }, options_.patience.call, nullptr});
+    messaging::MutualWaits::Scope scope(presence_.waits(),
+                                        {presence_.operation(options_.members, operation), what(), options_.members,
+                                         [&] { return without_me(awaited); }, options_.patience.call, nullptr});
     wait(*work, operation, scope);
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
   }
@@ -92,7 +92,7 @@ class C10dGroup : public ProcessGroup {
     return ranks;
   }
 
-  void wait(c10d::Work& work, std::int64_t operation, MutualWaits::Scope& scope) const {
+  void wait(c10d::Work& work, std::int64_t operation, messaging::MutualWaits::Scope& scope) const {
     const auto end = std::make_shared<End>();
     work.getFuture()->addCallback([end](c10::ivalue::Future&) { end->reach(); });
     std::unique_lock lock(end->mutex);
@@ -145,15 +145,15 @@ class C10dGroup : public ProcessGroup {
   }
 
   c10d::ProcessGroup& group_;
-  Mailbox& mailbox_;
-  Presence& presence_;
+  messaging::Mailbox& mailbox_;
+  messaging::Presence& presence_;
   const GroupOptions options_;
 };
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence,
-                                   GroupOptions options) {
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, messaging::Mailbox& mailbox,
+                                   messaging::Presence& presence, GroupOptions options) {
   return std::make_unique<C10dGroup>(group, mailbox, presence, std::move(options));
 }
 

@@ -8,8 +8,8 @@
 
 #include "lamina/base/ids.h"
 #include "lamina/base/wait.h"
-#include "lamina/collective/mailbox.h"
-#include "lamina/collective/presence.h"
+#include "lamina/messaging/mailbox.h"
+#include "lamina/messaging/presence.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -39,7 +39,7 @@ struct GroupOptions {
 };
 
 // torch's group, which has to outlive this one. `mailbox` knows who is lost, `presence` who has come.
-std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, Mailbox& mailbox, Presence& presence,
-                                   GroupOptions options);
+std::unique_ptr<ProcessGroup> wrap(c10d::ProcessGroup& group, messaging::Mailbox& mailbox,
+                                   messaging::Presence& presence, GroupOptions options);
 
 }  // namespace lamina::collective

@@ -9,13 +9,13 @@
 
 namespace lamina::data_parallel {
 
-Passes::Passes(collective::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
+Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
                std::shared_ptr<value::Failures> failures)
     : mailbox_(mailbox),
       replicas_(std::move(replicas)),
       patience_(std::move(patience)),
       failures_(std::move(failures)),
-      channel_(collective::group_channel("passes", replicas_)) {}
+      channel_(messaging::group_channel("passes", replicas_)) {}
 
 std::vector<int> Passes::meet(bool trains) {
   if (!broken_) listen();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
-#include "lamina/collective/mailbox.h"
+#include "lamina/messaging/mailbox.h"
 #include "lamina/value/failure.h"
 
 // [Note: passes] A pass is what the replicas of a model do together once: a call of a step function with a backward in
@@ -29,7 +29,7 @@ namespace lamina::data_parallel {
 class Passes {
  public:
   // `replicas`: the ranks that hold copies of what this rank holds, itself among them, in one order on all of them.
-  Passes(collective::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
+  Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
          std::shared_ptr<value::Failures> failures);
 
   // The model was called in training, which a pass is to follow. Where replicas come to a pass with different numbers
@@ -81,7 +81,7 @@ class Passes {
   void warn_of_different_calls(const std::vector<int>& present);
   std::string purpose() const;
 
-  collective::Mailbox& mailbox_;
+  messaging::Mailbox& mailbox_;
   const std::vector<base::Rank> replicas_;
   const base::Patience patience_;
   const std::shared_ptr<value::Failures> failures_;

@@ -9,7 +9,7 @@
 #include "lamina/dist/dist.h"
 #include "lamina/dist/errors.h"
 #include "lamina/dist/ranks.h"
-#include "lamina/transport/job_store.h"
+#include "lamina/rendezvous/job_store.h"
 
 namespace lamina::dist {
 namespace {
@@ -23,12 +23,12 @@ void require_device(const std::string& device) {
 
 std::string next_name() {
   static int meetings = 0;
-  return base::str(transport::start_of_job(), "dist/c++/", meetings++);
+  return base::str(rendezvous::start_of_job(), "dist/c++/", meetings++);
 }
 
 std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
   auto made = std::make_unique<Current>();
-  made->world = world_to_meet(base::process_environment());
+  made->world = world_to_meet(environment::process_environment());
   const std::string name = next_name();
   if (made->world.launched) made->meeting = std::make_unique<Meeting>(made->world, name, timeout, nullptr);
   made->groups = std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr);

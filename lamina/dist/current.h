@@ -13,7 +13,7 @@ namespace lamina::dist {
 
 // What initialize_dist made.
 struct Current {
-  base::World world;
+  environment::World world;
   std::unique_ptr<Meeting> meeting;  // none in a world that nobody launched
   std::unique_ptr<collective::C10dGroups> groups;
   c10::intrusive_ptr<c10d::ProcessGroup> group;  // of all ranks

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
-#include "lamina/base/world.h"
-#include "lamina/transport/job_store.h"
+#include "lamina/environment/world.h"
+#include "lamina/rendezvous/job_store.h"
 
 namespace lamina::dist {
 
@@ -16,14 +16,14 @@ class Meeting {
  public:
   // `name` is the same on all ranks and new for each meeting. Throws base::TimeoutError, which names those that did not
   // come; base::ConfigError when two processes have one rank, or ranks know of different numbers of ranks.
-  Meeting(const base::World& world, const std::string& name, std::chrono::milliseconds timeout,
+  Meeting(const environment::World& world, const std::string& name, std::chrono::milliseconds timeout,
           const std::function<void()>& check_interrupt);
 
-  transport::JobStore& store() { return store_; }
+  rendezvous::JobStore& store() { return store_; }
 
  private:
   const base::Deadline deadline_;
-  transport::JobStore store_;
+  rendezvous::JobStore store_;
 };
 
 }  // namespace lamina::dist

@@ -7,8 +7,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
-#include "lamina/dist/current.h"
-#include "lamina/dist/dist.h"
 
 namespace lamina::dist {
 namespace {
@@ -21,7 +19,9 @@ int number(const std::string& name, const std::string& text) {
   throw base::ConfigError(base::str(name, ": '", text, "' is not allowed; expected a launcher's integer"));
 }
 
-int of(const base::World& world, const std::string& name) {
+}  // namespace
+
+int value_in(const environment::World& world, const std::string& name) {
   const std::map<std::string, int> values = {{"RANK", static_cast<int>(world.rank.value)},
                                              {"WORLD_SIZE", world.size},
                                              {"LOCAL_RANK", world.local_rank},
@@ -30,46 +30,18 @@ int of(const base::World& world, const std::string& name) {
   return values.at(name);
 }
 
-int ask(const std::string& name) {
-  const auto said = told(name, base::process_environment());
-  const Current* current = find_current();
-  if (current == nullptr) return said.value_or(of(base::World(), name));
-  const int value = of(current->world, name);
-  if (!said || *said == value) return value;
-  throw base::UsageError(base::str(name, " is ", *said, " in the environment, but ", value,
-                                   " since initialize_dist(): leave what the launcher set as it is"));
-}
-
-}  // namespace
-
-std::optional<int> told(const std::string& name, const base::Environment& environment) {
+std::optional<int> told(const std::string& name, const environment::Environment& environment) {
   if (const auto text = environment(name)) return number(name, *text);
   const auto set = [&](const char* each) { return environment(each).has_value(); };
   const bool by_torchrun = set("RANK") || set("WORLD_SIZE");
   if (by_torchrun && !std::ranges::all_of(kContract, set)) return {};
-  const auto world = base::read_world(environment);
-  return world.launched ? std::optional(of(world, name)) : std::nullopt;
+  const auto world = environment::read_world(environment);
+  return world.launched ? std::optional(value_in(world, name)) : std::nullopt;
 }
 
-base::World world_to_meet(const base::Environment& environment) {
+environment::World world_to_meet(const environment::Environment& environment) {
   const bool single = environment("WORLD_SIZE") == "1" && environment("RANK").value_or("0") == "0";
-  return single ? base::World() : base::read_world(environment);
-}
-
-int get_world_size() { return ask("WORLD_SIZE"); }
-int get_global_rank() { return ask("RANK"); }
-int get_local_world_size() { return ask("LOCAL_WORLD_SIZE"); }
-int get_local_rank() { return ask("LOCAL_RANK"); }
-int get_node_rank() { return ask("NODE_RANK"); }
-
-Sampler get_sampler(std::int64_t size, const SamplerOptions& options) {
-  return Sampler({.size = size,
-                  .num_replicas = options.num_replicas == 0 ? get_world_size() : options.num_replicas,
-                  .rank = options.rank < 0 ? get_global_rank() : options.rank,
-                  .shuffle = options.shuffle,
-                  .seed = options.seed,
-                  .drop_last = options.drop_last,
-                  .exact = options.exact});
+  return single ? environment::World() : environment::read_world(environment);
 }
 
 }  // namespace lamina::dist

@@ -9,7 +9,7 @@
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
 #include "lamina/dist/local_zero.h"
-#include "lamina/transport/job_store.h"
+#include "lamina/rendezvous/job_store.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::dist {
@@ -30,7 +30,7 @@ void wait_for(const std::string& path, const Look& look) {
 
 std::string next_failure() {
   static int waits = 0;
-  return base::str(transport::start_of_job(), "dist/c++/wait/", get_node_rank(), "/", waits++);
+  return base::str(rendezvous::start_of_job(), "dist/c++/wait/", get_node_rank(), "/", waits++);
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ void busy_wait_for_local_rank_zero(const std::function<void()>& body, const std:
 void local_rank_zero_download_and_wait(const std::string& expected_file, const std::function<void()>& body) {
   const std::string failure = next_failure();
   Current* current = find_current();
-  transport::JobStore* store = current != nullptr && current->meeting ? &current->meeting->store() : nullptr;
+  rendezvous::JobStore* store = current != nullptr && current->meeting ? &current->meeting->store() : nullptr;
   if (get_local_rank() != 0) {
     wait_for(expected_file, [&] {
       if (store == nullptr || !store->wait({failure}, base::Deadline::after({})).empty()) return;

@@ -7,7 +7,7 @@ namespace lamina::face {
 namespace {
 
 template <class Impl>
-bool add(std::vector<pipeline::BatchNorm>& found, const std::string& name, const torch::nn::Module& module) {
+bool add(std::vector<runtime::BatchNorm>& found, const std::string& name, const torch::nn::Module& module) {
   const auto* norm = dynamic_cast<const Impl*>(&module);
   if (norm == nullptr) return false;
   if (!norm->running_mean.defined() || !norm->running_var.defined() || !norm->num_batches_tracked.defined())
@@ -18,8 +18,8 @@ bool add(std::vector<pipeline::BatchNorm>& found, const std::string& name, const
 
 }  // namespace
 
-std::vector<pipeline::BatchNorm> batch_norms(const torch::nn::Module& root) {
-  std::vector<pipeline::BatchNorm> found;
+std::vector<runtime::BatchNorm> batch_norms(const torch::nn::Module& root) {
+  std::vector<runtime::BatchNorm> found;
   for (const auto& item : root.named_modules()) {
     const auto& module = *item.value();
     [[maybe_unused]] const bool is_one = add<torch::nn::BatchNorm1dImpl>(found, item.key(), module) ||

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lamina/pipeline/running_statistics.h"
+#include "lamina/runtime/running_statistics.h"
 
 namespace torch::nn {
 class Module;
@@ -12,6 +12,6 @@ class Module;
 namespace lamina::face {
 
 // The BatchNorms in and under `root` that keep running statistics, a Child or not.
-std::vector<pipeline::BatchNorm> batch_norms(const torch::nn::Module& root);
+std::vector<runtime::BatchNorm> batch_norms(const torch::nn::Module& root);
 
 }  // namespace lamina::face

@@ -9,8 +9,8 @@
 
 #include "lamina/face/calls.h"
 #include "lamina/face/model.h"
-#include "lamina/pipeline/streams.h"
-#include "lamina/transport/job_store.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/runtime/streams.h"
 
 namespace lamina::face {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 Current* the_current = nullptr;
 int jobs = 0;  // so far
 
-pipeline::FaceHooks hooks() {
+session::FaceHooks hooks() {
   return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
 }
 
@@ -32,9 +32,9 @@ void at_exit() {
 
 }  // namespace
 
-Current::Current(base::Config config)
-    : session(std::make_unique<pipeline::Session>(std::move(config), base::read_world(base::process_environment()),
-                                                  hooks())) {
+Current::Current(config::Config config)
+    : session(std::make_unique<session::Session>(
+          std::move(config), environment::read_world(environment::process_environment()), hooks())) {
   ++jobs;
 }
 Current::~Current() = default;
@@ -45,14 +45,14 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(topology::Group gro
     if (!groups_) {
       const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
       groups_ = std::make_unique<collective::C10dGroups>(
-          session->world(), base::str(transport::start_of_job(), "c++/", jobs), timeout, nullptr);
+          session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr);
     }
     made = groups_->make(std::string(topology::name(group)), session->members(group));
   }
   return made;
 }
 
-Current& begin(base::Config config) {
+Current& begin(config::Config config) {
   [[maybe_unused]] static const int registered = std::atexit(at_exit);
   the_current = new Current(std::move(config));
   return *the_current;
@@ -69,7 +69,7 @@ base::Call call_at(const std::string& name, const std::source_location& site) {
   return {name, base::str(site.file_name(), ":", site.line()), name};
 }
 
-base::Patience patience(const pipeline::Session& session, const std::string& name, const std::source_location& site) {
+base::Patience patience(const session::Session& session, const std::string& name, const std::source_location& site) {
   auto patience = session.patience();
   patience.call = [=] { return call_at(name, site); };
   return patience;
@@ -88,7 +88,7 @@ void everywhere(const std::string& what) {
 }
 
 Current& outside_step(const std::string& what) {
-  if (pipeline::in_step()) {
+  if (runtime::in_step()) {
     throw base::UsageError(base::str(what,
                                      " was called inside a step function, which runs once per microbatch and on one "
                                      "rank of the pipeline only: call it before or after the step"));

@@ -10,7 +10,7 @@
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/collective/process_group.h"
 #include "lamina/face/when_cut.h"
-#include "lamina/pipeline/session.h"
+#include "lamina/session/session.h"
 
 namespace lamina::face {
 
@@ -18,14 +18,14 @@ class Model;
 
 // What one init() started.
 struct Current {
-  explicit Current(base::Config config);
+  explicit Current(config::Config config);
   ~Current();
 
   bool pipelined() const { return session->topology().size(topology::Group::kPp) > 1; }
   // torch's group of these ranks, made the first time.
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(topology::Group group);
 
-  std::unique_ptr<pipeline::Session> session;
+  std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;
   std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
 
@@ -34,8 +34,8 @@ struct Current {
   std::map<topology::Group, c10::intrusive_ptr<c10d::ProcessGroup>> made_;
 };
 
-Current& begin(base::Config config);  // where there is none
-void end();                           // of the current one
+Current& begin(config::Config config);  // where there is none
+void end();                             // of the current one
 
 // Throws base::UsageError before begin().
 Current& current();
@@ -43,7 +43,7 @@ bool has_current();
 
 // For waits of a call of `name`, which the user's code makes at `site`.
 base::Call call_at(const std::string& name, const std::source_location& site);
-base::Patience patience(const pipeline::Session& session, const std::string& name, const std::source_location& site);
+base::Patience patience(const session::Session& session, const std::string& name, const std::source_location& site);
 
 // The current job; throws base::UsageError inside a step, where `what` is not allowed.
 Current& outside_step(const std::string& what);

@@ -2,12 +2,12 @@
 #include "lamina/face/first_call.h"
 
 #include "lamina/base/error.h"
-#include "lamina/pipeline/activity.h"
+#include "lamina/runtime/activity.h"
 
 namespace lamina::face {
 
 void FirstCall::ask(std::optional<Example> example) {
-  auto* const activity = pipeline::Activity::current();
+  auto* const activity = runtime::Activity::current();
   if (activity == nullptr) {
     throw base::UsageError(
         "the model was called in a thread of its own in its first step: call it in the thread that runs the step's "

@@ -9,8 +9,8 @@
 namespace lamina {
 namespace {
 
-void require_same(const base::Config& now, const base::Config& asked) {
-  const auto differences = base::differences(now, asked);
+void require_same(const config::Config& now, const config::Config& asked) {
+  const auto differences = config::differences(now, asked);
   if (differences.empty()) return;
   throw base::ConfigError(
       base::str("init() was called before with another configuration; call shutdown() first to change it. Then and "
@@ -27,7 +27,7 @@ base::UsageError without_seed(const char* what) {
 void init(Settings settings) {
   std::string json;
   for (const auto& [key, setting] : settings) {
-    json += base::str(json.empty() ? "" : ", ", base::show(std::string(key)), ": ", setting.json());
+    json += base::str(json.empty() ? "" : ", ", config::show(std::string(key)), ": ", setting.json());
   }
   init("{" + json + "}");
 }
@@ -35,10 +35,10 @@ void init(Settings settings) {
 void init(const std::string& json) {
   const bool again = face::has_current();
   if (again && json == "{}") return;
-  const auto environment = base::process_environment();
-  const bool several = base::read_world(environment).size > 1;
-  auto parsed = base::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
-  if (again) return require_same(face::current().session->config(), base::with_defaults(parsed.config));
+  const auto environment = environment::process_environment();
+  const bool several = environment::read_world(environment).size > 1;
+  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
+  if (again) return require_same(face::current().session->config(), config::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
   const auto& session = *face::begin(std::move(parsed.config)).session;
   if (const int replicas = dp_size(); replicas > 1 && rank() == 0 && !session.config().ddp) {

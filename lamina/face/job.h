@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/base/scalar.h"
+#include "lamina/config/scalar.h"
 #include "lamina/face/travel.h"
 #include "lamina/topology/topology.h"
 
@@ -29,11 +29,11 @@ class Setting {
   template <class T>
     requires(std::integral<T> || std::floating_point<T> || std::convertible_to<T, std::string>)
   Setting(const T& value) : value_(scalar(value)) {}
-  std::string json() const { return base::show(value_); }
+  std::string json() const { return config::show(value_); }
 
  private:
   template <class T>
-  static base::Scalar scalar(const T& value) {
+  static config::Scalar scalar(const T& value) {
     if constexpr (std::same_as<T, bool>) {
       return value;
     } else if constexpr (std::integral<T>) {
@@ -44,7 +44,7 @@ class Setting {
       return std::string(value);
     }
   }
-  base::Scalar value_;
+  config::Scalar value_;
 };
 
 using Settings = std::initializer_list<std::pair<const char*, Setting>>;

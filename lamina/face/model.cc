@@ -10,7 +10,7 @@
 #include "lamina/face/current.h"
 #include "lamina/face/routing.h"
 #include "lamina/face/travel.h"
-#include "lamina/module/state_exchange.h"
+#include "lamina/model/state_exchange.h"
 #include "lamina/plan/configured.h"
 #include "lamina/value/released.h"
 
@@ -162,17 +162,17 @@ void Model::keep_order() {
   auto& job = job_.session->job();
   const auto statistics = batch_norms(*tree_.nodes().front().module);
   if (job_.session->config().deterministic_server) {
-    pipeline::Tensors parameters;
+    remote::Tensors parameters;
     for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
     const auto is_theirs = [&](const Held& buffer) {
-      return std::ranges::any_of(statistics, [&](const pipeline::BatchNorm& module) {
+      return std::ranges::any_of(statistics, [&](const runtime::BatchNorm& module) {
         return buffer.tensor.is_same(module.mean) || buffer.tensor.is_same(module.var) ||
                buffer.tensor.is_same(module.count);
       });
     };
     job.set_order(std::move(parameters), !std::ranges::all_of(tree_.buffers(), is_theirs));
   }
-  std::vector<pipeline::BatchNorm> here;
+  std::vector<runtime::BatchNorm> here;
   std::ranges::copy_if(statistics, std::back_inserter(here),
                        [](const auto& module) { return !value::is_released(module.mean); });
   job.set_statistics(std::move(here));
@@ -188,10 +188,10 @@ bool Model::owns_tensor(const at::Tensor& tensor) const {
 void Model::give_values() {
   auto& session = *job_.session;
   if (session.world().size == 1) return;
-  std::vector<module::Entry> entries;
+  std::vector<model::Entry> entries;
   for (const auto& held : tree_.tensors()) entries.push_back({held.name, held.tensor, owns(held)});
-  module::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
-                      session.patience());
+  model::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
+                     session.patience());
 }
 
 void Model::let_go() {

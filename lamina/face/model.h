@@ -70,7 +70,7 @@ class Model {
   bool owns_tensor(const at::Tensor& tensor) const;  // of parameters; true for what is not the model's
 
   // See DistributedModel.
-  void backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients);
+  void backward(const remote::Tensors& tensors, const remote::Tensors& gradients);
   at::Tensor grad_norm(double norm_type, const std::source_location& site);
   at::Tensor clip_grad_norm(double max_norm, double norm_type, const std::source_location& site);
   // Collective over the pipeline.
@@ -105,7 +105,7 @@ class Model {
   const ModuleTree tree_;
   const int partition_;
   std::vector<int> owners_;     // by node; none before the model is cut
-  std::vector<bool> anywhere_;  // by node; see [Note: anywhere] in pipeline/anywhere.h
+  std::vector<bool> anywhere_;  // by node; see [Note: anywhere] in remote/anywhere.h
   std::string report_;
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

@@ -9,7 +9,7 @@
 #include "lamina/data_parallel/gradients.h"
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/runtime/streams.h"
 
 // What a model does together with its replicas; see [Note: passes].
 namespace lamina::face {
@@ -31,7 +31,7 @@ void Model::watch() {
 
 void Model::note_gradient() {
   passed_ = true;
-  if (in_step_ || pipeline::in_step() || awaiting_.exchange(true)) return;
+  if (in_step_ || runtime::in_step() || awaiting_.exchange(true)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([noticed = std::weak_ptr(noticed_), this] {
     if (noticed.lock()) end_backward();
   });

@@ -9,7 +9,7 @@
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 #include "lamina/face/travel.h"
-#include "lamina/module/state_exchange.h"
+#include "lamina/model/state_exchange.h"
 #include "lamina/value/released.h"
 
 // What concerns all of a model between steps: the norm of its gradients, and its values.
@@ -56,13 +56,13 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
     return state;
   }
   const auto all = tree_.tensors();
-  std::vector<module::Entry> entries;
+  std::vector<model::Entry> entries;
   for (const auto& held : all) {
     const bool mine = owns(held);
     entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
   }
-  const auto tensors = module::gather(entries, session.members(Group::kPp), session.job().mailbox(),
-                                      patience(session, "state_dict()", site));
+  const auto tensors = model::gather(entries, session.members(Group::kPp), session.job().mailbox(),
+                                     patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());

@@ -5,7 +5,7 @@
 #include "lamina/face/current.h"
 #include "lamina/face/model.h"
 #include "lamina/face/routing.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/runtime/streams.h"
 
 // What a model does in steps.
 namespace lamina::face {
@@ -13,7 +13,7 @@ namespace {
 
 using value::Value;
 
-std::vector<Value> run_here(pipeline::Session& session, int microbatches, const pipeline::Job::Body& body) {
+std::vector<Value> run_here(session::Session& session, int microbatches, const pipeline::Job::Body& body) {
   std::vector<Value> outputs;
   session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
   return outputs;
@@ -38,7 +38,7 @@ std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body,
 
 void Model::begin_call() {
   if (!has_current() || current().model.get() != this) return;  // the job was shut down: it is called as it is
-  if (pipeline::in_step()) return;
+  if (runtime::in_step()) return;
   if (job_.pipelined()) {
     throw base::UsageError(
         "the model was called outside a step; with more than one partition call it inside a function made by "
@@ -57,7 +57,7 @@ std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body
   fail_unseen_backward();
   count_call();
   const bool trains = c10::GradMode::is_enabled();
-  pipeline::Tensors parameters;
+  remote::Tensors parameters;
   if (job.leads() && !backward_watch_.over()) {
     for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
   }
@@ -107,7 +107,7 @@ std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::B
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
   std::vector<std::string> names;
-  pipeline::Tensors tensors;
+  remote::Tensors tensors;
   for (const auto& held : tree_.tensors()) {
     names.push_back(held.name);
     tensors.push_back(held.tensor);
@@ -143,14 +143,14 @@ std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body&
   }
 }
 
-void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& gradients) {
+void Model::backward(const remote::Tensors& tensors, const remote::Tensors& gradients) {
   if (!has_current() || current().model.get() != this) {
     throw base::UsageError("backward of a DistributedModel whose job was shut down");
   }
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
-  const bool inside = pipeline::in_step();
+  const bool inside = runtime::in_step();
   if (inside && !uneven_.empty()) throw base::UsageError(uneven_);
   passed_ = true;
   backward_watch_.announce();
@@ -158,7 +158,7 @@ void Model::backward(const pipeline::Tensors& tensors, const pipeline::Tensors& 
   const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
   if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
   try {
-    pipeline::run_backward(tensors, gradients, scale);
+    remote::run_backward(tensors, gradients, scale);
   } catch (...) {
     if (!inside && passed_) fail_backward(std::current_exception());
     throw;

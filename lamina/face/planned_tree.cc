@@ -28,7 +28,7 @@ std::optional<int> by_hand(const torch::nn::Module& module, bool scopes_count) {
   return known->partition || !scopes_count ? known->partition : known->scope;
 }
 
-// See [Note: anywhere] in pipeline/anywhere.h.
+// See [Note: anywhere] in remote/anywhere.h.
 bool runs_anywhere(const ModuleTree::Node& node, const Cost* cost) {
   const torch::nn::Module& module = *node.module;
   const bool is_torchs = c10::demangle(typeid(module).name()).starts_with("torch::nn::");

@@ -10,8 +10,8 @@
 #include <set>
 
 #include "lamina/face/batch_norms.h"
-#include "lamina/pipeline/anywhere.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/remote/anywhere.h"
+#include "lamina/runtime/streams.h"
 
 namespace lamina::face {
 namespace {
@@ -35,7 +35,7 @@ bool varies(const torch::nn::Module& module) {
 }
 
 struct InStream : Router::Scope {
-  std::optional<pipeline::Stream> stream = pipeline::stream_here();
+  std::optional<runtime::Stream> stream = runtime::stream_here();
 };
 
 // Modules of several parents that keep running statistics: their calls are waited for, so that they see them in the
@@ -96,7 +96,7 @@ void TorchModules::apply(base::ModuleId id, const std::string& state) {
 }
 
 Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
-                 pipeline::Session& session)
+                 session::Session& session)
     : session_(session) {
   const auto modules = std::make_shared<TorchModules>(tree);
   modules_ = modules;
@@ -104,7 +104,7 @@ Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, const s
   for (int node = 0; node < tree.size(); ++node) {
     const base::ModuleId id(node);
     const base::Partition owner(owners[node]);
-    ranks.push_back(anywhere[node] ? pipeline::kAnywhere : session.owner(owner));
+    ranks.push_back(anywhere[node] ? remote::kAnywhere : session.owner(owner));
     const bool elsewhere = !anywhere[node] && owner != session.partition();
     if (!elsewhere && !anywhere[node] && !modules->starts_stream(id)) continue;
     places_[tree.nodes()[node].module.get()] = {this, id, elsewhere, anywhere[node]};

@@ -6,12 +6,12 @@
 
 #include "lamina/face/calls.h"
 #include "lamina/face/module_tree.h"
-#include "lamina/pipeline/session.h"
+#include "lamina/session/session.h"
 
 namespace lamina::face {
 
 // torch::nn modules as the engine calls them: by number, in training or evaluation as the caller's are.
-class TorchModules : public module::Modules {
+class TorchModules : public model::Modules {
  public:
   explicit TorchModules(const ModuleTree& tree);
 
@@ -37,16 +37,16 @@ class TorchModules : public module::Modules {
 // The calls of a model that is cut.
 class Routing : public Router {
  public:
-  // `anywhere`: per node, see [Note: anywhere] in pipeline/anywhere.h.
+  // `anywhere`: per node, see [Note: anywhere] in remote/anywhere.h.
   Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
-          pipeline::Session& session);
+          session::Session& session);
 
   std::optional<Place> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) override;
   std::unique_ptr<Scope> enter(base::ModuleId id) override;
 
  private:
-  pipeline::Session& session_;
+  session::Session& session_;
   std::shared_ptr<const TorchModules> modules_;
   std::unordered_map<const torch::nn::Module*, Place> places_;  // elsewhere, or in a stream of its own
 };

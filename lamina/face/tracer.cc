@@ -9,7 +9,7 @@
 
 #include "lamina/face/calls.h"
 #include "lamina/face/recording.h"
-#include "lamina/pipeline/process_state.h"
+#include "lamina/runtime/process_state.h"
 
 namespace lamina::face {
 namespace {
@@ -22,7 +22,7 @@ constexpr auto kEnough = std::chrono::seconds(10);
 // The model's buffers and the process's random numbers, put back at the end.
 class Undisturbed {
  public:
-  explicit Undisturbed(const ModuleTree& tree) : tree_(tree), state_(pipeline::ProcessState::current()) {
+  explicit Undisturbed(const ModuleTree& tree) : tree_(tree), state_(runtime::ProcessState::current()) {
     for (const auto& buffer : tree.buffers()) values_.push_back(buffer.tensor.detach().clone());
   }
   ~Undisturbed() {
@@ -35,7 +35,7 @@ class Undisturbed {
 
  private:
   const ModuleTree& tree_;
-  pipeline::ProcessState state_;
+  runtime::ProcessState state_;
   std::vector<at::Tensor> values_;
 };
 

@@ -5,11 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "lamina/base/config.h"
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
-#include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
+#include "lamina/config/config.h"
+#include "lamina/config/json_reason.h"
 #include "lamina/launch/yaml.h"
 
 namespace lamina::launch {
@@ -53,7 +53,7 @@ class DistributionReader {
     try {
       return Json::parse(text);
     } catch (const Json::exception& error) {
-      fail(str("is not valid JSON: ", base::json_reason(error), " (YAML is read from files named .yaml)"));
+      fail(str("is not valid JSON: ", config::json_reason(error), " (YAML is read from files named .yaml)"));
     }
   }
 
@@ -72,7 +72,7 @@ class DistributionReader {
       if (!enabled(part, "smdistributed.modelparallel")) continue;
       result_.parameters = part.value("parameters", Json::object()).dump();
       try {
-        base::parse_config({.json = part.dump()});
+        config::parse_config({.json = part.dump()});
       } catch (const base::ConfigError& error) {
         fail(error.what());
       }

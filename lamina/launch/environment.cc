@@ -9,8 +9,8 @@
 #include <string_view>
 #include <thread>
 
-#include "lamina/base/rank_contract.h"
 #include "lamina/base/str.h"
+#include "lamina/environment/rank_contract.h"
 
 namespace lamina::launch {
 namespace {
@@ -43,8 +43,8 @@ Values contract(const Job& job, const Place& place) {
   Values set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
   set["LAMINA_RESTART"] = str(job.restart);
-  if (place.secret_fd >= 0) set[base::kSecretVariable] = str(place.secret_fd);
-  if (place.progress_fd >= 0) set[base::kProgressVariable] = str(place.progress_fd);
+  if (place.secret_fd >= 0) set[environment::kSecretVariable] = str(place.secret_fd);
+  if (place.progress_fd >= 0) set[environment::kProgressVariable] = str(place.progress_fd);
   return set;
 }
 

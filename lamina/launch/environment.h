@@ -33,7 +33,7 @@ struct Place {
   base::Rank rank;
   int local_rank = 0;
   int secret_fd = -1;    // the rank reads the job's secret there, see Secret; -1: none
-  int progress_fd = -1;  // and reports its steps there, see base::ProgressReporter
+  int progress_fd = -1;  // and reports its steps there, see environment::ProgressReporter
 };
 
 // Whether the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.

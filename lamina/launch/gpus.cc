@@ -43,7 +43,7 @@ int listed(const std::string& list, int present) {
 
 }  // namespace
 
-int visible_gpus(const base::Environment& environment, const std::string& device_folder) {
+int visible_gpus(const environment::Environment& environment, const std::string& device_folder) {
   const int present = present_gpus(device_folder);
   const auto list = environment("CUDA_VISIBLE_DEVICES");
   return list ? listed(*list, present) : present;

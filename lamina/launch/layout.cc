@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "lamina/base/cluster_task.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
+#include "lamina/environment/cluster_task.h"
 
 namespace lamina::launch {
 namespace {
@@ -36,7 +36,7 @@ class LayoutFinder {
  public:
   LayoutFinder(const Options& options, const Surroundings& surroundings)
       : options_(options), surroundings_(surroundings), within_rank_(surroundings.environment("LAMINA_LAUNCHER")) {
-    if (!within_rank_) task_ = base::cluster_task(surroundings.environment);
+    if (!within_rank_) task_ = environment::cluster_task(surroundings.environment);
   }
 
   Layout find() {
@@ -177,7 +177,7 @@ class LayoutFinder {
       throw ConfigError("a job over several machines needs --master_addr (or MASTER_ADDR): the machine of rank 0");
     }
     if (!port && cluster) {
-      layout_.master_port = base::port_of(task_->job);
+      layout_.master_port = environment::port_of(task_->job);
     } else if (!port) {
       throw ConfigError("a job over several machines needs --master_port (or MASTER_PORT): a free port of " +
                         layout_.master_address + ", the same on all");
@@ -187,7 +187,7 @@ class LayoutFinder {
   const Options& options_;
   const Surroundings& surroundings_;
   const bool within_rank_;
-  std::optional<base::ClusterTask> task_;
+  std::optional<environment::ClusterTask> task_;
   int machines_ = 1;
   Said processes_;
   Said world_;
@@ -198,8 +198,8 @@ class LayoutFinder {
 
 Layout find_layout(const Options& options, const Surroundings& surroundings) {
   Layout layout = LayoutFinder(options, surroundings).find();
-  const int allocated = base::allocated_nodes(surroundings.environment);
-  if (!layout.several_machines() && allocated > 1 && !base::cluster_task(surroundings.environment)) {
+  const int allocated = environment::allocated_nodes(surroundings.environment);
+  if (!layout.several_machines() && allocated > 1 && !environment::cluster_task(surroundings.environment)) {
     layout.warning = str("the allocation has ", allocated, " machines, and this job uses one of them; start it as `",
                          "srun --ntasks-per-node=1 lamina run ...` to use all");
   }

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "lamina/base/world.h"
+#include "lamina/environment/world.h"
 #include "lamina/launch/options.h"
 
 namespace lamina::launch {
@@ -26,7 +26,7 @@ struct Layout {
 
 // What the layout is derived from, besides the options.
 struct Surroundings {
-  base::Environment environment;
+  environment::Environment environment;
   std::function<int()> visible_gpus;
 };
 

@@ -27,7 +27,7 @@ Preparation prepare(const Options& options) {
   Preparation job{.options = options, .inherited = own_environment()};
   if (options.config_file) take_config(job);
   job.inherited = with_variables(std::move(job.inherited), options.variables, "-x");
-  const base::Environment environment = base::process_environment();
+  const environment::Environment environment = environment::process_environment();
   job.layout = find_layout(job.options, {environment, [&] { return visible_gpus(environment); }});
   if (!job.layout.warning.empty()) job.warnings.push_back(job.layout.warning);
   for (const auto& [text, option] :

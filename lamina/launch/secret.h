@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lamina/base/fd.h"
-#include "lamina/base/rank_contract.h"
+#include "lamina/environment/rank_contract.h"
 
 namespace lamina::launch {
 
@@ -14,7 +14,7 @@ namespace lamina::launch {
 // never by argument or environment, which other users of the machine can or may read.
 class Secret {
  public:
-  static constexpr std::size_t kBytes = base::kSecretBytes;
+  static constexpr std::size_t kBytes = environment::kSecretBytes;
 
   Secret();  // throws StartError if the system gives no random bytes
 

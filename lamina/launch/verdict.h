@@ -13,8 +13,8 @@ namespace lamina::launch {
 // Peers of a dead rank end by themselves within milliseconds, with errors of their own, and may be noticed in the same
 // wake-up or even before it. So for a short while after the first failure a rank that was killed by a signal goes
 // before one that exited. SIGABRT and SIGPIPE count as exits: they are how C++ programs end on a lost peer. A rank that
-// says itself that another one is the reason (base::Progress::kConsequence) gives way to any that does not. And where
-// one has failed, a rank that left in the middle of a step, with exit code 0, is the reason.
+// says itself that another one is the reason (environment::Progress::kConsequence) gives way to any that does not. And
+// where one has failed, a rank that left in the middle of a step, with exit code 0, is the reason.
 class Verdict {
  public:
   struct Failure {

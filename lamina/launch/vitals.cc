@@ -38,7 +38,7 @@ void Vitals::watch(Watch& watch) {
 }
 
 void Vitals::take(Person& person) {
-  using base::Progress;
+  using environment::Progress;
   std::vector<char> datagram(sizeof(Progress) + Progress::kMostWords);
   ssize_t count = 0;
   while ((count = ::recv(person.socket.get(), datagram.data(), datagram.size(), MSG_DONTWAIT)) > 0) {

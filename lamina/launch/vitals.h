@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
-#include "lamina/base/progress.h"
+#include "lamina/environment/progress.h"
 #include "lamina/launch/rank_end.h"
 #include "lamina/launch/rank_process.h"
 #include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 
-// What is known of ranks that run: the steps they report (base/progress.h), and whether a signal stopped them, which
-// the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
+// What is known of ranks that run: the steps they report (environment/progress.h), and whether a signal stopped them,
+// which the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
 // the start of the ranks on.
 class Vitals {
  public:
@@ -49,7 +49,7 @@ class Vitals {
  private:
   struct Person {
     base::Fd socket;
-    base::Progress last;
+    environment::Progress last;
     std::optional<Clock::time_point> heard;
     std::optional<Clock::time_point> stopped;
     int stop_signal = 0;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "lamina/plan/simulation.h"
+#include "lamina/schedule/simulation.h"
 
 namespace lamina::observe {
 namespace {
@@ -98,11 +98,11 @@ std::vector<std::int64_t> durations_of(const Course& course, const std::vector<s
 }
 
 // The visits of a microbatch, with the ranks of the job as they are numbered in `members`.
-plan::Chain chain_of(const Course& course, const std::vector<std::int64_t>& members) {
+schedule::Chain chain_of(const Course& course, const std::vector<std::int64_t>& members) {
   const auto way = way_of(course);
   const auto forward = durations_of(course, way, /*backward=*/false);
   const auto backward = durations_of(course, way, /*backward=*/true);
-  plan::Chain chain;
+  schedule::Chain chain;
   chain.microbatches = static_cast<int>(course.by_microbatch.size());
   for (std::size_t i = 0; i < way.size(); ++i) {
     const auto place = std::ranges::find(members, way[i]) - members.begin();
@@ -114,7 +114,7 @@ plan::Chain chain_of(const Course& course, const std::vector<std::int64_t>& memb
 }  // namespace
 
 std::vector<PlannedEvent> planned_events(const Timeline& timeline) {
-  const auto schedule = plan::make_schedule(timeline.schedule, static_cast<int>(timeline.active_microbatches));
+  const auto schedule = schedule::make_schedule(timeline.schedule, static_cast<int>(timeline.active_microbatches));
   std::vector<PlannedEvent> planned;
   for (const auto& [key, course] : courses_of(timeline)) {
     const auto& [leader, step] = key;
@@ -125,9 +125,9 @@ std::vector<PlannedEvent> planned_events(const Timeline& timeline) {
     if (course.by_microbatch.empty()) continue;
     const auto chain = chain_of(course, members);
     if (chain.visits.size() < 2) continue;
-    for (const auto& turn : plan::simulate(*schedule, chain)) {
+    for (const auto& turn : schedule::simulate(*schedule, chain)) {
       if (turn.end == turn.start) continue;
-      const bool backward = turn.ticket.phase == plan::Phase::kBackward;
+      const bool backward = turn.ticket.phase == schedule::Phase::kBackward;
       planned.push_back({members[turn.rank],
                          {.what = backward ? What::kBackward : What::kForward,
                           .begin_ns = course.begin_ns + turn.start,

@@ -6,14 +6,14 @@
 
 namespace lamina::pipeline {
 
-void BackwardWatch::begin_step(const Tensors& parameters, std::int64_t backwards) {
+void BackwardWatch::begin_step(const remote::Tensors& parameters, std::int64_t backwards) {
   if (over_) return;
   announced_ = false;
   backwards_ = backwards;
   before_ = marks(parameters);
 }
 
-void BackwardWatch::end_step(const Tensors& parameters, std::int64_t backwards) {
+void BackwardWatch::end_step(const remote::Tensors& parameters, std::int64_t backwards) {
   if (over_) return;
   over_ = announced_ || backwards != backwards_ || marks(parameters) != before_;
   if (!over_) return;
@@ -26,7 +26,7 @@ void BackwardWatch::end_step(const Tensors& parameters, std::int64_t backwards) 
                 "that, or make the model with average_grads_across_microbatches=False if the sum is wanted"));
 }
 
-std::vector<BackwardWatch::Mark> BackwardWatch::marks(const Tensors& parameters) {
+std::vector<BackwardWatch::Mark> BackwardWatch::marks(const remote::Tensors& parameters) {
   std::vector<Mark> made;
   for (const auto& parameter : parameters) {
     const auto& gradient = parameter.grad();

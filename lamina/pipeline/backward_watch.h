@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/pipeline/graph.h"
+#include "lamina/remote/graph.h"
 
 namespace lamina::pipeline {
 
@@ -19,14 +19,14 @@ class BackwardWatch {
   bool over() const { return over_; }
 
   // Before a step: the model's parameters, and how many backwards of other ranks' modules this one has asked for.
-  void begin_step(const Tensors& parameters, std::int64_t backwards);
+  void begin_step(const remote::Tensors& parameters, std::int64_t backwards);
   // The model's own backward is called.
   void announce() { announced_ = true; }
-  void end_step(const Tensors& parameters, std::int64_t backwards);
+  void end_step(const remote::Tensors& parameters, std::int64_t backwards);
 
  private:
   using Mark = std::pair<const void*, std::uint64_t>;  // of a gradient: another one after each change of it
-  static std::vector<Mark> marks(const Tensors& parameters);
+  static std::vector<Mark> marks(const remote::Tensors& parameters);
 
   const int microbatches_;
   bool over_;

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "lamina/pipeline/anywhere.h"
 #include "lamina/pipeline/recording_transport.h"
-#include "lamina/plan/schedule.h"
+#include "lamina/remote/anywhere.h"
+#include "lamina/schedule/schedule.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -54,25 +54,25 @@ std::pair<std::vector<value::Value>, std::string> outputs_of(transport::Message&
 // A step, to whoever watches this process, however it ends.
 class Reported {
  public:
-  Reported(const base::ProgressReporter& reporter, std::int64_t step) : reporter_(reporter), step_(step) {
+  Reported(const environment::ProgressReporter& reporter, std::int64_t step) : reporter_(reporter), step_(step) {
     reporter_.begin(step_);
   }
   ~Reported() { reporter_.end(step_); }
   Reported(const Reported&) = delete;
 
  private:
-  const base::ProgressReporter& reporter_;
+  const environment::ProgressReporter& reporter_;
   const std::int64_t step_;
 };
 
 // The rank that made the first of the arguments that is not here; see [Note: anywhere].
 std::optional<base::Rank> place_of(const value::Value& arguments) {
-  std::shared_ptr<RemoteValue> source;
+  std::shared_ptr<remote::RemoteValue> source;
   value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {
-    if (!source && tensor.defined() && value::is_pending(tensor)) source = remote_value_of(tensor);
+    if (!source && tensor.defined() && value::is_pending(tensor)) source = remote::remote_value_of(tensor);
   });
-  if (!source || source->taken() || Activity::current() == nullptr) return std::nullopt;
-  for (const auto& made : Activity::current()->issued().calls) {
+  if (!source || source->taken() || runtime::Activity::current() == nullptr) return std::nullopt;
+  for (const auto& made : remote::issued(*runtime::Activity::current()).calls) {
     if (made->call->id == source->call()) return made->call->owner;
   }
   return std::nullopt;
@@ -85,14 +85,14 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
       transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder_)),
       seeds_(options_.seed, options_.microbatches_before),
       overlaps_(overlaps(options_)),
-      slot_(plan::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
+      slot_(schedule::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
       calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
              /*predicts=*/!options_.deterministic),
       server_(*transport_, slot_, inbox_, calls_, *options_.failures,
-              [this](base::Step step, StepState::Ready ready) { state_.run(step, std::move(ready)); }),
+              [this](base::Step step, runtime::StepState::Ready ready) { state_.run(step, std::move(ready)); }),
       mailbox_(*transport_),
-      pool_(std::make_unique<WorkerPool>(options_.thread_hooks)),
+      pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)),
       state_(
           *pool_,
           [this] {
@@ -114,22 +114,22 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
 
 Job::~Job() { close(false); }
 
-void Job::set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners) {
+void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners) {
   modules_ = std::move(modules);
   owners_ = std::move(owners);
   server_.set_modules(modules_);
 }
 
-void Job::set_order(Tensors parameters, bool forwards_change_the_model) {
+void Job::set_order(remote::Tensors parameters, bool forwards_change_the_model) {
   if (!options_.deterministic) throw base::UsageError("set_order() of a job that is not deterministic");
   parameters_ = std::move(parameters);
   if (state_.is_open()) gradients_.begin_step(parameters_);
-  slot_.follow(forwards_change_the_model ? plan::interleaved_schedule(1)
-                                         : plan::make_schedule(options_.schedule, options_.active_microbatches));
+  slot_.follow(forwards_change_the_model ? schedule::interleaved_schedule(1)
+                                         : schedule::make_schedule(options_.schedule, options_.active_microbatches));
   overlaps_ = !forwards_change_the_model && overlaps(options_);
 }
 
-void Job::set_statistics(std::vector<BatchNorm> modules) {
+void Job::set_statistics(std::vector<runtime::BatchNorm> modules) {
   batch_norms_ = std::move(modules);
   if (state_.is_open() && overlaps_) statistics_.begin_step(batch_norms_);
 }
@@ -138,7 +138,7 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt, const base::Call& call) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
-  std::optional<ProcessState> mine;  // which threads of a step that fails may change
+  std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   const auto step = state_.begin(
       [&](base::Step beginning) {
@@ -150,18 +150,18 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
         inbox_.begin_step();
         calls_.begin_step(beginning);
         seeds_.begin_step();
-        mine = ProcessState::current();
+        mine = runtime::ProcessState::current();
       },
       call, leads());
   progress_.begin(step.value);
   std::vector<value::Value> outputs;
   try {
     if (leads()) announce(Kind::kNewStep, step, value::Tuple{{call.name, call.where}});
-    collective::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
+    messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
     const auto watched = scope.watched(patience);
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, watched) : follow(step, watched);
     if (leads() && !state_.error())
-      announce(Kind::kEndOfStep, step, end_value(outputs, ParameterFlags::to_bytes(flags_left_)));
+      announce(Kind::kEndOfStep, step, end_value(outputs, runtime::ParameterFlags::to_bytes(flags_left_)));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
@@ -197,7 +197,7 @@ void Job::run_step_here(int microbatches, const std::function<void(base::Microba
       const observe::Span turn(&recorder_, [&] {
         return observe::Event{.what = What::kForward, .step = step, .microbatch = microbatch.value};
       });
-      const InlineBody scope(seeds_.of(microbatch));
+      const runtime::InlineBody scope(seeds_.of(microbatch));
       body(microbatch);
     }
     if (recorder_.on()) recorder_.record_memory();
@@ -217,7 +217,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
   for (int i = 0; i < microbatches; ++i) {
     const base::Microbatch microbatch(i);
     state_.run([this, step, microbatch, seed = seeds_.of(microbatch), body, results] {
-      Activity activity(slot_, step, microbatch, plan::Phase::kStart, seed);
+      runtime::Activity activity(slot_, step, microbatch, schedule::Phase::kStart, seed);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
       activity.end_body();
@@ -269,12 +269,12 @@ void Job::receive_begin(const transport::Message& begin) {
   state_.receive_begin(begin.call.step, begin.caller, {words.at(0).as<std::string>(), words.at(1).as<std::string>()});
 }
 
-collective::MutualWaits::Operation Job::operation(base::Step step) const {
-  return {collective::MutualWaits::Kind::kStep, base::str(options_.pipeline.front()), step.value};
+messaging::MutualWaits::Operation Job::operation(base::Step step) const {
+  return {messaging::MutualWaits::Kind::kStep, base::str(options_.pipeline.front()), step.value};
 }
 
 void Job::keep_steps() {
-  using collective::MutualWaits;
+  using messaging::MutualWaits;
   const auto mine = [this](const MutualWaits::Operation& other) {
     return other.kind == MutualWaits::Kind::kStep && other.key == base::str(options_.pipeline.front());
   };
@@ -293,7 +293,7 @@ void Job::keep_steps() {
 }
 
 // A step needs those who were asked for something; one that follows needs the leading rank, first of all.
-collective::MutualWaits::Wait Job::wait_for_end(base::Step step) {
+messaging::MutualWaits::Wait Job::wait_for_end(base::Step step) {
   const auto lacks = [this]() -> std::vector<base::Rank> {
     if (!state_.begun()) return {options_.pipeline.front()};
     return calls_.awaited();
@@ -345,25 +345,25 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   const auto placed = owners_.at(id.value);
   const auto owner = placed == kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
-    const auto stream = modules_->starts_stream(id) ? stream_here() : std::optional<Stream>();
+    const auto stream = modules_->starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));
   }
-  if (Activity::current() == nullptr) {
+  if (runtime::Activity::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
                                      ": call it inside a step function, in the thread that runs the step's body"));
   }
   return calls_.call(owner, id, *modules_, std::move(arguments));
 }
 
-void Job::backward(const Tensors& tensors, const Tensors& gradients, double scale) {
-  Activity* activity = Activity::current();
+void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale) {
+  runtime::Activity* activity = runtime::Activity::current();
   if (activity == nullptr || !activity->leads()) {
     throw base::UsageError("backward of the model outside the body of a step function");
   }
   activity->end_forward();
   activity->enter_backward();
-  activity->queue_again(plan::Phase::kBackwardStart);
-  run_backward(tensors, gradients, scale);
+  activity->queue_again(schedule::Phase::kBackwardStart);
+  remote::run_backward(tensors, gradients, scale);
 }
 
 void Job::start_timeline() {

@@ -8,18 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "lamina/base/progress.h"
-#include "lamina/collective/mailbox.h"
-#include "lamina/collective/presence.h"
-#include "lamina/module/modules.h"
+#include "lamina/environment/progress.h"
+#include "lamina/messaging/mailbox.h"
+#include "lamina/messaging/presence.h"
+#include "lamina/model/modules.h"
 #include "lamina/observe/recorder.h"
-#include "lamina/pipeline/execution_server.h"
-#include "lamina/pipeline/ordered_gradients.h"
-#include "lamina/pipeline/parameter_flags.h"
-#include "lamina/pipeline/remote_calls.h"
-#include "lamina/pipeline/running_statistics.h"
-#include "lamina/pipeline/step_state.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/remote/execution_server.h"
+#include "lamina/remote/remote_calls.h"
+#include "lamina/runtime/ordered_gradients.h"
+#include "lamina/runtime/parameter_flags.h"
+#include "lamina/runtime/running_statistics.h"
+#include "lamina/runtime/step_state.h"
+#include "lamina/runtime/streams.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
@@ -32,7 +32,7 @@ struct JobOptions {
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
-  WorkerPool::Hooks thread_hooks;
+  runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
   std::string timeline_part;                  // a file for what this rank does, see observe::Recorder; "": none
 };
@@ -52,30 +52,30 @@ class Job {
 
   base::Rank rank() const { return transport_->rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
-  collective::Mailbox& mailbox() { return mailbox_; }
-  collective::Presence& presence() { return presence_; }
+  messaging::Mailbox& mailbox() { return mailbox_; }
+  messaging::Presence& presence() { return presence_; }
   // Tells the other ranks how this one comes to leave, before it does.
   void tell_leaving(const std::string& how);
 
   // The model: its modules, and the rank that owns each.
-  void set_model(std::shared_ptr<module::Modules> modules, std::vector<base::Rank> owners);
+  void set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners);
 
   // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
   // whether forwards change the model (its buffers, but those given to set_statistics()), on whichever rank. Two runs
   // of the same steps then give the same bits: see [Note: ordered gradients]. Where forwards change the model
   // microbatches run one after the other, as in the plain loop. In the step in which the model is cut, once more when
   // that is known, in the thread that entered it.
-  void set_order(Tensors parameters, bool forwards_change_the_model);
+  void set_order(remote::Tensors parameters, bool forwards_change_the_model);
 
   // Before a step, alike on every rank of the pipeline: the model's parameters and buffers, whose requires_grad a body
   // may set; see [Note: flags of parameters].
-  void watch_flags(std::vector<std::string> names, Tensors tensors) {
+  void watch_flags(std::vector<std::string> names, remote::Tensors tensors) {
     flags_.watch(std::move(names), std::move(tensors));
   }
 
   // At the same times, after it: the BatchNorms of this rank that keep running statistics. Those are then the plain
   // loop's after each step: see [Note: running statistics].
-  void set_statistics(std::vector<BatchNorm> modules);
+  void set_statistics(std::vector<runtime::BatchNorm> modules);
 
   // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank. The
   // leading rank's number counts, and `body` is used there only. `call`: of a step function, by its name; all ranks
@@ -93,7 +93,7 @@ class Job {
   value::Value call(base::ModuleId id, value::Value arguments);
 
   // Where the random numbers of a job with a seed are: see RootSeeds. Not inside a step.
-  RootSeeds& seeds() { return seeds_; }
+  runtime::RootSeeds& seeds() { return seeds_; }
 
   // How many backwards of other ranks' modules this one has asked for.
   std::int64_t backwards() const { return calls_.backwards(); }
@@ -102,7 +102,7 @@ class Job {
   std::vector<std::string> take_notes() { return calls_.take_notes(); }
 
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
-  void backward(const Tensors& tensors, const Tensors& gradients, double scale);
+  void backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale);
 
   // What this rank does in steps, from start_timeline() to stop_timeline(). Throws base::UsageError where events are
   // kept already.
@@ -128,9 +128,9 @@ class Job {
   void announce(transport::Kind kind, base::Step step, value::Value body);
   void receive_begin(const transport::Message& begin);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
-  collective::MutualWaits::Operation operation(base::Step step) const;
+  messaging::MutualWaits::Operation operation(base::Step step) const;
   void keep_steps();
-  collective::MutualWaits::Wait wait_for_end(base::Step step);
+  messaging::MutualWaits::Wait wait_for_end(base::Step step);
   bool end(std::chrono::seconds patience);  // false: a thread did not end
   // Waits for the step's threads; returns its error, an interrupt meanwhile included.
   std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
@@ -138,29 +138,29 @@ class Job {
   observe::Timeline empty_timeline() const;
 
   const JobOptions options_;
-  const base::ProgressReporter progress_;
+  const environment::ProgressReporter progress_;
   observe::Recorder recorder_;
   std::atomic<std::int64_t> steps_here_ = 0;
   const std::unique_ptr<transport::Transport> transport_;
-  std::shared_ptr<module::Modules> modules_;
+  std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
-  RootSeeds seeds_;
-  OrderedGradients gradients_;
-  ParameterFlags flags_;
-  ParameterFlags::Flags flags_left_;  // by the last microbatch of this step
-  Tensors parameters_;
-  RunningStatistics statistics_;
-  std::vector<BatchNorm> batch_norms_;
+  runtime::RootSeeds seeds_;
+  runtime::OrderedGradients gradients_;
+  runtime::ParameterFlags flags_;
+  runtime::ParameterFlags::Flags flags_left_;  // by the last microbatch of this step
+  remote::Tensors parameters_;
+  runtime::RunningStatistics statistics_;
+  std::vector<runtime::BatchNorm> batch_norms_;
   bool overlaps_;                         // microbatches, in time
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
-  ComputeSlot slot_;
-  Inbox inbox_;
-  RemoteCalls calls_;
-  ExecutionServer server_;
-  collective::Mailbox mailbox_;
-  collective::Presence presence_{mailbox_};
-  std::unique_ptr<WorkerPool> pool_;
-  StepState state_;
+  runtime::ComputeSlot slot_;
+  remote::Inbox inbox_;
+  remote::RemoteCalls calls_;
+  remote::ExecutionServer server_;
+  messaging::Mailbox mailbox_;
+  messaging::Presence presence_{mailbox_};
+  std::unique_ptr<runtime::WorkerPool> pool_;
+  runtime::StepState state_;
 };
 
 }  // namespace lamina::pipeline

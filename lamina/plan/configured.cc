@@ -13,11 +13,11 @@ namespace {
 // are.
 constexpr Link kMessages{.latency_us = 60, .bytes_per_us = 2000, .rank_us = 60};
 
-Goal goal_of(const base::Config& config) {
+Goal goal_of(const config::Config& config) {
   Goal goal;
   goal.partitions = config.partitions;
   goal.microbatches = config.microbatches;
-  goal.schedule = base::schedule_name(config.schedule);
+  goal.schedule = config::schedule_name(config.schedule);
   goal.active_microbatches = config.active_microbatches;
   goal.memory_weight = *config.memory_weight;
   return goal;
@@ -25,7 +25,7 @@ Goal goal_of(const base::Config& config) {
 
 }  // namespace
 
-Report plan_for(const base::Config& config, const ModuleTree& given) {
+Report plan_for(const config::Config& config, const ModuleTree& given) {
   const ModuleTree tree = settled(given);
   const auto planner =
       config.auto_partition ? step_planner() : manual_planner(base::Partition(config.default_partition.value_or(0)));
@@ -35,7 +35,7 @@ Report plan_for(const base::Config& config, const ModuleTree& given) {
   return report(tree, owners, goal);
 }
 
-std::string printed(const ModuleTree& tree, const Report& report, const base::Config& config) {
+std::string printed(const ModuleTree& tree, const Report& report, const config::Config& config) {
   return assignments_line(tree, report.owners, config.partitions) + "\n" + describe(tree, report);
 }
 

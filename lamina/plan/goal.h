@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "lamina/base/config.h"
+#include "lamina/config/config.h"
 
 // What a plan is made for.
 namespace lamina::plan {
@@ -38,7 +38,9 @@ struct Goal {
   double message_price = 0.05;
 
   // How many microbatches are in flight at most.
-  int window() const { return std::min(microbatches, active_microbatches.value_or(base::default_window(partitions))); }
+  int window() const {
+    return std::min(microbatches, active_microbatches.value_or(config::default_window(partitions)));
+  }
   bool simple() const { return schedule == "simple"; }
   // How many microbatches' activations a rank holds at most.
   int held() const { return simple() ? microbatches : window(); }

@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "lamina/base/problems.h"
 #include "lamina/base/str.h"
+#include "lamina/config/problems.h"
 #include "lamina/plan/owned_names.h"
 
 namespace lamina::plan {
@@ -57,7 +57,7 @@ class Check {
 
   const ModuleTree& tree_;
   const Placements& placements_;
-  base::Problems problems_;
+  config::Problems problems_;
 };
 
 }  // namespace

@@ -2,8 +2,8 @@
 #include "lamina/plan/plan_file.h"
 
 #include "lamina/base/error.h"
-#include "lamina/base/json_reason.h"
 #include "lamina/base/str.h"
+#include "lamina/config/json_reason.h"
 #include "lamina/plan/file_tree.h"
 #include "lamina/plan/json_reader.h"
 #include "lamina/plan/settle.h"
@@ -20,7 +20,7 @@ Json parse(std::string_view text) {
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
-    throw base::ConfigError(base::str("not valid JSON: ", base::json_reason(error)));
+    throw base::ConfigError(base::str("not valid JSON: ", config::json_reason(error)));
   }
 }
 

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "lamina/plan/sharing.h"
-#include "lamina/plan/simulation.h"
+#include "lamina/schedule/simulation.h"
 
 namespace lamina::plan {
 
@@ -60,17 +60,17 @@ constexpr double kPerMicrosecond = 1000;
 constexpr std::int64_t kMostTurns = 200'000;  // what takes about a second
 constexpr std::int64_t kWindowsToSettle = 4;  // of so many microbatches the later ones do what those before did
 
-Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
+schedule::Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
   const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
-  Chain chain;
+  schedule::Chain chain;
   chain.microbatches = goal.microbatches;
   chain.visits.push_back({0, 0, 0, 0});
   std::int64_t value_bytes = 0;
-  const auto work = [&](Visit& visit, double forward_us, double backward_us) {
+  const auto work = [&](schedule::Visit& visit, double forward_us, double backward_us) {
     visit.forward += ticks(forward_us);
     visit.backward += ticks(backward_us);
   };
-  const auto send = [&](Visit& from) {
+  const auto send = [&](schedule::Visit& from) {
     const double each = goal.link.rank_time_us(value_bytes);
     work(from, each, each);
     from.message = ticks(goal.link.time_us(value_bytes));
@@ -93,12 +93,12 @@ Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
 }  // namespace
 
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
-  const auto schedule = make_schedule(goal.schedule, goal.window());
-  return static_cast<double>(step_time(*schedule, chain_of(route, owners, goal))) / kPerMicrosecond;
+  const auto schedule = schedule::make_schedule(goal.schedule, goal.window());
+  return static_cast<double>(schedule::step_time(*schedule, chain_of(route, owners, goal))) / kPerMicrosecond;
 }
 
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal) {
-  Chain chain = chain_of(route, owners, goal);
+  schedule::Chain chain = chain_of(route, owners, goal);
   const std::int64_t most_microbatches = kMostTurns / (2 * static_cast<std::int64_t>(chain.visits.size()) + 2);
   if (goal.microbatches > most_microbatches) {
     const bool settles = !goal.simple() && kWindowsToSettle * goal.window() <= most_microbatches;
@@ -111,7 +111,7 @@ std::vector<int> simulated_held(const Route& route, const Assignment& owners, co
     std::int64_t to = 0;
   };
   std::vector<std::map<base::Microbatch, Held>> ranks(goal.partitions);
-  for (const Turn& turn : simulate(*make_schedule(goal.schedule, goal.window()), chain)) {
+  for (const schedule::Turn& turn : schedule::simulate(*schedule::make_schedule(goal.schedule, goal.window()), chain)) {
     Held& held = ranks[turn.rank][turn.ticket.microbatch];
     held = {std::min(held.from, turn.start), std::max(held.to, turn.end)};
   }

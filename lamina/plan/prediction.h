@@ -21,8 +21,8 @@ struct StepShape {
 
 // [Note: predicted step] The first microbatch takes the whole path, and after it one ends whenever the heaviest rank
 // has done its part. With fewer in flight than there are, one begins only when an earlier one has ended: as many whole
-// paths follow each other. `simple` does this for forwards and for backwards apart. plan/simulation.h runs the schedule
-// itself; tests/plan compares the two.
+// paths follow each other. `simple` does this for forwards and for backwards apart. schedule/simulation.h runs the
+// schedule itself; tests/plan compares the two.
 double step_us(const StepShape& shape, const Goal& goal);
 
 // What one rank does per microbatch.

@@ -11,7 +11,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/fork_guard.h"
+#include "lamina/rendezvous/fork_guard.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::transport {
@@ -22,17 +22,17 @@ struct Written {
   std::uint64_t number;
   std::uint64_t value;
   std::uint64_t kind;
-  Mac proof;
+  rendezvous::Mac proof;
 
   static constexpr std::size_t kSigned = 3 * sizeof(std::uint64_t);
-  Mac sign(Signer& signer) const {
+  rendezvous::Mac sign(rendezvous::Signer& signer) const {
     value::Writer text;
     text.put_block("note");
     text.put_block({reinterpret_cast<const char*>(this), kSigned});
     return signer.sign(text.take());
   }
 };
-static_assert(sizeof(Written) == Written::kSigned + sizeof(Mac));
+static_assert(sizeof(Written) == Written::kSigned + sizeof(rendezvous::Mac));
 
 // A machine that vanished closes nothing: the kernel asks after 3 s of silence, every 2 s, and gives up at about 10 s.
 void watch_the_machine(int fd) {
@@ -46,14 +46,14 @@ void watch_the_machine(int fd) {
 
 std::string why_closed(ssize_t received) {
   if (received == 0 || errno == ECONNRESET || errno == EPIPE) return "its process ended";
-  return base::str("its connection broke (", system_error(), ")");
+  return base::str("its connection broke (", base::system_error(), ")");
 }
 
 }  // namespace
 
-Liveness::Liveness(std::vector<Connection>& connections)
+Liveness::Liveness(std::vector<rendezvous::Connection>& connections)
     : peers_(connections.size()), events_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!events_) throw base::Error(base::str("cannot make an epoll descriptor: ", system_error()));
+  if (!events_) throw base::Error(base::str("cannot make an epoll descriptor: ", base::system_error()));
   for (std::size_t rank = 0; rank < connections.size(); ++rank) {
     if (!connections[rank].socket) continue;
     peers_[rank].socket = std::move(connections[rank].socket);
@@ -61,10 +61,10 @@ Liveness::Liveness(std::vector<Connection>& connections)
     peers_[rank].incoming.emplace(connections[rank].incoming);
     const int fd = peers_[rank].socket.get();
     watch_the_machine(fd);
-    close_in_forked_children(fd);
+    rendezvous::close_in_forked_children(fd);
     epoll_event event{EPOLLIN | EPOLLRDHUP, {.u64 = rank}};
     if (::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      throw base::Error(base::str("cannot watch rank ", rank, ": ", system_error()));
+      throw base::Error(base::str("cannot watch rank ", rank, ": ", base::system_error()));
     }
   }
 }
@@ -74,9 +74,9 @@ Liveness::~Liveness() {
 }
 
 void Liveness::forget(base::Rank peer) {
-  Fd& socket = peers_[peer.value].socket;
+  base::Fd& socket = peers_[peer.value].socket;
   if (!socket) return;
-  keep_in_forked_children(socket.get());
+  rendezvous::keep_in_forked_children(socket.get());
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   ::shutdown(socket.get(), SHUT_RDWR);  // a child forked before this object was made may hold a copy
 }
@@ -107,7 +107,7 @@ bool Liveness::read(base::Rank peer, std::vector<Note>& notes) {
     std::size_t at = 0;
     for (Written note; from.unread.size() - at >= sizeof note; at += sizeof note) {
       std::memcpy(&note, from.unread.data() + at, sizeof note);
-      if (note.number != from.heard++ || !same(note.proof, note.sign(*from.incoming))) {
+      if (note.number != from.heard++ || !rendezvous::same(note.proof, note.sign(*from.incoming))) {
         notes.push_back({peer, Kind::kGone, 0, "somebody interfered with its connection"});
         return false;
       }

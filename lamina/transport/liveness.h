@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
-#include "lamina/transport/handshake.h"
+#include "lamina/rendezvous/handshake.h"
 
 namespace lamina::transport {
 
@@ -34,7 +35,7 @@ class Liveness {
 
   // One connection per rank, an empty one for our own (connect_mesh), of which it takes the sockets. A forked child
   // closes its copies, so that its parent's death is noticed though the child lives on.
-  explicit Liveness(std::vector<Connection>& connections);
+  explicit Liveness(std::vector<rendezvous::Connection>& connections);
   ~Liveness();
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
@@ -50,8 +51,8 @@ class Liveness {
 
  private:
   struct Peer {
-    Fd socket;
-    std::optional<Signer> outgoing, incoming;  // every note is signed, with its number
+    base::Fd socket;
+    std::optional<rendezvous::Signer> outgoing, incoming;  // every note is signed, with its number
     std::uint64_t sent = 0, heard = 0;
     std::string unread;  // the beginning of a note
   };
@@ -60,7 +61,7 @@ class Liveness {
 
   std::vector<Peer> peers_;
   std::mutex sending_;
-  Fd events_;
+  base::Fd events_;
 };
 
 }  // namespace lamina::transport

@@ -11,11 +11,10 @@ namespace lamina::transport {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
-constexpr std::uint16_t kVersion = 4;
 
 struct Prefix {
   std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
+  std::uint16_t version = kFrameVersion;
   std::uint8_t kind = 0;
   std::uint8_t zero = 0;
   std::uint32_t rest = 0;
@@ -61,7 +60,7 @@ std::string_view rest_of(std::string_view head) {
   if (head.size() < sizeof(prefix)) throw base::FormatError("a frame's prefix is cut off");
   std::memcpy(&prefix, head.data(), sizeof(prefix));
   head.remove_prefix(sizeof(prefix));
-  if (prefix.magic != kMagic || prefix.version != kVersion) throw base::FormatError("a frame's version is another");
+  if (prefix.magic != kMagic || prefix.version != kFrameVersion) throw base::FormatError("a frame's version is another");
   if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
     throw base::FormatError("a frame's prefix is malformed");
   }

@@ -22,7 +22,7 @@ enum class Kind : std::uint8_t {
   kEndOfStep,  // step `call.step` ended; `body` holds its outputs, or the Failure that ended it
   kObject,     // an object for the mailbox named `channel`
   kNewStep,    // the leading rank begins step `call.step`, as `body` says; from another one: why it refuses that step
-  kWait,       // in what the sender waits for this rank: collective/mutual_waits.h
+  kWait,       // in what the sender waits for this rank: messaging/mutual_waits.h
 };
 constexpr Kind kLastKind = Kind::kWait;
 
@@ -64,6 +64,8 @@ struct Message {
 // (little endian), where the rest holds the message's fields, each block with its own length, the tree's encoding and
 // the list of its buffers (device and size in bytes of each), so that a receiver makes room for the buffers before it
 // takes them. It says nothing of whom it comes from: that is the transport's to prove before it reads a head.
+constexpr std::uint16_t kFrameVersion = 4;  // the same on all ranks of a job
+
 struct BufferSpec {
   at::Device device = at::kCPU;
   std::int64_t size_bytes = 0;

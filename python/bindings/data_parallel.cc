@@ -7,14 +7,14 @@
 #include "lamina/data_parallel/buffers.h"
 #include "lamina/data_parallel/gradients.h"
 #include "lamina/data_parallel/passes.h"
-#include "lamina/pipeline/session.h"
+#include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
 
 namespace lamina::python {
 namespace {
 
-using pipeline::Session;
+using session::Session;
 using Rows = std::vector<std::pair<std::string, at::Tensor>>;
 using Release = py::gil_scoped_release;
 

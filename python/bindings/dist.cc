@@ -3,11 +3,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/base/progress.h"
 #include "lamina/dist/meeting.h"
 #include "lamina/dist/ranks.h"
-#include "lamina/transport/job_store.h"
-#include "lamina/transport/socket.h"
+#include "lamina/environment/progress.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/rendezvous/socket.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -22,32 +22,32 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
-transport::JobStore::Options store_of(const base::World& world, double timeout_s) {
-  return {world.master_addr, world.master_port, transport::hosts_store(world.rank),
+rendezvous::JobStore::Options store_of(const environment::World& world, double timeout_s) {
+  return {world.master_addr, world.master_port, rendezvous::hosts_store(world.rank),
           base::Deadline::after(milliseconds(timeout_s)), &check_signals};
 }
 
 }  // namespace
 
 void bind_dist(py::module_& module) {
-  py::class_<transport::JobStore>(module, "JobStore")
-      .def(py::init([](const base::World& world, double timeout_s) {
-             return std::make_unique<transport::JobStore>(store_of(world, timeout_s));
+  py::class_<rendezvous::JobStore>(module, "JobStore")
+      .def(py::init([](const environment::World& world, double timeout_s) {
+             return std::make_unique<rendezvous::JobStore>(store_of(world, timeout_s));
            }),
            py::arg("world"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
   py::class_<dist::Meeting>(module, "Meeting")
-      .def(py::init([](const base::World& world, const std::string& name, double timeout_s) {
-             return std::make_unique<dist::Meeting>(world, transport::start_of_job() + name, milliseconds(timeout_s),
+      .def(py::init([](const environment::World& world, const std::string& name, double timeout_s) {
+             return std::make_unique<dist::Meeting>(world, rendezvous::start_of_job() + name, milliseconds(timeout_s),
                                                     &check_signals);
            }),
            py::arg("world"), py::arg("name"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
   module.def("report_consequence",
-             [](const std::string& words) { return base::ProgressReporter().consequence(words); });
-  module.def("meets_at_loopback", [](const base::World& world) {
-    return transport::Address::local_towards(world.master_addr, world.master_port).loopback();
+             [](const std::string& words) { return environment::ProgressReporter().consequence(words); });
+  module.def("meets_at_loopback", [](const environment::World& world) {
+    return rendezvous::Address::local_towards(world.master_addr, world.master_port).loopback();
   });
-  module.def("told", [](const std::string& name) { return dist::told(name, base::process_environment()); });
-  module.def("world_to_meet", [] { return dist::world_to_meet(base::process_environment()); });
+  module.def("told", [](const std::string& name) { return dist::told(name, environment::process_environment()); });
+  module.def("world_to_meet", [] { return dist::world_to_meet(environment::process_environment()); });
 }
 
 }  // namespace lamina::python

@@ -53,13 +53,18 @@ class PythonFailures : public value::Failures {
   }
 };
 
-class PythonModules : public module::Modules {
+class PythonModules : public model::Modules {
  public:
-  PythonModules(std::vector<std::string> names, std::vector<bool> streams, std::vector<bool> dynamic)
-      : names_(std::move(names)), streams_(std::move(streams)), dynamic_(std::move(dynamic)) {}
+  PythonModules(std::vector<std::string> names, std::vector<bool> own_stream, std::vector<int> streams,
+                std::vector<bool> dynamic)
+      : names_(std::move(names)),
+        own_stream_(std::move(own_stream)),
+        streams_(std::move(streams)),
+        dynamic_(std::move(dynamic)) {}
 
   std::string name(base::ModuleId id) const override { return names_.at(id.value); }
-  bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
+  bool starts_stream(base::ModuleId id) const override { return own_stream_.at(id.value); }
+  int streams(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   std::string capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;
@@ -75,7 +80,9 @@ class PythonModules : public module::Modules {
 
  private:
   const std::vector<std::string> names_;
-  const std::vector<bool> streams_, dynamic_;
+  const std::vector<bool> own_stream_;
+  const std::vector<int> streams_;
+  const std::vector<bool> dynamic_;
 };
 
 // A worker keeps one Python thread state for its whole life.
@@ -151,7 +158,7 @@ class InContext {
   const Context copy_;
 };
 
-pipeline::WorkerPool::Hooks::RunInContext capture_context() {
+runtime::WorkerPool::Hooks::RunInContext capture_context() {
   py::gil_scoped_acquire gil;
   return [context = std::make_shared<Context>(Context::of_this_thread())](const std::function<void()>& work) {
     const InContext in_context(*context);
@@ -231,12 +238,13 @@ void set_python_error(std::exception_ptr error) {
   }
 }
 
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams,
-                                                std::vector<bool> dynamic) {
-  return std::make_shared<PythonModules>(std::move(names), std::move(streams), std::move(dynamic));
+std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
+                                                std::vector<int> streams, std::vector<bool> dynamic) {
+  return std::make_shared<PythonModules>(std::move(names), std::move(own_stream), std::move(streams),
+                                         std::move(dynamic));
 }
 
-pipeline::FaceHooks face_hooks() {
+session::FaceHooks face_hooks() {
   return {{.thread_begins = begin_thread,
            .thread_ends = end_thread,
            .blocking = without_gil,

@@ -6,8 +6,8 @@
 #include <exception>
 #include <memory>
 
-#include "lamina/module/modules.h"
-#include "lamina/pipeline/session.h"
+#include "lamina/model/modules.h"
+#include "lamina/session/session.h"
 
 // What the engine calls back in Python.
 namespace lamina::python {
@@ -23,11 +23,11 @@ void bind_hooks(py::module_& module);
 // Sets the Python error that stands for `error`. The GIL is held.
 void set_python_error(std::exception_ptr error);
 
-// The model of the Python face, its modules called by the hooks; `streams`: which of them start a random stream.
-std::shared_ptr<module::Modules> python_modules(std::vector<std::string> names, std::vector<bool> streams,
-                                                std::vector<bool> dynamic);
+// The model of the Python face, its modules called by the hooks: see model::Modules.
+std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
+                                                std::vector<int> streams, std::vector<bool> dynamic);
 
 // Threads with a Python state of their own, exceptions as Python describes them, signals noticed.
-pipeline::FaceHooks face_hooks();
+session::FaceHooks face_hooks();
 
 }  // namespace lamina::python

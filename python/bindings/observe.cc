@@ -2,15 +2,15 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/pipeline/activity.h"
-#include "lamina/pipeline/session.h"
-#include "lamina/pipeline/timeline.h"
+#include "lamina/runtime/activity.h"
+#include "lamina/session/session.h"
+#include "lamina/session/timeline.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
 namespace {
 
-using pipeline::Session;
+using session::Session;
 
 py::dict take_totals(Session& session) {
   const auto totals = session.job().take_totals();
@@ -25,7 +25,7 @@ py::dict take_totals(Session& session) {
 
 // "" outside of steps: nothing is recorded there.
 std::string name_turn(std::string name) {
-  auto* activity = pipeline::Activity::current();
+  auto* activity = runtime::Activity::current();
   return activity == nullptr ? "" : activity->go_on_as(std::move(name));
 }
 
@@ -34,7 +34,7 @@ std::string name_turn(std::string name) {
 void bind_observe(py::module_& module) {
   module.def("start_timeline", [](Session& session) { session.job().start_timeline(); });
   module.def("stop_timeline", [](Session& session) { session.job().stop_timeline(); });
-  module.def("write_timeline", &pipeline::write_timeline, py::call_guard<py::gil_scoped_release>());
+  module.def("write_timeline", &session::write_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("take_totals", &take_totals);
   module.def("records_events", [](Session& session) { return session.job().records_events(); });
   module.def("name_turn", &name_turn);

@@ -4,7 +4,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/runtime/streams.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
@@ -65,7 +65,7 @@ int refuse(const std::string& text) {
 int set_gradient(PyObject* self, PyObject* value, void* closure) {
   const bool clears = value == nullptr || value == Py_None;
   const auto& parameter = THPVariable_Unpack(self);
-  if (!value::is_released(parameter) || (clears && !pipeline::in_step())) return gradient.set(self, value, closure);
+  if (!value::is_released(parameter) || (clears && !runtime::in_step())) return gradient.set(self, value, closure);
   return refuse(base::str("the gradient of a parameter that another rank owns was set (",
                           value::where_released(parameter),
                           "), which has no effect there: set it after the step on that rank "

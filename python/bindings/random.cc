@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/pipeline/activity.h"
-#include "lamina/pipeline/streams.h"
+#include "lamina/runtime/activity.h"
+#include "lamina/runtime/streams.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -14,7 +14,7 @@ PyObject* call_in_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count
     return nullptr;
   }
   const auto call = [&] { return PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, keywords); };
-  const auto stream = pipeline::stream_here();
+  const auto stream = runtime::stream_here();
   return call();
 }
 
@@ -26,13 +26,13 @@ PyMethodDef kCallInStream = {"call_in_stream",
 }  // namespace
 
 void bind_random(py::module_& module) {
-  module.def("in_step", &pipeline::in_step);
+  module.def("in_step", &runtime::in_step);
   module.def("microbatch", [] {
-    const auto* activity = pipeline::Activity::current();
+    const auto* activity = runtime::Activity::current();
     return activity ? activity->microbatch().value : -1;
   });
   module.def("leave_note", [](const std::string& note) {
-    if (auto* activity = pipeline::Activity::current()) activity->leave_note(note);
+    if (auto* activity = runtime::Activity::current()) activity->leave_note(note);
   });
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/pipeline/session.h"
+#include "lamina/session/session.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/module/state_exchange.h"
-#include "lamina/pipeline/anywhere.h"
+#include "lamina/model/state_exchange.h"
 #include "lamina/pipeline/backward_watch.h"
 #include "lamina/plan/configured.h"
+#include "lamina/remote/anywhere.h"
 #include "lamina/transport/lost.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
@@ -18,7 +18,7 @@
 namespace lamina::python {
 namespace {
 
-using pipeline::Session;
+using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
 using EntryRow = std::tuple<std::string, std::optional<at::Tensor>, int>;
@@ -38,9 +38,9 @@ std::vector<int> group_members(Session& session, const std::string& kind) {
   return members;
 }
 
-std::shared_ptr<Session> open(const base::Config& config) {
+std::shared_ptr<Session> open(const config::Config& config) {
   const Release release;
-  return std::make_shared<Session>(config, base::read_world(base::process_environment()), face_hooks());
+  return std::make_shared<Session>(config, environment::read_world(environment::process_environment()), face_hooks());
 }
 
 // Objects.
@@ -94,8 +94,8 @@ py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
   return py::make_tuple(owners, plan::printed(tree, report, session.config()), to_dict(tree, report));
 }
 
-std::vector<module::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {
-  std::vector<module::Entry> entries;
+std::vector<model::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {
+  std::vector<model::Entry> entries;
   for (const auto& [name, tensor, partition] : rows) {
     entries.push_back({name, tensor.value_or(at::Tensor()), base::Partition(partition) == session.partition()});
   }
@@ -105,8 +105,8 @@ std::vector<module::Entry> to_entries(Session& session, const std::vector<EntryR
 std::int64_t synchronize(Session& session, const std::vector<EntryRow>& rows) {
   auto entries = to_entries(session, rows);
   const Release release;
-  return module::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
-                             session.patience());
+  return model::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
+                            session.patience());
 }
 
 py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
@@ -114,7 +114,7 @@ py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
   std::vector<at::Tensor> tensors;
   {
     const Release release;
-    tensors = module::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
+    tensors = model::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
   }
   py::dict state;
   for (std::size_t i = 0; i < entries.size(); ++i) state[py::str(entries[i].name)] = py::cast(tensors[i]);
@@ -136,12 +136,14 @@ void release_tensor(Session& session, at::Tensor tensor, const std::string& name
 }
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
-               std::vector<bool> streams, std::vector<bool> dynamic) {
+               std::vector<bool> own_stream, std::vector<int> streams, std::vector<bool> dynamic) {
   std::vector<base::Rank> ranks;
   for (int partition : owners) {
-    ranks.push_back(partition < 0 ? pipeline::kAnywhere : session.owner(base::Partition(partition)));
+    ranks.push_back(partition < 0 ? remote::kAnywhere : session.owner(base::Partition(partition)));
   }
-  session.job().set_model(python_modules(std::move(names), std::move(streams), std::move(dynamic)), std::move(ranks));
+  session.job().set_model(
+      python_modules(std::move(names), std::move(own_stream), std::move(streams), std::move(dynamic)),
+      std::move(ranks));
 }
 
 void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwards_change_the_model) {
@@ -149,7 +151,7 @@ void set_order(Session& session, std::vector<at::Tensor> parameters, bool forwar
 }
 
 void watch_flags(Session& session, std::vector<std::string> names, const std::vector<std::optional<at::Tensor>>& held) {
-  pipeline::Tensors tensors;
+  remote::Tensors tensors;
   for (const auto& tensor : held) tensors.push_back(tensor.value_or(at::Tensor()));
   session.job().watch_flags(std::move(names), std::move(tensors));
 }
@@ -157,7 +159,7 @@ void watch_flags(Session& session, std::vector<std::string> names, const std::ve
 using BatchNormRow = std::tuple<std::string, at::Tensor, at::Tensor, at::Tensor, std::optional<double>>;
 
 void set_statistics(Session& session, const std::vector<BatchNormRow>& rows) {
-  std::vector<pipeline::BatchNorm> modules;
+  std::vector<runtime::BatchNorm> modules;
   for (const auto& [name, mean, var, count, momentum] : rows) modules.push_back({name, mean, var, count, momentum});
   session.job().set_statistics(std::move(modules));
 }
@@ -196,7 +198,7 @@ std::function<void()> with_poll(const std::function<void()>& check_interrupt, co
 
 // In a step body: the main thread's state is the process's while `wait` runs.
 void lend_state(Session&, const py::object& wait) {
-  auto* activity = pipeline::Activity::current();
+  auto* activity = runtime::Activity::current();
   if (activity == nullptr) throw base::UsageError("lend_state() outside a step");
   activity->lend_state([&] { wait(); });
 }
@@ -253,9 +255,9 @@ py::list take_notes(Session& session) {
   return notes;
 }
 
-void backward(Session& session, const pipeline::Tensors& tensors, const std::vector<std::optional<at::Tensor>>& given,
+void backward(Session& session, const remote::Tensors& tensors, const std::vector<std::optional<at::Tensor>>& given,
               double scale) {
-  pipeline::Tensors gradients;
+  remote::Tensors gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
   const Release release;
   session.job().backward(tensors, gradients, scale);

@@ -21,14 +21,11 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 
 import importlib.metadata
 
-from lamina import _hooks as _hooks
 from lamina import dist as dist
 from lamina import state
-from lamina._current import init, is_initialized, shutdown
-from lamina.checkpointing import checkpoint, checkpoint_sequential, set_activation_checkpointing
-from lamina.creation import model_creation, set_tensor_parallelism, tensor_parallelism
-from lamina.delayed import delay_param_initialization
-from lamina.dynamic import set_dynamic
+from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
+from lamina.deferred_init.creation import model_creation, set_tensor_parallelism, tensor_parallelism
+from lamina.deferred_init.delayed import delay_param_initialization
 from lamina.errors import (
     CancelledError,
     ConfigError,
@@ -40,7 +37,8 @@ from lamina.errors import (
     TimeoutError,
     UsageError,
 )
-from lamina.groups import (
+from lamina.job.current import is_initialized
+from lamina.job.groups import (
     get_device_mesh,
     get_dp_process_group,
     get_mp_process_group,
@@ -49,14 +47,9 @@ from lamina.groups import (
     get_tp_process_group,
     get_world_process_group,
 )
-from lamina.metrics import JsonLines, Logger, Metrics, TensorBoard
-from lamina.model import DistributedModel, distribute
-from lamina.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
-from lamina.observing import timeline
-from lamina.optimizer import DistributedOptimizer
-from lamina.output import StepOutput
-from lamina.placement import partition, set_partition
-from lamina.ranks import (
+from lamina.job.lifetime import init, shutdown
+from lamina.job.messages import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+from lamina.job.ranks import (
     DP_GROUP,
     DP_RANK,
     MP_GROUP,
@@ -92,10 +85,18 @@ from lamina.ranks import (
     tp_rank,
     tp_size,
 )
-from lamina.saving import load, save
-from lamina.seeds import rng_step, set_rng_step
-from lamina.step import step
-from lamina.tracing import is_tracing
+from lamina.job.seeds import rng_step, set_rng_step
+from lamina.modules.dynamic import set_dynamic
+from lamina.modules.placement import partition, set_partition
+from lamina.observe.metrics import JsonLines, Logger, Metrics, TensorBoard
+from lamina.observe.timeline import timeline
+from lamina.optim.optimizer import DistributedOptimizer
+from lamina.pipeline.distributed_model import DistributedModel, distribute
+from lamina.pipeline.output import StepOutput
+from lamina.pipeline.step import step
+from lamina.remote import callbacks as _callbacks  # noqa: F401 -- hands the engine what it calls
+from lamina.saved_state.saving import load, save
+from lamina.tracing.trace import is_tracing
 
 try:
     __version__ = importlib.metadata.version("lamina")

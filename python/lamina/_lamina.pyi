@@ -80,7 +80,7 @@ def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
 
 class Config:
-    """The checked configuration: one read-only attribute per key, as in lamina/base/config.h."""
+    """The checked configuration: one read-only attribute per key, as in lamina/config/config.h."""
 
     partitions: int
     microbatches: int
@@ -192,10 +192,16 @@ class Session:
         """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
         in the order of `entries`."""
     def set_model(
-        self, names: Sequence[str], owners: Sequence[int], streams: Sequence[bool], dynamic: Sequence[bool]
+        self,
+        names: Sequence[str],
+        owners: Sequence[int],
+        own_stream: Sequence[bool],
+        streams: Sequence[int],
+        dynamic: Sequence[bool],
     ) -> None:
         """The modules by index, before the first call: the partition of each (-1: where its argument lies), whether its
-        calls run in a random stream of their own, and whether its results must not be predicted."""
+        calls run in a random stream of their own, how many streams a call starts in all (several modules that are
+        called as one start each their own), and whether its results must not be predicted."""
     def watch_flags(self, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> None:
         """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from lamina import _current
+from lamina.job import current
 
 _ALIASES = {"pipeline": "schedule", "pipeline_parallel_degree": "partitions"}
 
@@ -14,7 +14,7 @@ class _CurrentConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(_current.session().config, _ALIASES.get(name, name))
+        return getattr(current.session().config, _ALIASES.get(name, name))
 
 
 cfg = _CurrentConfig()

@@ -7,7 +7,7 @@
 #include <latch>
 
 #include "lamina/base/error.h"
-#include "tests/collective/mailboxes.h"
+#include "tests/messaging/mailboxes.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -21,7 +21,7 @@ class PassesTest : public testing::Test {
  protected:
   void run(int size, const std::function<void(int, Passes&)>& replica,
            base::Deadline::Clock::duration timeout = kLong) {
-    collective::Mailboxes boxes(size);
+    messaging::Mailboxes boxes(size);
     const auto errors = boxes.run([&](int i) {
       Passes passes(boxes[i], boxes.ranks(), {timeout}, std::make_shared<value::Failures>());
       replica(i, passes);
@@ -156,7 +156,7 @@ TEST_F(PassesTest, AWaitHasADeadlineAndNamesWhoHasNotCome) {
 }
 
 TEST_F(PassesTest, ALostReplicaIsNamed) {
-  collective::Mailboxes boxes(2);
+  messaging::Mailboxes boxes(2);
   Passes passes(boxes[0], boxes.ranks(), {kLong}, std::make_shared<value::Failures>());
   boxes.network().kill(base::Rank(1));
   const auto message = message_of<base::PeerError>([&] { passes.meet(); });

@@ -18,7 +18,7 @@ constexpr auto kNothing = std::nullopt;
 
 // RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK.
 Answers answers(const Variables& variables) {
-  const base::Environment environment = [&](const std::string& name) {
+  const environment::Environment environment = [&](const std::string& name) {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
   };

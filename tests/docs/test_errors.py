@@ -9,10 +9,10 @@ from docs.raised import GAP, ROOT, literals, raised
 
 # Files that raise what other lines have put into words, and these words: each has a row.
 MADE_ELSEWHERE = {
-    "lamina/base/config_json.cc": ["… is not allowed; expected …"],
-    "lamina/base/problems.cc": ["… is not allowed; expected …"],
-    "lamina/collective/mailbox.cc": ["… over ranks …"],
-    "lamina/collective/mutual_waits.cc": ["ranks wait for each other: …"],
+    "lamina/config/config_json.cc": ["… is not allowed; expected …"],
+    "lamina/config/problems.cc": ["… is not allowed; expected …"],
+    "lamina/messaging/mailbox.cc": ["… over ranks …"],
+    "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/face/model.cc": ["rank … built another model than rank 0"],
@@ -23,12 +23,12 @@ MADE_ELSEWHERE = {
         "-m (a Python module) and -c (a program) exclude each other",
         "… must be … or greater",
     ],
-    "lamina/pipeline/step_state.cc": ["step …: rank … has entered the step function …"],
+    "lamina/runtime/step_state.cc": ["step …: rank … has entered the step function …"],
     "lamina/plan/file_tree.cc": ["nodes: …"],
     "lamina/plan/json_reader.cc": ["nodes: …"],
     "lamina/transport/inproc/network.cc": ["rank … is lost"],
-    "lamina/transport/mesh.cc": ["no connection with … in time"],
-    "lamina/transport/roll_call.cc": ["… did not join within …"],
+    "lamina/rendezvous/mesh.cc": ["no connection with … in time"],
+    "lamina/rendezvous/roll_call.cc": ["… did not join within …"],
     "lamina/transport/ucx/ucx_send.cc": ["rank … is lost"],
     "lamina/value/released.cc": [
         "… lives in partition … on rank …",
@@ -38,19 +38,19 @@ MADE_ELSEWHERE = {
         "the gradient of a parameter that another rank owns was set",
         "the data of a parameter that another rank owns was set",
     ],
-    "python/lamina/adapter.py": [
+    "python/lamina/remote/calls.py": [
         "its argument … was changed by one call while another …",
         "… was replaced in a step",
     ],
-    "python/lamina/archives.py": ["… was saved by a job of …"],
-    "python/lamina/arguments.py": ["… to what cannot be sent back"],
-    "python/lamina/attributes.py": ["… is set on partition … in a step, and … on partition …"],
-    "python/lamina/batches.py": ["argument … of shape … cannot be split into …"],
-    "python/lamina/failures.py": ["raised on rank …, where the traceback was"],
-    "python/lamina/model.py": ["this partial state dict was saved by …"],
-    "python/lamina/partitioning.py": ["rank … built another model than rank 0"],
-    "python/lamina/saving.py": ["… was saved by a job of …", "…: there is no such file"],
-    "python/lamina/state_dicts.py": ["same_partition_load=True, but …"],
+    "python/lamina/saved_state/archives.py": ["… was saved by a job of …"],
+    "python/lamina/remote/arguments.py": ["… to what cannot be sent back"],
+    "python/lamina/torch_patches/module_attributes.py": ["… is set on partition … in a step, and … on partition …"],
+    "python/lamina/pipeline/batches.py": ["argument … of shape … cannot be split into …"],
+    "python/lamina/exits/failures.py": ["raised on rank …, where the traceback was"],
+    "python/lamina/pipeline/distributed_model.py": ["this partial state dict was saved by …"],
+    "python/lamina/model/partitioned.py": ["rank … built another model than rank 0"],
+    "python/lamina/saved_state/saving.py": ["… was saved by a job of …", "…: there is no such file"],
+    "python/lamina/saved_state/state_dicts.py": ["same_partition_load=True, but …"],
 }
 BUILT_IN = {"AttributeError", "FileNotFoundError", "TypeError"}  # raised as Python's own
 

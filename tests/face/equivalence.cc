@@ -10,7 +10,7 @@
 #include <numeric>
 #include <random>
 
-#include "lamina/base/world.h"
+#include "lamina/environment/world.h"
 #include "tests/face/models.h"
 
 namespace {
@@ -37,7 +37,7 @@ struct Layout {
   }
 };
 
-int world() { return base::read_world(base::process_environment()).size; }
+int world() { return environment::read_world(environment::process_environment()).size; }
 
 struct Trained {
   std::vector<double> losses;
@@ -228,7 +228,7 @@ void check_against_one_rank(const std::string& name, const std::vector<int>& cou
     for (const auto& layout : layouts()) {
       if (layout.microbatches != microbatches || layout.replicas > 1) continue;
       const auto ours = distributed<Model>(layout);
-      if (base::read_world(base::process_environment()).rank == base::Rank(0)) {
+      if (environment::read_world(environment::process_environment()).rank == base::Rank(0)) {
         compare(name + " " + layout.name(), ours, whole);
       }
     }

@@ -139,11 +139,11 @@ plan::ModuleTree planned(const std::shared_ptr<FlatImpl>& model) {
 }
 
 plan::Report plan_over(int partitions, const plan::ModuleTree& rows) {
-  base::Config config;
+  config::Config config;
   config.partitions = partitions;
   config.microbatches = 4;
   config.memory_weight = 0;
-  return plan::plan_for(base::with_defaults(config), rows);
+  return plan::plan_for(config::with_defaults(config), rows);
 }
 
 // The layers that are planned, in the order of their calls.

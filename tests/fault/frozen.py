@@ -14,7 +14,7 @@ from training import spread, train_step
 from victim import note
 
 import lamina
-from lamina.replicas import Replicas
+from lamina.data_parallel.replicas import Replicas
 
 VICTIM, PLACE, PARTITIONS, TIMEOUT_S = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 FATAL_STEP = 3

@@ -17,7 +17,7 @@ from training import spread, train_step
 from victim import note
 
 import lamina
-from lamina.replicas import Replicas
+from lamina.data_parallel.replicas import Replicas
 
 VICTIM, PHASE, FRACTION, PARTITIONS = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 FATAL_STEP = 3

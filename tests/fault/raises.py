@@ -53,7 +53,7 @@ def main():
     if "group" in sys.argv:
         torch.distributed.init_process_group("gloo")
     if "thread" in sys.argv:
-        lamina.uncaught.THREADS_END_S = 1.0
+        lamina.exits.excepthook.THREADS_END_S = 1.0
         threading.Thread(target=threading.Event().wait, name="endless").start()
     model = spread([Layer(4, 4) for _ in range(2 * size)], size)
     train = train_step(model, lambda: reaches("body"))

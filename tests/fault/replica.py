@@ -15,7 +15,7 @@ from training import train_step
 from victim import note
 
 import lamina
-from lamina.replicas import Replicas
+from lamina.data_parallel.replicas import Replicas
 
 FATAL_PASS = 3
 passes = 0

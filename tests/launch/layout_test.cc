@@ -15,7 +15,7 @@ using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 Layout layout(const Options& options, const Variables& variables = {}, int gpus = 0) {
-  const base::Environment environment = [variables](const std::string& name) -> std::optional<std::string> {
+  const environment::Environment environment = [variables](const std::string& name) -> std::optional<std::string> {
     const auto at = variables.find(name);
     return at == variables.end() ? std::nullopt : std::optional(at->second);
   };

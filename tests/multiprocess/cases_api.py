@@ -12,7 +12,8 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
-from lamina import delayed, partitioning, recording
+from lamina.deferred_init import delayed, tape
+from lamina.model import partitioned
 
 RANK = int(os.environ.get("RANK", 0))
 X = resuming.BATCHES[0]
@@ -473,8 +474,8 @@ def late():
 
 
 def case_api_delayed_parameters_get_the_values_of_rank_0():
-    before, recording.SMALL_BYTES = recording.SMALL_BYTES, 0
-    portion, partitioning._PORTION_BYTES = partitioning._PORTION_BYTES, 200  # several
+    before, tape.SMALL_BYTES = tape.SMALL_BYTES, 0
+    portion, partitioned._PORTION_BYTES = partitioned._PORTION_BYTES, 200  # several
     try:
         lamina.init(partitions=2, microbatches=1, timeout_s=30)
         module, expected = late()
@@ -496,4 +497,4 @@ def case_api_delayed_parameters_get_the_values_of_rank_0():
         lamina.step(lambda x: model(x))(X)
         assert not any(value.any() for name, value in model.state_dict().items() if "norm" not in name)
     finally:
-        recording.SMALL_BYTES, partitioning._PORTION_BYTES = before, portion
+        tape.SMALL_BYTES, partitioned._PORTION_BYTES = before, portion

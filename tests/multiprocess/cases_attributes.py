@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import lamina
-from lamina import other_random
+from lamina.pipeline import other_random
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import lamina
-from lamina import _current
+from lamina.job import lifetime
 
 RANK = int(os.environ.get("RANK", 0))
 
@@ -314,7 +314,7 @@ def case_a_step_that_begins_after_the_other_copy_has_left_leaves_no_thread_behin
     with pytest.raises(lamina.PeerError):
         step(share())
     lamina.shutdown()
-    assert not _current._stuck
+    assert not lifetime._stuck
 
 
 class TwoResults(nn.Module):

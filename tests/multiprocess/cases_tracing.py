@@ -13,7 +13,8 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
-from lamina.tree import ModuleTree
+from lamina.modules.tree import ModuleTree
+from lamina.pipeline import cut
 
 RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -213,6 +214,32 @@ def case_a_flat_chain_is_cut_once():
         train_beside_plain(model, BATCH)
         assert crossings(model) == 1, f"traced: {traced}"
         lamina.shutdown()
+    lamina.init(partitions=2)
+
+
+def case_what_lies_together_in_a_cut_sequential_is_called_at_once():
+    torch.manual_seed(4)
+    plain = nn.Sequential(*itertools.chain(*([nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)] for _ in range(5))))
+    calls, original = [], cut.call_remote
+    cut.call_remote = lambda session, number, *rest: calls.append(number) or original(session, number, *rest)
+    losses, gradients, numbers = [], [], []
+    for one_by_one in (False, True):
+        lamina.init(partitions=2, microbatches=4, seed=3, auto_partition=False, default_partition=0)
+        layers = copy.deepcopy(plain)
+        for layer in layers[5:12]:
+            lamina.set_partition(layer, 1)
+            if one_by_one:
+                lamina.set_dynamic(layer)
+        model = lamina.distribute(layers)
+        losses.append([train_step(model)(BATCH).reduce_mean() for _ in range(3)])
+        gradients.append({name: parameter.grad for name, parameter in model.local_named_parameters()})
+        numbers.append(len(calls))
+        calls.clear()
+        lamina.shutdown()
+    cut.call_remote = original
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert numbers == ([3 * 4, 3 * 4 * 7] if RANK == 0 else [0, 0])
     lamina.init(partitions=2)
 
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <future>
 
-#include "lamina/pipeline/activity.h"
+#include "lamina/runtime/activity.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -17,7 +17,7 @@ TEST(Notes, ComeWithTheAnswerOfACallThatIsWaitedForAndByTheEndOfAStepWithAllOthe
   int calls = 0;
   const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
     return [&](value::Value x) {
-      Activity::current()->leave_note("note " + std::to_string(calls++));
+      runtime::Activity::current()->leave_note("note " + std::to_string(calls++));
       return value::Value(x.as<at::Tensor>() * 2);
     };
   });
@@ -40,7 +40,7 @@ TEST(Notes, ReachTheCallerBeforeTheAnswersOfCallsThatComputeLater) {
   std::atomic<int> calls = 0;
   const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
     return [&](value::Value x) {
-      if (calls++ == 0) Activity::current()->leave_note("note");
+      if (calls++ == 0) runtime::Activity::current()->leave_note("note");
       return value::Value(x.as<at::Tensor>() * 2);
     };
   });
@@ -67,7 +67,7 @@ TEST(Notes, ComeWithAnErrorToo) {
   Pipeline pipeline(2, "simple");
   const auto raises = pipeline.add("raises", 1, [](Job&) {
     return [](value::Value) -> value::Value {
-      Activity::current()->leave_note("before");
+      runtime::Activity::current()->leave_note("before");
       throw std::runtime_error("no");
     };
   });

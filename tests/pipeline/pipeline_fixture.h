@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "lamina/module/functions.h"
+#include "lamina/model/functions.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/transport/inproc/network.h"
 #include "tests/pipeline/traffic.h"
@@ -25,7 +25,7 @@ class Pipeline {
     for (int rank = 0; rank < size; ++rank) {
       auto transport = std::make_unique<WatchedTransport>(network_.connect(base::Rank(rank)), traffic_);
       jobs_.push_back(std::make_unique<Job>(options, std::move(transport)));
-      modules_.push_back(std::make_shared<module::Functions>());
+      modules_.push_back(std::make_shared<model::Functions>());
     }
   }
 
@@ -35,7 +35,7 @@ class Pipeline {
   Traffic& traffic() { return traffic_; }
 
   // `make(job)` gives the function as the rank with that job runs it.
-  base::ModuleId add(const std::string& name, int owner, const std::function<module::Functions::Function(Job&)>& make,
+  base::ModuleId add(const std::string& name, int owner, const std::function<model::Functions::Function(Job&)>& make,
                      bool starts_stream = false) {
     base::ModuleId id;
     for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)), starts_stream);
@@ -68,7 +68,7 @@ class Pipeline {
  private:
   transport::inproc::Network network_;
   Traffic traffic_;
-  std::vector<std::shared_ptr<module::Functions>> modules_;
+  std::vector<std::shared_ptr<model::Functions>> modules_;
   std::vector<base::Rank> owners_;
   std::vector<std::unique_ptr<Job>> jobs_;
 };

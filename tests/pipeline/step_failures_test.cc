@@ -167,7 +167,7 @@ TEST(Errors, ThatCannotBeDescribedOrSentEndTheStepOnAllRanksAllTheSame) {
       transport::inproc::Network network(2, 0);
       JobOptions options{.pipeline = {base::Rank(0), base::Rank(1)}, .failures = std::make_shared<ClumsyFailures>()};
       Job leader(options, network.connect(base::Rank(0))), follower(options, network.connect(base::Rank(1)));
-      auto modules = std::make_shared<module::Functions>();
+      auto modules = std::make_shared<model::Functions>();
       const auto raises = modules->add("raises", [&](Value) -> Value { throw std::runtime_error(text); });
       leader.set_model(modules, {base::Rank(raising)});
       follower.set_model(modules, {base::Rank(raising)});

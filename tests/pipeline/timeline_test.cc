@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/pipeline/timeline.h"
+#include "lamina/session/timeline.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 #include "lamina/base/error.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
-#include "lamina/pipeline/session.h"
-#include "tests/collective/mailboxes.h"
+#include "lamina/session/session.h"
+#include "tests/messaging/mailboxes.h"
 #include "tests/observe/temp_folder.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
@@ -31,7 +31,8 @@ at::Tensor tensor_of(const Value& tree) { return tree.as<at::Tensor>(); }
 
 base::ModuleId add_tail(Pipeline& pipeline) {
   const auto weight = at::full({3}, 2.0, at::kDouble).set_requires_grad(true);
-  return pipeline.add("tail", 1, [weight](Job&) { return [weight](Value x) { return Value(tensor_of(x) * weight); }; });
+  return pipeline.add("tail", 1,
+                      [weight](Job&) { return [weight](Value x) { return Value(remote::tensor_of(x) * weight); }; });
 }
 
 // Two ranks, on each of which `steps` steps are recorded.
@@ -39,7 +40,7 @@ std::vector<Timeline> recorded(int steps, const std::string& error = "") {
   Pipeline pipeline(2, "interleaved");
   const auto tail = add_tail(pipeline);
   const auto body = [&](base::Microbatch) {
-    const auto y = tensor_of(pipeline.job(0).call(tail, at::ones({3}, at::kDouble).set_requires_grad(true)));
+    const auto y = remote::tensor_of(pipeline.job(0).call(tail, at::ones({3}, at::kDouble).set_requires_grad(true)));
     if (!error.empty()) throw base::UsageError(error);
     pipeline.job(0).backward({y.sum()}, {}, 1.0);
     return Value(std::int64_t(1));
@@ -192,22 +193,22 @@ TEST(Totals, AreOfTheStepsSinceTheLastTime) {
 
 TEST(Timeline, OfASessionIsAFile) {
   const observe::TempFolder folder;
-  Session session({}, {}, {});
+  session::Session session({}, {}, {});
   session.job().start_timeline();
   session.job().run_step(1, [](base::Microbatch) { return Value(std::int64_t(1)); }, [] {});
-  EXPECT_THAT(write_timeline(session, folder / "timeline.json"), testing::HasSubstr("timeline of 1 step"));
+  EXPECT_THAT(session::write_timeline(session, folder / "timeline.json"), testing::HasSubstr("timeline of 1 step"));
   EXPECT_EQ(events(observe::read_file(folder / "timeline.json"), What::kStep).size(), 1);
 }
 
 // What rank 0 of three gathers, where the clock of rank r is ahead by `ahead[r]` and has the name `names[r]`.
 Timeline gathered(const std::vector<std::int64_t>& ahead, const std::vector<std::string>& names) {
-  collective::Mailboxes boxes(3);
+  messaging::Mailboxes boxes(3);
   std::vector<Timeline> results(3);
   const auto errors = boxes.run([&](int rank) {
     Timeline mine{"simple", 2, {RankRecord{.rank = rank, .events = {{.step = rank}}}}};
     const Clock clock{names[rank], [&, rank] { return observe::now_ns() + ahead[rank]; }};
     const base::Patience patience{std::chrono::seconds(30), nullptr};
-    results[rank] = gather(mine, base::Rank(rank), boxes.ranks(), boxes[rank], patience, clock);
+    results[rank] = session::gather(mine, base::Rank(rank), boxes.ranks(), boxes[rank], patience, clock);
   });
   for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
   EXPECT_EQ(results[1].ranks.size(), 1);

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lamina
-from lamina import codec
-from lamina.changes import Changed, Lent, adopt, unpacked
+from lamina.remote import codec
+from lamina.remote.changes import Changed, Lent, adopt, unpacked
 
 TENSOR, OTHER = torch.ones(2), torch.zeros(2)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import lamina
-from lamina import _lamina, codec
+from lamina import _lamina
+from lamina.remote import codec
 
 Pair = collections.namedtuple("Pair", "x y")
 

@@ -9,12 +9,12 @@ from multiprocess.cases_memory import allocated_bytes
 from torch import nn
 
 import lamina
-from lamina import delayed, recording
+from lamina.deferred_init import delayed, tape
 
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(recording, "SMALL_BYTES", 0)
+    monkeypatch.setattr(tape, "SMALL_BYTES", 0)
 
 
 class Own(nn.Module):
@@ -154,7 +154,7 @@ def test_disabled_and_nested(start):
 
 
 def test_small_tensors_are_made_at_once(start, monkeypatch):
-    monkeypatch.setattr(recording, "SMALL_BYTES", 64)
+    monkeypatch.setattr(tape, "SMALL_BYTES", 64)
     with lamina.delay_param_initialization():
         layer = nn.Linear(5, 4)
         assert layer.bias.sum().isfinite()

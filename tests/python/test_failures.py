@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import lamina
-from lamina import failures
+from lamina.exits import failures
 
 
 class OddError(ValueError):

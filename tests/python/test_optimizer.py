@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import lamina
-from lamina.partitioning import PartitionedModel
-from lamina.roster import trim
-from lamina.tree import ModuleTree
+from lamina.model.partitioned import PartitionedModel
+from lamina.modules.tree import ModuleTree
+from lamina.optim.param_groups import trim
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
 

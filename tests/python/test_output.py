@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from lamina.output import StepOutput, merge
+from lamina.pipeline.output import StepOutput, merge
 
 Pair = collections.namedtuple("Pair", "x y")
 

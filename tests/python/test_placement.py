@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import lamina
-from lamina import placement
+from lamina.modules import placement
 
 ORIGINAL = nn.Module.__init__
 

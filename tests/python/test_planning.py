@@ -12,7 +12,7 @@ from soak import some
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.planning import arguments, find, rows_of
+from lamina.tracing.cli import arguments, find, rows_of
 
 LINEAR = "torch.zeros(2, 8)"
 
@@ -192,4 +192,4 @@ def test_what_the_users_code_raises_is_shown_from_there_on(planned, model, input
     assert (run.returncode, run.stdout) == (2, "")
     lines = run.stderr.splitlines()
     assert lines[-1].startswith(f"lamina plan: {says}")
-    assert any(line.startswith(raised) for line in lines) and "lamina/planning.py" not in run.stderr
+    assert any(line.startswith(raised) for line in lines) and "lamina/tracing/cli.py" not in run.stderr

@@ -14,7 +14,7 @@ from launch.launcher_harness import command
 from soak import some
 from torch import nn
 
-from lamina.planning import rows_of
+from lamina.tracing.cli import rows_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import plan_models

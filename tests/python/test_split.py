@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from lamina.errors import UsageError
-from lamina.split import Splitter, UnevenError
+from lamina.pipeline.split import Splitter, UnevenError
 
 Pair = collections.namedtuple("Pair", "x y")
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lamina
-from lamina import streams
+from lamina.modules import rng_streams
 
 BATCH = torch.ones(8, 4)
 
@@ -196,12 +196,12 @@ def draws_by_its_source(kind):
 def test_every_module_of_torchs_whose_source_draws_is_known_to():
     drawing = [kind for kind in torchs_own() if draws_by_its_source(kind)]
     assert {nn.Dropout, nn.LSTM, nn.GRU, nn.RReLU, nn.FractionalMaxPool3d, nn.MultiheadAttention} <= set(drawing)
-    assert [kind.__name__ for kind in drawing if not streams.may_draw(without_making(kind))] == []
+    assert [kind.__name__ for kind in drawing if not rng_streams.may_draw(without_making(kind))] == []
 
 
 def test_modules_that_cannot_draw_start_no_stream():
     module = nn.Sequential(nn.Linear(4, 4), nn.ModuleList([nn.ReLU(), nn.LayerNorm(4)]), nn.Embedding(3, 3))
-    assert not any(streams.may_draw(part) for part in module.modules())
+    assert not any(rng_streams.may_draw(part) for part in module.modules())
 
 
 class Other(nn.Linear):
@@ -212,11 +212,11 @@ class Other(nn.Linear):
 def test_modules_that_may_draw_and_those_above_them_start_streams(start, part):
     leaf, above = nn.Linear(2, 2), nn.Sequential(part)
     tree = [nn.Sequential(leaf, above), leaf, above, part]
-    assert streams.agree(tree, lamina._current.session()) == [True, False, True, True]
+    assert rng_streams.agree(tree, lamina.job.current.session()) == [True, False, True, True]
 
 
 def test_a_module_with_code_hung_on_it_may_draw():
     hooked, replaced = nn.Linear(2, 2), nn.Linear(2, 2)
     hooked.register_forward_pre_hook(lambda module, args: args)
     replaced.forward = lambda x: x
-    assert streams.may_draw(hooked) and streams.may_draw(replaced)
+    assert rng_streams.may_draw(hooked) and rng_streams.may_draw(replaced)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.tracing import Call, TraceOptions, is_tracing, options_of, planned_rows, summary, trace
-from lamina.tracing_costs import CPU
-from lamina.tree import ModuleTree
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.costs import CPU
+from lamina.tracing.trace import Call, TraceOptions, is_tracing, options_of, planned_rows, summary, trace
 
 X = torch.randn(4, 8)
 MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]
@@ -303,7 +303,7 @@ class Clock:
 
 def test_times_are_each_modules_own(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("lamina.tracing_times.time", clock)
+    monkeypatch.setattr("lamina.tracing.times.time", clock)
 
     class Work(torch.autograd.Function):
         @staticmethod

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from lamina.contents import changed, changed_by_more_than_counting, content
-from lamina.tracing import Call, TraceOptions, planned_rows, trace
-from lamina.tree import ModuleTree
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.trace import Call, TraceOptions, planned_rows, trace
+from lamina.util.contents import changed, changed_by_more_than_counting, content
 
 X = torch.randn(4, 8)
 

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from lamina.errors import UsageError
-from lamina.placement import partition
-from lamina.tree import ModuleTree
+from lamina.modules.placement import partition
+from lamina.modules.tree import ModuleTree
 
 
 class Tied(nn.Module):

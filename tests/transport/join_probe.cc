@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "lamina/transport/ucx.h"
+#include "lamina/transport/ucx/ucx.h"
 
 // Joins the world of the launcher's environment, sends a message around it and leaves. For with_torch_distributed.py.
 extern "C" int lamina_join_and_leave() {

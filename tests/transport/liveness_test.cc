@@ -15,7 +15,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/handshake.h"
+#include "lamina/rendezvous/handshake.h"
 
 namespace lamina::transport {
 namespace {
@@ -25,8 +25,8 @@ using base::Rank;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-Identity identity(int rank, int size, std::uint8_t secret = 7) {
-  Identity self{Rank(rank), size, {}, "g/", {}};
+rendezvous::Identity identity(int rank, int size, std::uint8_t secret = 7) {
+  rendezvous::Identity self{Rank(rank), size, {}, "g/", {}};
   self.secret.fill(secret);
   for (int peer = 0; peer < size; ++peer) self.told.push_back(base::str(rank, " to ", peer));
   return self;
@@ -37,8 +37,8 @@ class Meshes {
  public:
   explicit Meshes(int size) {
     for (int rank = 0; rank < size; ++rank) {
-      listeners_.push_back(Address::parse("127.0.0.1 0").listen());
-      addresses_.push_back(Address::bound_to(listeners_.back()).text());
+      listeners_.push_back(rendezvous::Address::parse("127.0.0.1 0").listen());
+      addresses_.push_back(rendezvous::Address::bound_to(listeners_.back()).text());
     }
     connections_.resize(size);
     errors_.resize(size);
@@ -50,8 +50,9 @@ class Meshes {
   void connect(int rank, std::uint8_t secret = 7, seconds timeout = seconds(30)) {
     threads_.emplace_back([=, this] {
       try {
-        connections_[rank] = connect_mesh(identity(rank, static_cast<int>(addresses_.size()), secret),
-                                          std::move(listeners_[rank]), addresses_, Deadline::after(timeout), {});
+        connections_[rank] =
+            rendezvous::connect_mesh(identity(rank, static_cast<int>(addresses_.size()), secret),
+                                     std::move(listeners_[rank]), addresses_, Deadline::after(timeout), {});
       } catch (const base::TimeoutError& error) {
         errors_[rank] = error.what();
       }
@@ -63,14 +64,14 @@ class Meshes {
     threads_.clear();
   }
 
-  const Connection& connection(int rank, int peer) const { return connections_[rank][peer]; }
+  const rendezvous::Connection& connection(int rank, int peer) const { return connections_[rank][peer]; }
   std::unique_ptr<Liveness> liveness(int rank) { return std::make_unique<Liveness>(connections_[rank]); }
   std::string error(int rank) { return errors_[rank]; }
 
  private:
-  std::vector<Fd> listeners_;
+  std::vector<base::Fd> listeners_;
   std::vector<std::string> addresses_;
-  std::vector<std::vector<Connection>> connections_;
+  std::vector<std::vector<rendezvous::Connection>> connections_;
   std::vector<std::string> errors_;
   std::vector<std::thread> threads_;
 };
@@ -107,25 +108,25 @@ struct Wire {
   Wire() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    ours = Fd(ends[0]);
-    theirs = Fd(ends[1]);
+    ours = base::Fd(ends[0]);
+    theirs = base::Fd(ends[1]);
   }
-  Fd ours, theirs;
+  base::Fd ours, theirs;
 };
 
-std::string receive(const Fd& socket) {
+std::string receive(const base::Fd& socket) {
   char chunk[512];
   const ssize_t got = ::recv(socket.get(), chunk, sizeof chunk, 0);
   return std::string(chunk, got > 0 ? static_cast<std::size_t>(got) : 0);
 }
 
-void send_all(const Fd& socket, const std::string& bytes) {
+void send_all(const base::Fd& socket, const std::string& bytes) {
   ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
 }
 
 TEST(Liveness, WhoChangesRepeatsOrAddsANoteEndsTheConnection) {
-  const auto peer_of_two = [](Fd socket, std::uint8_t out, std::uint8_t in) {
-    std::vector<Connection> connections(2);
+  const auto peer_of_two = [](base::Fd socket, std::uint8_t out, std::uint8_t in) {
+    std::vector<rendezvous::Connection> connections(2);
     connections[1].socket = std::move(socket);
     connections[1].outgoing.fill(out);
     connections[1].incoming.fill(in);
@@ -178,11 +179,11 @@ TEST(Liveness, AForkedChildDoesNotKeepItsDeadParentAlive) {
 
 TEST(Handshake, StrangersNeitherGetInNorDisturb) {
   Meshes meshes(3);
-  std::vector<Fd> strangers;
+  std::vector<base::Fd> strangers;
   std::mt19937 random(1);
   for (int rank = 0; rank < 3; ++rank) {
     for (int i = 0; i < 20; ++i) {
-      Fd stranger = Address::parse(meshes.address(rank)).begin_connect();
+      base::Fd stranger = rendezvous::Address::parse(meshes.address(rank)).begin_connect();
       pollfd ready{stranger.get(), POLLOUT, 0};
       ::poll(&ready, 1, 1000);
       std::string noise(i * 13, '\0');  // the first stay silent
@@ -229,15 +230,15 @@ TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
 // A handshake of rank 2 with rank 0, and what each of them sent.
 struct Recorded {
   std::vector<std::string> messages;
-  Connection higher, lower;
+  rendezvous::Connection higher, lower;
 };
 
 Recorded shake_hands(std::uint8_t secret = 7) {
-  const Identity lower = identity(0, 3, secret), higher = identity(2, 3, secret);
+  const rendezvous::Identity lower = identity(0, 3, secret), higher = identity(2, 3, secret);
   const auto soon = Deadline::after(std::chrono::hours(1));
   Wire up, down;
-  Handshake connector(higher, std::move(up.ours), Rank(0), soon);
-  Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+  rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+  rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
   connector.advance();
   Recorded recorded;
   for (int message = 0; message < 4; ++message) {
@@ -246,8 +247,8 @@ Recorded shake_hands(std::uint8_t secret = 7) {
     send_all((to_acceptor ? down : up).theirs, recorded.messages.back());
     (to_acceptor ? acceptor : connector).advance();
   }
-  EXPECT_EQ(connector.advance(), Handshake::State::kDone);
-  EXPECT_EQ(acceptor.advance(), Handshake::State::kDone);
+  EXPECT_EQ(connector.advance(), rendezvous::Handshake::State::kDone);
+  EXPECT_EQ(acceptor.advance(), rendezvous::Handshake::State::kDone);
   recorded.higher = connector.take();
   recorded.lower = acceptor.take();
   return recorded;
@@ -264,26 +265,27 @@ TEST(Handshake, GivesBothEndsTheSameKeysAndWhatTheOtherTold) {
 // So neither a frame that comes back to its sender, nor one of an earlier connection or of another job is signed.
 TEST(Handshake, NoTwoDirectionsConnectionsOrJobsShareAKey) {
   const Recorded one = shake_hands(), again = shake_hands(), other_job = shake_hands(8);
-  const std::set<Secret> keys = {one.higher.outgoing,   one.higher.incoming,       again.higher.outgoing,
-                                 again.higher.incoming, other_job.higher.outgoing, other_job.higher.incoming};
+  const std::set<rendezvous::Secret> keys = {one.higher.outgoing,       one.higher.incoming,
+                                             again.higher.outgoing,     again.higher.incoming,
+                                             other_job.higher.outgoing, other_job.higher.incoming};
   EXPECT_EQ(keys.size(), 6);
 }
 
 TEST(Handshake, WhoPlaysOneAgainIsNotLetIn) {
   const Recorded recorded = shake_hands();
-  const Identity lower = identity(0, 3), higher = identity(2, 3);
+  const rendezvous::Identity lower = identity(0, 3), higher = identity(2, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   Wire up, down;
-  Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+  rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
   for (const int message : {0, 2}) {
     send_all(down.theirs, recorded.messages[message]);
-    EXPECT_NE(acceptor.advance(), Handshake::State::kDone);
+    EXPECT_NE(acceptor.advance(), rendezvous::Handshake::State::kDone);
   }
   EXPECT_THAT(acceptor.failure(), HasSubstr("lacks the secret"));
-  Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+  rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
   connector.advance();
   send_all(up.theirs, recorded.messages[1]);
-  EXPECT_EQ(connector.advance(), Handshake::State::kFailed);
+  EXPECT_EQ(connector.advance(), rendezvous::Handshake::State::kFailed);
   EXPECT_THAT(connector.failure(), HasSubstr("lacks this job's secret"));
 }
 
@@ -297,14 +299,14 @@ std::string damaged(std::string bytes, std::mt19937_64& random) {
 int rounds() { return std::getenv("LAMINA_SOAK") != nullptr ? 1000000 : 100000; }
 
 TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
-  const Identity lower = identity(0, 3), higher = identity(2, 3);
+  const rendezvous::Identity lower = identity(0, 3), higher = identity(2, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   std::mt19937_64 random(3);
   for (int i = 0; i < rounds() / 5 && !::testing::Test::HasFailure(); ++i) {
     Wire up, down;  // from the connector, and to the acceptor; between them sits who changes
-    Handshake connector(higher, std::move(up.ours), Rank(0), soon);
-    Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
-    auto connected = connector.advance(), accepted = Handshake::State::kRunning;
+    rendezvous::Handshake connector(higher, std::move(up.ours), Rank(0), soon);
+    rendezvous::Handshake acceptor(lower, std::move(down.ours), std::nullopt, soon);
+    auto connected = connector.advance(), accepted = rendezvous::Handshake::State::kRunning;
     const auto victim = random() % 4;  // which of the messages: greeting, answer, proof, what the acceptor tells
     for (std::size_t message = 0; message < 4; ++message) {
       const bool to_acceptor = message % 2 == 0;
@@ -315,25 +317,25 @@ TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
       send_all((to_acceptor ? down : up).theirs, sent);
       (to_acceptor ? accepted : connected) = (to_acceptor ? acceptor : connector).advance();
     }
-    ASSERT_NE(connected, Handshake::State::kDone) << i;
-    if (victim < 3) ASSERT_NE(accepted, Handshake::State::kDone) << i;
+    ASSERT_NE(connected, rendezvous::Handshake::State::kDone) << i;
+    if (victim < 3) ASSERT_NE(accepted, rendezvous::Handshake::State::kDone) << i;
   }
 }
 
 TEST(HandshakeFuzz, RandomBytesAreNotLetIn) {
-  const Identity lower = identity(0, 3);
+  const rendezvous::Identity lower = identity(0, 3);
   const auto soon = Deadline::after(std::chrono::hours(1));
   std::mt19937_64 random(4);
   for (int i = 0; i < rounds() && !::testing::Test::HasFailure(); ++i) {
     Wire wire;
-    Handshake acceptor(lower, std::move(wire.ours), std::nullopt, soon);
+    rendezvous::Handshake acceptor(lower, std::move(wire.ours), std::nullopt, soon);
     std::string noise(random() % 200, '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
     if (random() % 2 == 0) noise = std::string("LAMINA02\2\0\0\0\0\0\0\0", 16) + noise;
     ::send(wire.theirs.get(), noise.data(), noise.size(), MSG_NOSIGNAL);
-    while (acceptor.advance() == Handshake::State::kRunning && random() % 2 == 0) {
+    while (acceptor.advance() == rendezvous::Handshake::State::kRunning && random() % 2 == 0) {
     }
-    ASSERT_NE(acceptor.advance(), Handshake::State::kDone) << i;
+    ASSERT_NE(acceptor.advance(), rendezvous::Handshake::State::kDone) << i;
   }
 }
 
@@ -343,9 +345,9 @@ TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
     if (child == 0) {
       const int fd = descriptor();
       ::setenv("LAMINA_SECRET_FD", std::to_string(fd).c_str(), 1);
-      const auto read = inherited_secret();
+      const auto read = rendezvous::inherited_secret();
       const bool good = read && *read == identity(0, 1, 's').secret && ::getenv("LAMINA_SECRET_FD") == nullptr &&
-                        inherited_secret() == read && ::lseek(fd, 0, SEEK_CUR) == -1 && errno == EBADF;
+                        rendezvous::inherited_secret() == read && ::lseek(fd, 0, SEEK_CUR) == -1 && errno == EBADF;
       ::_exit(good ? 0 : 1);
     }
     int status = 0;
@@ -371,20 +373,20 @@ TEST(Secret, ComesFromAPipeOrAFileAndOnlyOnce) {
 
 // HMAC-SHA256 of a key of 32 bytes 0x0b and "Hi There", by another implementation.
 TEST(Secret, SignsAsTheStandardSays) {
-  Secret key;
+  rendezvous::Secret key;
   key.fill(0x0b);
-  Signer signer(key);
-  constexpr Mac kExpected = {0x19, 0x8a, 0x60, 0x7e, 0xb4, 0x4b, 0xfb, 0xc6, 0x99, 0x03, 0xa0,
-                             0xf1, 0xcf, 0x2b, 0xbd, 0xc5, 0xba, 0x0a, 0xa3, 0xf3, 0xd9, 0xae,
-                             0x3c, 0x1c, 0x7a, 0x3b, 0x16, 0x96, 0xa0, 0xb6, 0x8c, 0xf7};
+  rendezvous::Signer signer(key);
+  constexpr rendezvous::Mac kExpected = {0x19, 0x8a, 0x60, 0x7e, 0xb4, 0x4b, 0xfb, 0xc6, 0x99, 0x03, 0xa0,
+                                         0xf1, 0xcf, 0x2b, 0xbd, 0xc5, 0xba, 0x0a, 0xa3, 0xf3, 0xd9, 0xae,
+                                         0x3c, 0x1c, 0x7a, 0x3b, 0x16, 0x96, 0xa0, 0xb6, 0x8c, 0xf7};
   for (int again = 0; again < 2; ++again) EXPECT_EQ(signer.sign("Hi There"), kExpected);
 }
 
 TEST(Secret, WhatIsProvenForOnePurposeProvesNothingElse) {
-  const Secret secret = identity(0, 1).secret;
-  EXPECT_NE(authenticate(secret, "hello", {"a", "b"}), authenticate(secret, "key", {"a", "b"}));
-  EXPECT_NE(authenticate(secret, "key", {"a", "b"}), authenticate(secret, "key", {"ab"}));
-  EXPECT_NE(authenticate(secret, "key", {"a", "b"}), authenticate(secret, "keya", {"b"}));
+  const rendezvous::Secret secret = identity(0, 1).secret;
+  EXPECT_NE(rendezvous::authenticate(secret, "hello", {"a", "b"}), rendezvous::authenticate(secret, "key", {"a", "b"}));
+  EXPECT_NE(rendezvous::authenticate(secret, "key", {"a", "b"}), rendezvous::authenticate(secret, "key", {"ab"}));
+  EXPECT_NE(rendezvous::authenticate(secret, "key", {"a", "b"}), rendezvous::authenticate(secret, "keya", {"b"}));
 }
 
 }  // namespace

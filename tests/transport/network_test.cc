@@ -8,7 +8,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/wait.h"
-#include "lamina/transport/solo.h"
+#include "lamina/transport/loopback/solo.h"
 
 namespace lamina::transport {
 namespace {

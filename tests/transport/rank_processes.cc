@@ -22,8 +22,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/secret.h"
-#include "lamina/transport/socket.h"
+#include "lamina/rendezvous/secret.h"
+#include "lamina/rendezvous/socket.h"
 
 namespace lamina::transport::testing {
 namespace {
@@ -71,7 +71,7 @@ int free_port() {
   while (true) {
     const int port = std::uniform_int_distribution(20000, 32000)(random);
     try {
-      Address::parse(base::str("127.0.0.1 ", port)).listen();
+      rendezvous::Address::parse(base::str("127.0.0.1 ", port)).listen();
       return port;
     } catch (const base::Error&) {
     }
@@ -130,7 +130,7 @@ struct RankProcesses::Points {
 
 RankProcesses::RankProcesses(int size) : size_(size), port_(free_port()) {
   shared_memory_before();
-  const Secret secret = random_secret();
+  const rendezvous::Secret secret = rendezvous::random_secret();
   secret_ = ::memfd_create("lamina-secret", 0);
   EXPECT_EQ(::write(secret_, secret.data(), secret.size()), static_cast<ssize_t>(secret.size()));
   void* shared = ::mmap(nullptr, sizeof(Points), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

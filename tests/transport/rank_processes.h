@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-#include "lamina/transport/ucx.h"
+#include "lamina/transport/ucx/ucx.h"
 
 namespace lamina::transport::testing {
 

@@ -7,15 +7,18 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
-#include "lamina/transport/hello.h"
-#include "lamina/transport/job_store.h"
-#include "lamina/transport/roll_call.h"
-#include "lamina/transport/socket.h"
+#include "lamina/rendezvous/hello.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/rendezvous/roll_call.h"
+#include "lamina/rendezvous/socket.h"
+#include "lamina/transport/message.h"
 #include "tests/transport/rank_processes.h"
 
 namespace lamina::transport {
@@ -119,25 +122,37 @@ TEST(UcxJoin, DifferentNumbersOfRanksAreRefusedOnAllRanks) {
   job.expect_success();
 }
 
-TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
+// Ranks 0 and 1 refuse `other`, which is what rank 2 says, for its `version`.
+void expect_refused_on_all_ranks(const rendezvous::Hello& other, const std::string& version, const std::string& own) {
   RankProcesses job(3);
   for (const int rank : {0, 1}) {
     job.start(rank, [&, rank] {
       EXPECT_THAT(refusal<base::ConfigError>(job.options(rank)),
-                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("version of lamina"), HasSubstr("rank 2: 0.0.1")));
+                  AllOf(HasSubstr("ranks 0 and 2"), HasSubstr(version), HasSubstr("rank 0: " + own + "\n"),
+                        HasSubstr("rank 2: 0.0.1")));
     });
   }
-  job.start(2, [&] {  // says what a rank of that version would say
-    Hello other = Hello::of_this_version();
-    other.lamina = "0.0.1";
+  job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
-    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
-    RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    rendezvous::RollCall ranks(store, {"lamina/job/0/1/", Rank(2), 3, std::chrono::minutes(1), deadline});
     ranks.meet();
     ranks.call(other.encode());
     ranks.leave();
   });
   job.expect_success();
+}
+
+TEST(UcxJoin, AnotherVersionIsRefusedOnAllRanks) {
+  rendezvous::Hello other = rendezvous::Hello::of_this_version();
+  const std::string own = std::exchange(other.lamina, "0.0.1");
+  expect_refused_on_all_ranks(other, "version of lamina", own);
+}
+
+TEST(UcxJoin, AnotherFormatOfMessagesIsRefusedOnAllRanks) {
+  rendezvous::Hello other = rendezvous::Hello::of_this_version();
+  other.wire = "0.0.1";
+  expect_refused_on_all_ranks(other, "version of the format of messages", std::to_string(kFrameVersion));
 }
 
 TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
@@ -162,7 +177,7 @@ TEST(UcxJoin, TwoProcessesOfOneRankAreRefused) {
 TEST(JobStore, WhatOneHasClaimedIsOnesWhenClaimedAgain) {
   RankProcesses job(1);
   job.start(0, [&] {
-    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
     EXPECT_EQ(store.claim("rank 1", "first"), "first");
     EXPECT_EQ(store.claim("rank 1", "first"), "first");
     EXPECT_EQ(store.claim("rank 1", "second"), "first");
@@ -189,7 +204,7 @@ TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
 
 // Who reaches the job's store can read and change what lies there. `change` is made to what rank 0 says, before rank 1
 // is there to read it.
-void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, const char* what) {
+void expect_a_stranger_to_be_noticed(const std::function<void(rendezvous::Hello&)>& change, const char* what) {
   RankProcesses job(2);
   for (const int rank : {0, 1}) {
     job.start(rank, [&, rank] {
@@ -199,13 +214,13 @@ void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, 
   }
   job.start(2, [&] {
     const auto deadline = base::Deadline::after(std::chrono::minutes(1));
-    JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
+    rendezvous::JobStore store({"127.0.0.1", job.port(), false, deadline, {}});
     const std::string call = "lamina/job/0/1/call";
     ASSERT_TRUE(store.wait({call}, deadline).empty());
     const std::string said = "lamina/job/0/1/" + store.get(call) + "/hello/0";
     ASSERT_TRUE(store.wait({said}, deadline).empty());
     const std::string text = store.get(said), size = "2 ";
-    Hello hello = Hello::decode(text.substr(size.size()));
+    rendezvous::Hello hello = rendezvous::Hello::decode(text.substr(size.size()));
     EXPECT_TRUE(hello.secret.empty());
     change(hello);
     store.set(said, size + hello.encode());
@@ -215,12 +230,12 @@ void expect_a_stranger_to_be_noticed(const std::function<void(Hello&)>& change, 
 }
 
 TEST(UcxJoin, WhoChangesAnAddressAtTheStoreIsNoticedByAll) {
-  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.liveness_address = "127.0.0.1 9"; },
+  expect_a_stranger_to_be_noticed([](rendezvous::Hello& hello) { hello.liveness_address = "127.0.0.1 9"; },
                                   "what rank 0 says in the job's store is not signed with this job's secret");
 }
 
 TEST(UcxJoin, WhoPutsASecretIntoTheStoreIsNoticedByAll) {
-  expect_a_stranger_to_be_noticed([](Hello& hello) { hello.secret = std::string(32, 'x'); },
+  expect_a_stranger_to_be_noticed([](rendezvous::Hello& hello) { hello.secret = std::string(32, 'x'); },
                                   "this rank has a job secret from its launcher and rank 0 has none");
 }
 
@@ -237,9 +252,9 @@ TEST(UcxJoin, WithoutTheSecretOfTheOthersNobodyJoins) {
 TEST(JobStore, OfALoopbackAddressListensNowhereElse) {
   RankProcesses job(1);
   job.start(0, [&] {
-    JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
-    EXPECT_NO_THROW(Address::parse(base::str("127.0.0.2 ", job.port())).listen());
-    EXPECT_NO_THROW(Address::parse(base::str("::1 ", job.port())).listen());
+    rendezvous::JobStore store({"127.0.0.1", job.port(), true, base::Deadline::after(std::chrono::minutes(1)), {}});
+    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("127.0.0.2 ", job.port())).listen());
+    EXPECT_NO_THROW(rendezvous::Address::parse(base::str("::1 ", job.port())).listen());
   });
   job.expect_success();
 }

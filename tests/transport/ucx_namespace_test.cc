@@ -14,8 +14,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/place.h"
-#include "lamina/transport/socket.h"
+#include "lamina/rendezvous/place.h"
+#include "lamina/rendezvous/socket.h"
 #include "lamina/transport/ucx/probe.h"
 #include "tests/transport/rank_processes.h"
 
@@ -47,13 +47,13 @@ class UcxNamespaces : public ::testing::Test {
 };
 
 void enter_new(int kinds) {
-  if (::unshare(kinds) != 0) throw base::Error(base::str("no namespace: ", system_error()));
+  if (::unshare(kinds) != 0) throw base::Error(base::str("no namespace: ", base::system_error()));
 }
 
 void enter_network_of(pid_t process) {
   const Fd network(::open(base::str("/proc/", process, "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
   if (!network || ::setns(network.get(), CLONE_NEWNET) != 0) {
-    throw base::Error(base::str("no network of ", process, ": ", system_error()));
+    throw base::Error(base::str("no network of ", process, ": ", base::system_error()));
   }
 }
 
@@ -61,7 +61,7 @@ void enter_network_of(pid_t process) {
 void mount_sys() {
   enter_new(CLONE_NEWNS);
   ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-  if (::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0) throw base::Error(base::str("no /sys: ", system_error()));
+  if (::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0) throw base::Error(base::str("no /sys: ", base::system_error()));
 }
 
 void ip(const std::string& words) {
@@ -251,10 +251,10 @@ TEST_F(UcxNamespaces, RanksMeetWhereTheLoopbackDeviceHasNoIpv4Address) {
 }
 
 TEST(Place, IsTheSameWithinAProcessAndSharedWithNobodyWhereItCannotBeTold) {
-  EXPECT_NE(own_place(), "");
-  EXPECT_TRUE(share_memory(own_place(), own_place()));
-  EXPECT_FALSE(share_memory("", ""));
-  EXPECT_FALSE(share_memory(own_place(), own_place() + "x"));
+  EXPECT_NE(rendezvous::own_place(), "");
+  EXPECT_TRUE(rendezvous::share_memory(rendezvous::own_place(), rendezvous::own_place()));
+  EXPECT_FALSE(rendezvous::share_memory("", ""));
+  EXPECT_FALSE(rendezvous::share_memory(rendezvous::own_place(), rendezvous::own_place() + "x"));
 }
 
 }  // namespace

@@ -289,10 +289,10 @@ struct Packet {
     data = pack(message).head;
     header.sequence = sequence;
     header.head_size = data.size();
-    header.digest = digest(data);
+    header.digest = rendezvous::digest(data);
   }
-  std::string signed_with(const Secret& key) {
-    Signer signer(key);
+  std::string signed_with(const rendezvous::Secret& key) {
+    rendezvous::Signer signer(key);
     header.sign(signer);
     return std::string(reinterpret_cast<const char*>(&header), sizeof header);
   }
@@ -331,7 +331,7 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
       EXPECT_EQ(probe.dropped(), static_cast<std::int64_t>(sizeof(ucx::PieceHeader)) + kOthers);
       return;
     }
-    const Secret key = probe.key(Rank(1));
+    const rendezvous::Secret key = probe.key(Rank(1));
     Packet packet(object("true", 2l), 0);
     const std::string header = packet.signed_with(key);
     for (std::size_t at = 0; at < header.size(); ++at) {  // a byte of the header changed
@@ -346,10 +346,10 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
     Packet offer(object("true", pattern(1 << 20, 0)), 0);  // and so is the address of memory that is offered
     offer.data += std::string(8, 'a');
     offer.header.offers = 1;
-    offer.header.digest = digest(offer.data);
+    offer.header.digest = rendezvous::digest(offer.data);
     offer.data.back() = 'b';
     probe.send_raw(Rank(1), offer.signed_with(key), offer.data);
-    Secret other_job = key;
+    rendezvous::Secret other_job = key;
     other_job[0] ^= 1;
     probe.send_raw(Rank(1), packet.signed_with(other_job), packet.data);
     packet.header.from = 1;  // as if it had sent it itself

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "lamina/base/error.h"
-#include "lamina/transport/secret.h"
+#include "lamina/rendezvous/secret.h"
 
 namespace lamina::transport::ucx {
 namespace {
@@ -28,7 +28,7 @@ static_assert(sizeof(Card) == PeerMemory::kCardSize);
 
 std::string PeerMemory::card() {
   // At one place for the life of the process; a reader that finds these bytes there reads the right process.
-  static const Secret nonce = random_secret();
+  static const rendezvous::Secret nonce = rendezvous::random_secret();
   // Where the Yama security module guards processes from their siblings: those with our parent may read us.
   ::prctl(PR_SET_PTRACER, ::getppid());
   Card card{::getpid(), 0, reinterpret_cast<std::uint64_t>(nonce.data()), {}};

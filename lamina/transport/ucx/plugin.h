@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lamina/transport/handshake.h"
+#include "lamina/rendezvous/handshake.h"
 #include "lamina/transport/transport.h"
 
 // The engine does not link UCX: what uses it is a shared library of its own (liblamina_ucx.so), opened when it is
@@ -17,7 +17,7 @@ namespace lamina::transport::ucx {
 // What a rank knows of the others when all have met.
 struct Wiring {
   base::Rank rank;
-  std::vector<Connection> connections;  // by rank; each peer told its address
+  std::vector<rendezvous::Connection> connections;  // by rank; each peer told its address
   std::chrono::seconds send_timeout{};
 };
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lamina/base/ids.h"
-#include "lamina/transport/secret.h"
+#include "lamina/rendezvous/secret.h"
 
 namespace lamina::transport::ucx {
 
@@ -22,7 +22,7 @@ class Probe {
   // How many times something had come, and was only found since we looked after a while: nothing had woken us.
   virtual std::int64_t rescued() = 0;
   // By which the pieces that go to a rank are signed.
-  virtual Secret key(base::Rank to) = 0;
+  virtual rendezvous::Secret key(base::Rank to) = 0;
 };
 
 }  // namespace lamina::transport::ucx

@@ -7,7 +7,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/secret.h"
+#include "lamina/rendezvous/secret.h"
 #include "lamina/transport/ucx/buffer_pool.h"
 
 namespace lamina::transport::ucx {
@@ -33,7 +33,7 @@ struct Receiver::Receiving {
   PieceHeader header;
 };
 
-Receiver::Receiver(Worker& worker, const std::vector<Connection>& connections)
+Receiver::Receiver(Worker& worker, const std::vector<rendezvous::Connection>& connections)
     : worker_(worker), peers_(connections.size()) {
   for (std::size_t rank = 0; rank < connections.size(); ++rank) {
     if (!connections[rank].told.empty()) peers_[rank].key.emplace(connections[rank].incoming);
@@ -155,7 +155,7 @@ void Receiver::received_piece(const PieceHeader& header, ucs_status_t status) {
 
 void Receiver::open_packet(const PieceHeader& header, Assembly& assembly) {
   const auto packet = std::string_view(assembly.head);
-  if (digest(packet.substr(0, signed_size(header))) != header.digest) {
+  if (rendezvous::digest(packet.substr(0, signed_size(header))) != header.digest) {
     drop(base::Rank(header.from), "its head is not the one that was signed");
     assembly.head.clear();  // that one may still come
     ++assembly.missing;

@@ -38,7 +38,7 @@ class Receiver {
   };
 
   // The sender and its keys; nothing for our own rank, which sends itself nothing over UCX.
-  Receiver(Worker& worker, const std::vector<Connection>& connections);
+  Receiver(Worker& worker, const std::vector<rendezvous::Connection>& connections);
 
   // Moves on with what the worker's last progress() brought.
   void take_arrivals();
@@ -77,7 +77,7 @@ class Receiver {
     std::vector<Arrival> waiting;  // buffers announced before the packet was here
   };
   struct Peer {
-    std::optional<Signer> key;
+    std::optional<rendezvous::Signer> key;
     std::uint64_t next = 0;  // sequence of the next message to become ready
     std::map<std::uint64_t, Assembly> open;
   };

@@ -24,7 +24,7 @@ Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell) : fr
     if (offers) frame.head.append(reinterpret_cast<const char*>(&address), sizeof address);
   }
   if (offers) header.offers = static_cast<std::uint32_t>(alone.size());
-  header.digest = digest(frame.head);
+  header.digest = rendezvous::digest(frame.head);
   frame.head += inside;
   headers.resize(alone.size() + 1);
 }

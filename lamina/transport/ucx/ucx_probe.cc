@@ -42,6 +42,6 @@ std::int64_t UcxTransport::rescued() {
   return rescued_;
 }
 
-Secret UcxTransport::key(base::Rank to) { return peers_[to.value].outgoing_key; }
+rendezvous::Secret UcxTransport::key(base::Rank to) { return peers_[to.value].outgoing_key; }
 
 }  // namespace lamina::transport::ucx

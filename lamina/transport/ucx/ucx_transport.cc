@@ -23,10 +23,10 @@ constexpr int kListenEvery = 64;                   // busy turns between looks a
 constexpr auto kSettle = std::chrono::seconds(1);  // for what a lost peer sent to be received among other traffic
 constexpr int kSleepMs = 100;                      // at most, should UCX fail to wake us
 
-void watch(const Fd& epoll, int fd) {
+void watch(const base::Fd& epoll, int fd) {
   epoll_event event{EPOLLIN, {.fd = fd}};
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw base::Error(base::str("cannot watch for events: ", system_error()));
+    throw base::Error(base::str("cannot watch for events: ", base::system_error()));
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/base/fd.h"
 #include "lamina/transport/liveness.h"
 #include "lamina/transport/ucx/peer_memory.h"
 #include "lamina/transport/ucx/plugin.h"
@@ -45,15 +46,15 @@ class UcxTransport : public Transport, public Probe {
   void send_raw(base::Rank to, const std::string& header, const std::string& data) override;
   std::int64_t dropped() override;
   std::int64_t rescued() override;
-  Secret key(base::Rank to) override;
+  rendezvous::Secret key(base::Rank to) override;
 
  private:
   using Clock = base::Deadline::Clock;
   using Lock = std::unique_lock<std::mutex>;
   struct Peer {
     ucp_ep_h endpoint = nullptr;
-    std::optional<Signer> outgoing;
-    Secret outgoing_key{};  // for tests: see Probe
+    std::optional<rendezvous::Signer> outgoing;
+    rendezvous::Secret outgoing_key{};  // for tests: see Probe
     PeerMemory memory;
     std::atomic<bool> reads_us = false;         // it takes offers
     std::map<std::uint64_t, Sending*> offered;  // by sequence: what waits for its receipt
@@ -123,8 +124,8 @@ class UcxTransport : public Transport, public Probe {
   bool closing_ = false;
   int waiting_ = 0;  // senders within wait()
 
-  Fd stop_event_;
-  Fd wake_;  // epoll over UCX, the liveness sockets and stop_event_
+  base::Fd stop_event_;
+  base::Fd wake_;  // epoll over UCX, the liveness sockets and stop_event_
   std::atomic<bool> stop_ = false;
   std::atomic<Clock::time_point> look_out_until_ = Clock::time_point();
   std::atomic<bool> asleep_ = false;

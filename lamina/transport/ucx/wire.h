@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lamina/rendezvous/secret.h"
 #include "lamina/transport/message.h"
-#include "lamina/transport/secret.h"
 
 // [Note: pieces] A frame travels as one active message that holds its head and its small buffers, the packet, and one
 // more for each large buffer. Where the receiver can read the sender's memory, the addresses of the large buffers
@@ -31,11 +31,11 @@ struct PieceHeader {
   std::uint32_t offers = 0;       // packet: how many addresses follow the head
   Answer answer = Answer::kNone;  // of a receipt
   std::uint32_t zero = 0;
-  Digest digest{};  // packet: of the head and the addresses
-  Mac proof{};
+  rendezvous::Digest digest{};  // packet: of the head and the addresses
+  rendezvous::Mac proof{};
 
-  void sign(Signer& key) { proof = key.sign(covered()); }
-  bool signed_by(Signer& key) const { return same(proof, key.sign(covered())); }
+  void sign(rendezvous::Signer& key) { proof = key.sign(covered()); }
+  bool signed_by(rendezvous::Signer& key) const { return rendezvous::same(proof, key.sign(covered())); }
 
  private:
   std::string_view covered() const { return {reinterpret_cast<const char*>(this), offsetof(PieceHeader, proof)}; }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lamina.dist import ranks
 from lamina.dist.collectives import all_gather_object, alone
-from lamina.failures import describe, rebuild
+from lamina.exits.failures import describe, rebuild
 
 
 @contextlib.contextmanager

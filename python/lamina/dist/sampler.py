@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from lamina import _current
+from lamina.job import current
 from lamina.dist import ranks
 from lamina.errors import ConfigError
 
@@ -93,8 +93,8 @@ def readers() -> int:
 
 
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    if _current.is_initialized():
-        session = _current.session()
+    if current.is_initialized():
+        session = current.session()
         size, own = session.group_size("dp"), session.group_rank("dp")
     else:
         size, own = ranks.get_world_size(), ranks.get_global_rank()

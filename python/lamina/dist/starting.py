@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lamina import _lamina, uncaught
+from lamina import _lamina
+from lamina.exits import excepthook
 from lamina.dist import ranks
 from lamina.dist.collectives import typed
 from lamina.errors import ConfigError, UsageError
-from lamina.groups import make_default
+from lamina.job.groups import make_default
 
 # What serves the tensors of each kind of device, and a process group's backends with it.
 _SERVES = {"cpu": "cpu:gloo", "gpu": "cuda:nccl", "mps": "cpu:gloo", "tpu": "xla:xla"}
@@ -59,7 +60,7 @@ def initialize_dist(device: Any = None, timeout: float = 300.0) -> None:
         make_default(world, timedelta(seconds=timeout), _BACKENDS[kind])
         del meeting
     _maker = os.getpid()
-    uncaught.install()
+    excepthook.install()
 
 
 def _kind(device: Any) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-from lamina.creation import get_distribution_axis as get_distribution_axis
+from lamina.deferred_init.creation import get_distribution_axis as get_distribution_axis

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lamina::config {
+
+enum class Schedule { kSimple, kInterleaved, kForwardOnly };
+enum class Optimize { kMemory, kSpeed };
+enum class DistBackend { kAuto, kNccl };
+
+// Everything a job can be told, under the names that docs/configuration.md explains. A field that is optional<> was
+// not given, or has no default of its own; `with_defaults` fills those whose default depends on other fields.
+struct Config {
+  // Pipeline.
+  int partitions = 1;  // also known as pipeline_parallel_degree
+  int microbatches = 1;
+  Schedule schedule = Schedule::kInterleaved;  // also known as pipeline
+  std::optional<int> active_microbatches;      // default: 2 * partitions + 1
+  bool deterministic_server = false;
+
+  // Who owns what.
+  std::string placement_strategy = "cluster";
+  bool auto_partition = true;
+  std::optional<int> default_partition;  // default: 0, but required when auto_partition is off
+  Optimize optimize = Optimize::kMemory;
+  std::optional<double> memory_weight;  // default: 0.2 when optimize is speed, else 0.8
+  bool skip_tracing = false;
+  bool load_partition = false;
+  std::optional<std::string> partition_file;
+  bool contiguous = true;
+
+  // Data and tensor parallelism.
+  bool ddp = false;
+  std::optional<int> ddp_port;
+  std::optional<DistBackend> ddp_dist_backend;  // default: auto when ddp is on
+  bool horovod = false;
+  int tensor_parallel_degree = 1;
+  bool prescaled_batch = false;
+
+  // Precision, and memory for time.
+  bool fp16 = false;
+  bool bf16 = false;
+  bool fp16_params = false;
+  bool shard_optimizer_state = false;
+  bool offload_activations = false;
+  int activation_loading_horizon = 4;
+
+  // Sharded data parallelism. Sizes count elements.
+  int sharded_data_parallel_degree = 1;
+  std::int64_t sdp_reduce_bucket_size = 500'000'000;
+  std::int64_t sdp_param_persistence_threshold = 1'000'000;
+  std::int64_t sdp_max_live_parameters = 1'000'000'000;
+  bool sdp_hierarchical_allgather = true;
+  double sdp_gradient_clipping = 1.0;
+
+  // TensorFlow's compiler and fork server.
+  bool xla = false;
+  bool fork = false;
+
+  // The job.
+  double timeout_s = 1800.0;  // how long a live peer may take to answer
+  std::optional<std::int64_t> seed;
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// What a configuration is read from.
+struct ConfigInput {
+  std::string json = "{}";                 // what the caller gave to init
+  std::optional<std::string> environment;  // SM_HP_MP_PARAMETERS; when it says anything, `json` is not read at all
+  bool several = true;                     // false: a job of one process, whoever started it
+};
+
+struct ParsedConfig {
+  Config config;                      // checked and complete
+  std::vector<std::string> warnings;  // one line each, for the caller to print
+};
+
+// Reads either the bare parameters, {"partitions": 2, ...}, or {"enabled": true, "parameters": {...}}. In a job of one
+// process degrees above 1 become 1 before anything is checked, with one warning. Throws ConfigError naming every
+// wrong key at once, with its value and what is allowed; the text depends on nothing but the input.
+ParsedConfig parse_config(const ConfigInput& input);
+
+// Checks ranges and the rules between keys of a Config filled by hand. Throws like `parse_config`.
+void validate(const Config& config);
+
+// Fills in the fields whose default depends on other fields.
+Config with_defaults(Config config);
+
+// The default of active_microbatches.
+int default_window(int partitions);
+
+// The name by which a configuration knows it: "simple".
+std::string schedule_name(Schedule schedule);
+
+// Throws ConfigError naming every value that is right but whose part of lamina does not exist yet. `replicas` is the
+// number of model copies in the job (its data-parallel size): what concerns replicas asks nothing of a job with one.
+void require_available(const Config& config, int replicas);
+
+// The keys in which two configurations differ, as "partitions: 2 and 4; ddp: false and true". Empty when equal.
+std::string differences(const Config& a, const Config& b);
+
+// Every key with its value, null where there is none; `parse_config` reads it back to an equal Config.
+std::string to_json(const Config& config);
+
+}  // namespace lamina::config

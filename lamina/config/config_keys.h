@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/config/config_key.h"
+
+namespace lamina::config {
+
+// The table of keys.
+const std::vector<Key>& config_keys();
+
+// The one name by which a value is known here: "pipeline_parallel_degree" is "partitions". Other names come back as
+// they are.
+std::string_view canonical_name(std::string_view name);
+
+// The key of that canonical name; null when there is none.
+const Key* find_key(std::string_view name);
+
+// Keys that existing scripts set although no documentation says what they do; they have no effect here.
+bool is_tolerated(std::string_view name);
+
+// The known name with the fewest typing errors between it and `name`; of equally near ones the first by alphabet.
+std::string nearest_name(std::string_view name);
+
+}  // namespace lamina::config

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace lamina::environment {
+
+// What a rank tells the launcher that started it: one datagram when a step begins and one when it ends, one when its
+// session is over; and one, with words behind it, when the rank is about to end because of an error of another one.
+struct Progress {
+  std::int64_t step = 0;
+  std::int32_t process = 0;  // who says it
+  std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, kConsequence, kClosed
+
+  static constexpr std::int32_t kConsequence = 2;
+  static constexpr std::int32_t kClosed = 3;
+  static constexpr std::size_t kMostWords = std::size_t{32} * 1024;
+};
+
+// Sends them to the socket that LAMINA_PROGRESS_FD names; without one it does nothing. Never fails; blocks in close()
+// alone, for a second at most, while the launcher has not read what came before.
+class ProgressReporter {
+ public:
+  ProgressReporter();
+  void begin(std::int64_t step) const { send(step, 1); }
+  void end(std::int64_t step) const { send(step, 0); }
+  void close() const;
+  // `words` say which error, the last kMostWords bytes of them. Whether a launcher will show them, or the first cause.
+  bool consequence(std::string_view words) const;
+
+ private:
+  void send(std::int64_t step, std::int32_t inside) const;
+  int socket_ = -1;  // the process's, not ours
+};
+
+}  // namespace lamina::environment

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+// How the launcher hands a rank what the environment alone must not hold: numbers of descriptors that it inherits.
+namespace lamina::environment {
+
+constexpr const char* kSecretVariable = "LAMINA_SECRET_FD";      // there the job's secret is read
+constexpr const char* kProgressVariable = "LAMINA_PROGRESS_FD";  // there steps are reported, see ProgressReporter
+
+constexpr std::size_t kSecretBytes = 32;
+
+}  // namespace lamina::environment

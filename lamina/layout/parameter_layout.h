@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/layout/dtype.h"
+#include "lamina/layout/region.h"
+#include "lamina/topology/topology.h"
+
+namespace lamina::layout {
+
+// Positions along the sliced dimension that are divided apart from the others. Each slice gets
+// ceil(extent / unit / degree) units, the last ones fewer or none.
+struct Section {
+  std::int64_t extent = 0;
+  std::int64_t unit = 1;  // is never torn: the size of an attention head, say
+
+  friend bool operator==(const Section&, const Section&) = default;
+};
+
+// A tensor cut along one dimension, for tensor parallelism.
+struct Slicing {
+  int dim = 0;
+  std::vector<Section> sections;  // together all of the dimension: one, or three where q, k and v lie side by side
+  int degree = 1;                 // how many slices there are
+  bool padded = false;            // all slices have the shape of the first
+
+  friend bool operator==(const Slicing&, const Slicing&) = default;
+};
+
+struct DTypes {
+  DType forward = DType::kFloat32;  // of the parameter itself
+  DType master = DType::kFloat32;   // of the copy that the optimizer updates
+  DType reduce = DType::kFloat32;   // of gradients between ranks
+
+  friend bool operator==(const DTypes&, const DTypes&) = default;
+};
+
+// How gradients become one: their sum over the group, divided. So a mean over the replicas with a sum over tensor ranks
+// is kDp with the number of replicas.
+struct Reduction {
+  topology::Group over = topology::Group::kDp;
+  int divisor = 1;
+
+  friend bool operator==(const Reduction&, const Reduction&) = default;
+};
+
+// [Note: layout] A parameter or buffer and which elements of it are where. It is cut three times: the partition has all
+// of it or nothing; slicing cuts it along a dimension into slices; a slice, flattened, is cut into shards of ceil(n /
+// shards) elements, the last ones padded. The result is a piece for each slice and shard: all pieces together have
+// every element exactly once. Each is held by one or more ranks of the partition, see `place`. Masters and states of
+// optimizers have layouts of their own, which may differ in their shards.
+struct ParameterLayout {
+  std::string name;  // the model's: "h.0.attn.c_attn.weight"
+  Shape shape;       // of the whole
+  bool buffer = false;
+  base::Partition partition;
+  std::optional<Slicing> slicing;
+  int shards = 1;
+  DTypes dtypes;
+  Reduction reduction;
+
+  int slices() const { return slicing ? slicing->degree : 1; }
+
+  friend bool operator==(const ParameterLayout&, const ParameterLayout&) = default;
+};
+
+// Throws ConfigError, which names the layout and all that is wrong with it. The functions below do so first.
+void check(const ParameterLayout& layout);
+
+// The piece of one slice and shard. Throws UsageError when there is no such one.
+Region held(const ParameterLayout& layout, int slice, int shard);
+
+struct Piece {
+  int slice = 0;
+  int shard = 0;
+  Region region;
+};
+
+// All of them, slice by slice.
+std::vector<Piece> pieces(const ParameterLayout& layout);
+
+}  // namespace lamina::layout

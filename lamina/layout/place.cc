@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/layout/place.h"
+
+#include <string>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::layout {
+namespace {
+
+using base::str;
+using topology::Group;
+
+// The ranks that hold a slice: so many neighbours on the tensor axis, each with all of its replicas.
+struct Holders {
+  int tp = 1;
+  int rdp = 1;
+};
+
+Holders holders_of_a_slice(const ParameterLayout& layout, const topology::Topology& topology) {
+  check(layout);
+  const int pp = topology.size(Group::kPp);
+  const int tp = topology.size(Group::kTp);
+  const int rdp = topology.size(Group::kRdp);
+  std::string problem;
+  if (layout.partition.value >= pp) {
+    problem = str("partition ", layout.partition, " of ", pp);
+  } else if (tp % layout.slices() != 0) {
+    problem = str(layout.slices(), " slices over ", tp, " tensor-parallel ranks");
+  } else if (tp / layout.slices() * rdp % layout.shards != 0) {
+    problem = str(layout.shards, " shards over the ", tp / layout.slices() * rdp, " ranks that hold a slice");
+  }
+  if (!problem.empty()) {
+    throw base::ConfigError(str("the layout of ", layout.name, " does not fit the ranks: ", problem));
+  }
+  return {tp / layout.slices(), rdp};
+}
+
+}  // namespace
+
+std::optional<Place> place(const ParameterLayout& layout, const topology::Topology& topology,
+                           topology::Coordinates at) {
+  const Holders holders = holders_of_a_slice(layout, topology);
+  topology.rank(at);  // throws when there is none
+  if (at.pp != layout.partition.value) return std::nullopt;
+  const int index = at.tp % holders.tp * holders.rdp + at.rdp;
+  return Place{at.tp / holders.tp, index % layout.shards, index / layout.shards};
+}
+
+base::Rank holder(const ParameterLayout& layout, const topology::Topology& topology, const Place& place) {
+  const Holders holders = holders_of_a_slice(layout, topology);
+  const int copies = holders.tp * holders.rdp / layout.shards;
+  const auto below = [](int number, int count) { return number >= 0 && number < count; };
+  if (!below(place.slice, layout.slices()) || !below(place.shard, layout.shards) || !below(place.copy, copies)) {
+    throw base::UsageError(str("there is no copy ", place.copy, " of shard ", place.shard, " of slice ", place.slice,
+                               " of ", layout.name, ", which has ", layout.slices(), " slices, ", layout.shards,
+                               " shards of each and ", copies, " copies of each"));
+  }
+  const int index = place.copy * layout.shards + place.shard;
+  return topology.rank({.pp = static_cast<int>(layout.partition.value),
+                        .tp = place.slice * holders.tp + index / holders.rdp,
+                        .rdp = index % holders.rdp});
+}
+
+}  // namespace lamina::layout

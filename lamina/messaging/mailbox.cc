@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/messaging/mailbox.h"
+
+#include <algorithm>
+
+#include "lamina/transport/lost.h"
+
+namespace lamina::messaging {
+namespace {
+
+// The values that members exchanged; what each had written besides says that they meant the same.
+std::vector<value::Value> without_signatures(std::span<const base::Rank> members, std::vector<value::Value> exchanged) {
+  const auto word = [&](std::size_t i, int place) {
+    return exchanged[i].as<value::Tuple>().items.at(place).as<std::string>();
+  };
+  for (std::size_t i = 1; i < members.size(); ++i) {
+    if (word(i, 0).empty() || word(0, 0).empty() || word(i, 0) == word(0, 0)) continue;
+    throw base::DesyncError(base::str("rank ", members[0], " is in ", word(0, 1), " at ", word(0, 2), ", rank ",
+                                      members[i], " in ", word(i, 1), " at ", word(i, 2),
+                                      ": all ranks of a group make the same calls, in the same order"));
+  }
+  std::vector<value::Value> values;
+  for (auto& one : exchanged) values.push_back(std::move(one.as<value::Tuple>().items.at(3)));
+  return values;
+}
+
+}  // namespace
+
+std::string group_channel(const char* what, std::span<const base::Rank> members) {
+  std::string name = what;
+  for (auto rank : members) name += base::str(" ", rank);
+  return name;
+}
+
+Mailbox::Mailbox(transport::Transport& transport) : transport_(transport), waits_(transport) {
+  waits_.keep(MutualWaits::Kind::kValue, values_kept());
+  waits_.keep(MutualWaits::Kind::kExchange, exchanges_kept());
+}
+
+MutualWaits::Keeper Mailbox::values_kept() {
+  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank waiting) {
+    std::lock_guard guard(mutex_);
+    return sent_[{waiting, operation.key}] >= operation.number;
+  };
+  return {has_come, nullptr};
+}
+
+MutualWaits::Keeper Mailbox::exchanges_kept() {
+  const auto has_come = [this](const MutualWaits::Operation& operation, base::Rank) {
+    std::lock_guard guard(mutex_);
+    return exchanges_[operation.key] >= operation.number;
+  };
+  // Members that have not come to it leave it out: the next one is the next of all.
+  const auto given_up = [this](const MutualWaits::Operation& operation, base::Rank by) {
+    std::lock_guard guard(mutex_);
+    auto& count = exchanges_[operation.key];
+    count = std::max(count, operation.number);
+    forget({by, operation.key}, operation.number);
+  };
+  return {has_come, given_up};
+}
+
+void Mailbox::post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value) {
+  transport::Message message;
+  message.kind = transport::Kind::kObject;
+  message.caller = transport_.rank();
+  message.call.counter = number;
+  message.channel = channel;
+  message.body = std::move(value);
+  transport_.send(to, message);
+}
+
+void Mailbox::send(base::Rank to, const std::string& channel, value::Value value) {
+  std::int64_t number = 0;
+  {
+    std::lock_guard guard(mutex_);
+    number = ++sent_[{to, channel}];
+  }
+  post(to, channel, number, std::move(value));
+}
+
+value::Value Mailbox::receive(base::Rank from, const std::string& channel, const base::Patience& patience) {
+  const Key key{from, channel};
+  std::int64_t number = 0;
+  {
+    std::lock_guard guard(mutex_);
+    if (const auto box = boxes_.find(key); box != boxes_.end()) return take(box);
+    number = taken_[key] + 1;
+  }
+  const std::vector<base::Rank> members{from};
+  MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kValue, channel, number},
+                                    base::str("a wait for \"", channel, "\""),
+                                    {},
+                                    [&] { return lacking(members, channel, 0); },
+                                    patience.call,
+                                    nullptr});
+  return await(from, channel, scope.watched(patience), scope.call());
+}
+
+value::Value Mailbox::await(base::Rank from, const std::string& channel, const base::Patience& patience,
+                            const base::Call& call) {
+  std::unique_lock lock(mutex_);
+  const Key key{from, channel};
+  const auto what = [&] {
+    const auto value = base::str("value on channel \"", channel, "\" from rank ", from);
+    return call.name.empty() ? value
+                             : base::str(value, " in ", call.name, call.where.empty() ? "" : " at ", call.where,
+                                         ", which every rank of its group calls");
+  };
+  const auto ready = [&] {
+    if (boxes_.contains(key)) return true;
+    if (const auto lost = lost_.find(from); lost != lost_.end()) {
+      throw base::PeerError(base::str(transport::lost(from, lost->second), "; ", what(), " will not come"));
+    }
+    return false;
+  };
+  base::wait_until(lock, arrived_, patience, ready, what);
+  return take(boxes_.find(key));
+}
+
+bool Mailbox::heard_enough(base::Rank from, const std::string& channel, const Take& take) {
+  while (true) {
+    const auto box = boxes_.find({from, channel});
+    if (box == boxes_.end()) return false;
+    if (take(from, this->take(box))) return true;
+  }
+}
+
+void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience,
+                   const Take& take, const Named& what) {
+  std::unique_lock lock(mutex_);
+  const auto ready = [&] {
+    std::erase_if(from, [&](base::Rank rank) { return heard_enough(rank, channel, take); });
+    for (const auto rank : from) {
+      const auto lost = lost_.find(rank);
+      if (lost != lost_.end()) throw base::PeerError(base::str(what({}), ": ", transport::lost(rank, lost->second)));
+    }
+    return from.empty();
+  };
+  base::wait_until(lock, arrived_, patience, ready, [&] { return what(from); });
+}
+
+std::optional<value::Value> Mailbox::poll(base::Rank from, const std::string& channel) {
+  std::lock_guard guard(mutex_);
+  const auto box = boxes_.find({from, channel});
+  return box == boxes_.end() ? std::nullopt : std::optional(take(box));
+}
+
+value::Value Mailbox::take(Boxes::iterator box) {
+  auto [number, value] = std::move(box->second.front());
+  taken_[box->first] = number;
+  box->second.pop_front();
+  if (box->second.empty()) boxes_.erase(box);
+  return std::move(value);
+}
+
+void Mailbox::forget(const Key& key, std::int64_t until) {
+  const auto box = boxes_.find(key);
+  if (box == boxes_.end()) return;
+  std::erase_if(box->second, [&](const Item& item) { return item.number <= until; });
+  if (box->second.empty()) boxes_.erase(box);
+}
+
+std::vector<base::Rank> Mailbox::lacking(std::span<const base::Rank> members, const std::string& channel,
+                                         std::size_t taken) {
+  std::lock_guard guard(mutex_);
+  std::vector<base::Rank> ranks;
+  for (auto rank : members.subspan(taken)) {
+    if (rank != transport_.rank() && !boxes_.contains({rank, channel})) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<value::Value> Mailbox::all_gather(std::span<const base::Rank> members, value::Value value,
+                                              const base::Patience& patience) {
+  return exchange(members, group_channel("gather", members), value, patience);
+}
+
+void Mailbox::barrier(std::span<const base::Rank> members, const base::Patience& patience) {
+  exchange(members, group_channel("barrier", members), value::None{}, patience);
+}
+
+std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members, const std::string& channel,
+                                            const value::Value& value, const base::Patience& patience) {
+  if (members.size() == 1) return {value};
+  std::int64_t number = 0;
+  {
+    std::lock_guard guard(mutex_);
+    number = ++exchanges_[channel];
+    for (auto rank : members) forget({rank, channel}, number - 1);  // of one that was given up meanwhile
+  }
+  const auto call = patience.call ? patience.call() : base::Call();
+  const value::Value signed_value = value::Tuple{{call.part, call.name, call.where, value}};
+  for (auto rank : members) {
+    if (rank != transport_.rank()) post(rank, channel, number, signed_value);
+  }
+  std::vector<value::Value> values;
+  MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kExchange, channel, number},
+                                    base::str("an exchange on channel \"", channel, "\""),
+                                    {members.begin(), members.end()},
+                                    [&] { return lacking(members, channel, values.size()); },
+                                    [&] { return call; },
+                                    [&] {
+                                      std::lock_guard guard(mutex_);
+                                      for (auto rank : members) forget({rank, channel}, number);
+                                    }});
+  const auto watched = scope.watched(patience);
+  for (auto rank : members) {
+    values.push_back(rank == transport_.rank() ? signed_value : await(rank, channel, watched, call));
+  }
+  return without_signatures(members, std::move(values));
+}
+
+std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::milliseconds within) {
+  std::unique_lock lock(mutex_);
+  std::string clause;
+  arrived_.wait_for(lock, within, [&] {
+    for (auto rank : members) {
+      const auto lost = lost_.find(rank);
+      if (lost != lost_.end()) clause = transport::lost(rank, lost->second);
+    }
+    return !clause.empty();
+  });
+  return clause;
+}
+
+std::string Mailbox::first_loss() {
+  std::lock_guard guard(mutex_);
+  return first_loss_;
+}
+
+void Mailbox::deliver(transport::Message&& message) {
+  if (message.kind == transport::Kind::kWait) return waits_.receive(std::move(message));
+  {
+    std::lock_guard guard(mutex_);
+    boxes_[{message.caller, message.channel}].push_back({message.call.counter, std::move(message.body)});
+  }
+  arrived_.notify_all();
+}
+
+void Mailbox::lose(base::Rank rank, const std::string& why) {
+  {
+    std::lock_guard guard(mutex_);
+    lost_.try_emplace(rank, why);
+    if (first_loss_.empty()) first_loss_ = transport::lost(rank, why);
+  }
+  arrived_.notify_all();
+}
+
+}  // namespace lamina::messaging

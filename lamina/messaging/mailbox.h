@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/messaging/mutual_waits.h"
+#include "lamina/transport/transport.h"
+
+namespace lamina::messaging {
+
+// The name of a group's own channel: what its members exchange there arrives in order between each two of them.
+std::string group_channel(const char* what, std::span<const base::Rank> members);
+
+// Values between ranks outside the pipeline: objects of the user, plans, parameters. Each pair of ranks has any number
+// of channels, told apart by name; within one, values arrive in the order sent. All waits here, and others of the job,
+// end as [Note: mutual waits] says.
+class Mailbox {
+ public:
+  explicit Mailbox(transport::Transport& transport);
+
+  base::Rank rank() const { return transport_.rank(); }
+  MutualWaits& waits() { return waits_; }
+
+  void send(base::Rank to, const std::string& channel, value::Value value);
+
+  // The next value of `channel` from `from`. Throws base::PeerError when that rank is lost and has sent no more,
+  // base::TimeoutError, and what the patience's interrupt throws.
+  value::Value receive(base::Rank from, const std::string& channel, const base::Patience& patience);
+
+  // Hears every rank of `from`: `take` gets what comes, under this mailbox's lock, and says when that rank has said
+  // enough; what it throws ends the wait. `what` names the wait, in which these ranks are still to be heard. Throws
+  // what receive() throws.
+  using Take = std::function<bool(base::Rank from, value::Value value)>;
+  using Named = std::function<std::string(std::span<const base::Rank> awaited)>;
+  void hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience, const Take& take,
+            const Named& what);
+
+  // The same where it has come already.
+  std::optional<value::Value> poll(base::Rank from, const std::string& channel);
+
+  // Every member calls with the same `members`, its own rank among them: the members' values in that order. Throws
+  // base::DesyncError, on all, where members give different parts of their calls (see base::Call).
+  std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
+                                       const base::Patience& patience);
+  // Returns when every member has called.
+  void barrier(std::span<const base::Rank> members, const base::Patience& patience);
+
+  // Waits until one of `members` is lost, at most `within`: a clause that names it, "" when none is.
+  std::string loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
+  // The same of the first rank that was lost, whichever it is: others may have left because of it.
+  std::string first_loss();
+
+  void deliver(transport::Message&& message);          // kObject and kWait, from the transport's thread
+  void lose(base::Rank rank, const std::string& why);  // from the transport's thread
+
+ private:
+  using Key = std::pair<base::Rank, std::string>;
+  struct Item {
+    std::int64_t number;  // among those of its channel; of an exchange among those of the group
+    value::Value value;
+  };
+  using Boxes = std::map<Key, std::deque<Item>>;
+
+  void post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value);
+  value::Value take(Boxes::iterator box);
+  bool heard_enough(base::Rank from, const std::string& channel, const Take& take);
+  value::Value await(base::Rank from, const std::string& channel, const base::Patience& patience,
+                     const base::Call& call);
+  std::vector<value::Value> exchange(std::span<const base::Rank> members, const std::string& channel,
+                                     const value::Value& value, const base::Patience& patience);
+  // Those of `members` of whom nothing is here; with `taken` from the others already.
+  std::vector<base::Rank> lacking(std::span<const base::Rank> members, const std::string& channel, std::size_t taken);
+  void forget(const Key& box, std::int64_t until);  // values of exchanges; under the lock
+  MutualWaits::Keeper values_kept();
+  MutualWaits::Keeper exchanges_kept();
+
+  transport::Transport& transport_;
+  MutualWaits waits_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  Boxes boxes_;                                    // none is empty
+  std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
+  std::map<std::string, std::int64_t> exchanges_;  // how many of each group
+  std::map<base::Rank, std::string> lost_;
+  std::string first_loss_;
+};
+
+}  // namespace lamina::messaging

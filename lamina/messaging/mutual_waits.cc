@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/messaging/mutual_waits.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lamina/base/rank_list.h"
+
+namespace lamina::messaging {
+namespace {
+
+using value::List;
+using value::Tuple;
+using value::Value;
+using Clock = base::Deadline::Clock;
+
+constexpr auto kMoment = std::chrono::milliseconds(500);  // a shorter wait is told to nobody
+// How long a thread that waits may be away from its wait, in what it does meanwhile, until that counts as a new one.
+constexpr auto kAway = std::chrono::milliseconds(400);
+// How long the others of a circle may take to give up: each looks every base::kInterruptSlice.
+constexpr auto kAllGiveUp = std::chrono::seconds(1);
+
+enum class Tag : std::int64_t { kPath, kGivenUp, kLeft };
+
+Value to_value(Tag tag) { return static_cast<std::int64_t>(tag); }
+
+Value to_value(const MutualWaits::Operation& operation) {
+  return Tuple{{static_cast<std::int64_t>(operation.kind), operation.key, operation.number}};
+}
+
+MutualWaits::Operation to_operation(const Value& value) {
+  const auto& items = value.as<Tuple>().items;
+  return {static_cast<MutualWaits::Kind>(items.at(0).as<std::int64_t>()), items.at(1).as<std::string>(),
+          items.at(2).as<std::int64_t>()};
+}
+
+Value to_value(const MutualWaits::Told& told) {
+  return Tuple{{told.rank.value, told.serial, to_value(told.operation), told.around ? to_value(*told.around) : Value(),
+                told.words}};
+}
+
+MutualWaits::Told to_told(const Value& value) {
+  const auto& items = value.as<Tuple>().items;
+  MutualWaits::Told told{base::Rank(items.at(0).as<std::int64_t>()), items.at(1).as<std::int64_t>(),
+                         to_operation(items.at(2)), std::nullopt, items.at(4).as<std::string>()};
+  if (items.at(3).get_if<value::None>() == nullptr) told.around = to_operation(items.at(3));
+  return told;
+}
+
+Value to_value(const MutualWaits::Path& path) {
+  List list;
+  for (const auto& told : path) list.items.push_back(to_value(told));
+  return list;
+}
+
+MutualWaits::Path to_path(const Value& value) {
+  MutualWaits::Path path;
+  for (const auto& item : value.as<List>().items) path.push_back(to_told(item));
+  return path;
+}
+
+bool holds(const MutualWaits::Path& path, base::Rank rank) {
+  return std::ranges::any_of(path, [&](const auto& told) { return told.rank == rank; });
+}
+
+// Two ranks that wait in one operation of a group wait for the same others: what one of them lacks, both do.
+bool shared(const MutualWaits::Operation& mine, const MutualWaits::Operation& other) {
+  return mine.kind != MutualWaits::Kind::kValue && mine == other;
+}
+
+std::string text_of(const MutualWaits::Path& circle) {
+  std::string words;
+  for (const auto& told : circle) words += base::str(words.empty() ? "" : "; ", told.words);
+  return base::str("ranks wait for each other: ", words,
+                   ". Make these calls on all of these ranks, in the same order: not on one alone, as under "
+                   "`if rank() == 0`");
+}
+
+}  // namespace
+
+void MutualWaits::keep(Kind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
+
+void MutualWaits::keep_steps(std::function<std::optional<Operation>()> around,
+                             std::function<void(const Operation&)> ended) {
+  around_ = std::move(around);
+  ended_ = std::move(ended);
+}
+
+MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
+    : waits_(waits), wait_(std::move(wait)), serial_(++waits.serials_), since_(Clock::now()), checked_(since_) {
+  std::lock_guard guard(waits_.mutex_);
+  if (waits_.current_ != nullptr && waits_.thread_ != std::this_thread::get_id()) {
+    waits_.current_->alone_ = false;
+    return;
+  }
+  alone_ = waits_.current_ == nullptr || waits_.current_->alone_;
+  waits_.thread_ = std::this_thread::get_id();
+  waits_.given_up_.clear();  // before this rank came
+  outer_ = std::exchange(waits_.current_, this);
+}
+
+MutualWaits::Scope::~Scope() {
+  std::lock_guard guard(waits_.mutex_);
+  if (waits_.current_ == this) waits_.current_ = outer_;
+}
+
+void MutualWaits::Scope::check() {
+  {
+    std::lock_guard guard(waits_.mutex_);
+    if (!alone_) return;
+  }
+  const auto now = Clock::now();
+  if (now - checked_ > kAway) since_ = now;
+  checked_ = now;
+  waits_.check(*this);
+}
+
+base::Patience MutualWaits::Scope::watched(const base::Patience& patience) {
+  base::Patience watched = patience;
+  watched.check_interrupt = [this, interrupt = patience.check_interrupt] {
+    if (interrupt) interrupt();
+    check();
+  };
+  return watched;
+}
+
+void MutualWaits::check(Scope& scope) {
+  if (const auto circle = given_up_elsewhere(scope)) give_up(scope, *circle);
+  const auto lacked = scope.wait_.lacks();
+  std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
+  {
+    std::lock_guard guard(mutex_);
+    heard.swap(heard_);
+  }
+  for (auto& [ends, each] : heard) {
+    if (has_come(each.path.back())) continue;
+    if (const auto circle = follow(scope, each, lacked)) give_up(scope, *circle);
+    std::lock_guard guard(mutex_);
+    heard_.try_emplace(ends, std::move(each));  // unless a newer one has come
+  }
+  if (Clock::now() - scope.since_ >= kMoment) tell(scope, lacked);
+}
+
+void MutualWaits::tell(Scope& scope, const std::vector<base::Rank>& lacked) {
+  for (auto rank : lacked) {
+    if (scope.told_.insert(rank).second)
+      send(rank, Tuple{{to_value(Tag::kPath), to_value(Path{story(scope, lacked)})}});
+  }
+}
+
+std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
+                                                     const std::vector<base::Rank>& lacked) {
+  const Told& first = heard.path.front();
+  if (first.rank == transport_.rank()) {
+    return first.serial == scope.serial_ ? std::optional(heard.path) : std::nullopt;
+  }
+  if (shared(scope.wait_.operation, first.operation)) {
+    if (heard.path.size() > 1) tell(scope, {heard.path[1].rank});
+    return std::nullopt;
+  }
+  if (holds(heard.path, transport_.rank())) return std::nullopt;
+  if (std::exchange(heard.extended_in, scope.serial_) != scope.serial_) heard.extended_to.clear();
+  for (auto rank : lacked) {
+    if (!heard.extended_to.insert(rank).second) continue;
+    Path longer = heard.path;
+    longer.push_back(story(scope, lacked));
+    send(rank, Tuple{{to_value(Tag::kPath), to_value(longer)}});
+  }
+  return std::nullopt;
+}
+
+std::optional<MutualWaits::Path> MutualWaits::given_up_elsewhere(Scope& scope) {
+  std::vector<GivenUp> all;
+  {
+    std::lock_guard guard(mutex_);
+    all.swap(given_up_);
+  }
+  for (auto& [circle, by] : all) {
+    const bool mine = std::ranges::any_of(
+        circle, [&](const Told& told) { return told.rank == transport_.rank() && told.serial == scope.serial_; });
+    // A step that one rank had given up before it was announced may since be another, which has that number.
+    const bool same = shared(scope.wait_.operation, by.operation) && by.around.has_value() == around().has_value();
+    if (mine || same) return std::move(circle);
+  }
+  return std::nullopt;
+}
+
+void MutualWaits::give_up(Scope& scope, const Path& circle) {
+  const auto mine = story(scope, scope.wait_.lacks());
+  std::set<base::Rank> others(scope.wait_.members.begin(), scope.wait_.members.end());
+  for (const auto& told : circle) others.insert(told.rank);
+  others.erase(transport_.rank());
+  for (auto rank : others) send(rank, Tuple{{to_value(Tag::kGivenUp), to_value(circle), to_value(mine)}});
+  if (scope.wait_.give_up) scope.wait_.give_up();
+  await_others(circle);
+  for (const auto& told : circle) {
+    if (told.around && ended_) ended_(*told.around);
+  }
+  throw base::DesyncError(text_of(circle));
+}
+
+void MutualWaits::await_others(const Path& circle) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kAllGiveUp, [&] {
+    return std::ranges::all_of(circle, [&](const Told& told) {
+      const auto found = gave_up_.find(told.rank);
+      return told.rank == transport_.rank() || (found != gave_up_.end() && found->second >= told.serial);
+    });
+  });
+}
+
+bool MutualWaits::has_come(const Told& told) {
+  const auto keeper = keepers_.find(told.operation.kind);
+  return keeper == keepers_.end() || keeper->second.has_come(told.operation, told.rank);
+}
+
+std::optional<MutualWaits::Operation> MutualWaits::around() const { return around_ ? around_() : std::nullopt; }
+
+MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>& lacked) {
+  if (scope.call_.name.empty() && scope.wait_.call) scope.call_ = scope.wait_.call();
+  const auto& [name, where, part] = scope.call_;
+  auto words = base::str("rank ", transport_.rank(), " waits in ", name.empty() ? scope.wait_.what : name,
+                         where.empty() ? "" : " at ", where);
+  if (!lacked.empty()) words += base::str(" for ", base::name_ranks(lacked));
+  return {transport_.rank(), scope.serial_, scope.wait_.operation, around(), std::move(words)};
+}
+
+void MutualWaits::tell_leaving(const std::string& words) {
+  for (int rank = 0; rank < transport_.size(); ++rank) {
+    if (base::Rank(rank) != transport_.rank()) send(base::Rank(rank), Tuple{{to_value(Tag::kLeft), words}});
+  }
+}
+
+std::string MutualWaits::left(base::Rank rank) {
+  std::lock_guard guard(mutex_);
+  const auto found = left_.find(rank);
+  return found == left_.end() ? "" : found->second;
+}
+
+void MutualWaits::send(base::Rank to, Value body) {
+  transport::Message message;
+  message.kind = transport::Kind::kWait;
+  message.caller = transport_.rank();
+  message.body = std::move(body);
+  try {
+    transport_.send(to, message);
+  } catch (const base::Error&) {  // of a rank that is lost, or takes nothing any more, others tell
+  }
+}
+
+void MutualWaits::receive(transport::Message&& message) {
+  const auto& items = message.body.as<Tuple>().items;
+  switch (static_cast<Tag>(items.at(0).as<std::int64_t>())) {
+    case Tag::kPath: {
+      Heard heard{to_path(items.at(1)), -1, {}};
+      if (heard.path.empty()) return;
+      std::lock_guard guard(mutex_);
+      heard_[{heard.path.front().rank, heard.path.back().rank}] = std::move(heard);
+      return;
+    }
+    case Tag::kGivenUp: {
+      GivenUp given_up{to_path(items.at(1)), to_told(items.at(2))};
+      const auto& by = given_up.by;
+      const auto keeper = keepers_.find(by.operation.kind);
+      if (keeper != keepers_.end() && keeper->second.given_up) keeper->second.given_up(by.operation, by.rank);
+      {
+        std::lock_guard guard(mutex_);
+        auto& serial = gave_up_[by.rank];
+        serial = std::max(serial, by.serial);
+        given_up_.push_back(std::move(given_up));
+      }
+      changed_.notify_all();
+      return;
+    }
+    case Tag::kLeft: {
+      std::lock_guard guard(mutex_);
+      left_[message.caller] = items.at(1).as<std::string>();
+      return;
+    }
+  }
+}
+
+}  // namespace lamina::messaging

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/transport/transport.h"
+
+namespace lamina::messaging {
+
+// [Note: mutual waits] A rank waits in one operation for a rank that waits in another one for it: neither ends. This
+// is found, and raised on both, long before a deadline. An *operation* is what all its members have to come to: the
+// n-th value on a channel, the n-th exchange of a group, the n-th step.
+//
+// Whoever has waited for a moment says so to each rank that it lacks. A rank that is told of a wait, has not come to
+// that operation and waits for others itself, adds its own wait and passes both on to those: a path. A path that comes
+// back to the wait that it began with is a proof: each rank on it waits, in its one thread, for the next, and can do
+// nothing else. (Messages of a pair of ranks keep their order: what the next had done for it before would have been
+// here.) A rank that computes passes nothing on, and no wait is judged by how long it is.
+//
+// Then every rank of the circle gives its operation up: it withdraws what it sent for it, tells the others, waits until
+// they have done so too, and throws. So the next operation is exact, if all go on in agreement. Members of such an
+// operation that are not in the circle give it up when they hear of it.
+class MutualWaits {
+ public:
+  enum class Kind : std::int64_t { kValue, kExchange, kGroup, kStep };
+  struct Operation {
+    Kind kind = Kind::kValue;
+    std::string key;          // the channel, or the group
+    std::int64_t number = 0;  // counted by key; of kValue by sender and receiver, too
+    friend bool operator==(const Operation&, const Operation&) = default;
+  };
+
+  // A wait as others hear of it.
+  struct Told {
+    base::Rank rank;
+    std::int64_t serial = 0;  // of this wait among those of the rank
+    Operation operation;
+    std::optional<Operation> around;  // a step that has begun, and in which the rank waits for something else
+    std::string words;                // "rank 1 waits in lamina.barrier() at train.py:12 for rank 0"
+  };
+  using Path = std::vector<Told>;
+
+  // The one that knows a kind of operations.
+  struct Keeper {
+    // Says that this rank has done its part: `waiting` need not wait for it. From the thread that waits.
+    std::function<bool(const Operation&, base::Rank waiting)> has_come;
+    // Another rank, which waited in it, has given it up. From the transport's thread.
+    std::function<void(const Operation&, base::Rank)> given_up;
+  };
+
+  explicit MutualWaits(transport::Transport& transport) : transport_(transport) {}
+
+  void keep(Kind kind, Keeper keeper);  // before the transport starts
+  // How this rank learns what steps of other ranks a circle has ended, and which of its own is around a wait.
+  void keep_steps(std::function<std::optional<Operation>()> around, std::function<void(const Operation&)> ended);
+
+  // An operation that a rank waits in.
+  struct Wait {
+    Operation operation;
+    std::string what;                                // names it where the call is not known
+    std::vector<base::Rank> members;                 // who hears that it was given up
+    std::function<std::vector<base::Rank>()> lacks;  // who has not come, as far as this rank knows now
+    std::function<base::Call()> call;                // the one that waits; empty: not known
+    std::function<void()> give_up;                   // withdraws what was sent; may be empty
+  };
+
+  // This thread waits so while it lives. A wait inside another one hides that.
+  class Scope {
+   public:
+    Scope(MutualWaits& waits, Wait wait);
+    ~Scope();
+    Scope(const Scope&) = delete;
+
+    // Called by the thread that waits again and again, without a lock. Throws base::DesyncError.
+    void check();
+    // The patience with that.
+    base::Patience watched(const base::Patience& patience);
+    // The call that waits; found out when the wait is long.
+    const base::Call& call() const { return call_; }
+
+   private:
+    friend class MutualWaits;
+    MutualWaits& waits_;
+    const Wait wait_;
+    const std::int64_t serial_;
+    Scope* outer_ = nullptr;
+    bool alone_ = false;  // in its wait: of two threads the other one may yet do what is lacked, nothing can be proven
+    base::Deadline::Clock::time_point since_, checked_;
+    std::set<base::Rank> told_;
+    base::Call call_;
+  };
+
+  // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
+  void tell_leaving(const std::string& words);
+  // The words of `rank` on it; "" when there are none.
+  std::string left(base::Rank rank);
+
+  void receive(transport::Message&& message);  // kWait, from the transport's thread
+
+ private:
+  struct GivenUp {
+    Path circle;
+    Told by;
+  };
+  struct Heard {
+    Path path;
+    std::int64_t extended_in = -1;  // the wait that it was passed on from, to these:
+    std::set<base::Rank> extended_to;
+  };
+
+  void check(Scope& scope);
+  void tell(Scope& scope, const std::vector<base::Rank>& lacked);
+  // Finds the circle that a path proves which has come here; else passes it on.
+  std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
+  std::optional<Path> given_up_elsewhere(Scope& scope);
+  [[noreturn]] void give_up(Scope& scope, const Path& circle);
+  void await_others(const Path& circle);
+  bool has_come(const Told& told);
+  std::optional<Operation> around() const;  // the step that has begun here
+  Told story(Scope& scope, const std::vector<base::Rank>& lacked);
+  void send(base::Rank to, value::Value body);
+
+  transport::Transport& transport_;
+  std::map<Kind, Keeper> keepers_;
+  std::function<std::optional<Operation>()> around_;
+  std::function<void(const Operation&)> ended_;
+  std::atomic<std::int64_t> serials_ = 0;
+
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  Scope* current_ = nullptr;
+  std::thread::id thread_;                                    // that `current_` is of
+  std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;  // by the path's first and last rank
+  std::vector<GivenUp> given_up_;
+  std::map<base::Rank, std::int64_t> gave_up_;  // the serial of the latest wait that a rank gave up
+  std::map<base::Rank, std::string> left_;
+};
+
+}  // namespace lamina::messaging

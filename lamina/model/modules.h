@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lamina/base/ids.h"
+#include "lamina/value/value.h"
+
+// What the pipeline knows of a model: modules that can be called by number. A face adapts its own kind of module to
+// this (functions.h adapts C++ functions; the Python face adapts torch.nn.Module).
+namespace lamina::model {
+
+class Modules {
+ public:
+  virtual ~Modules() = default;
+
+  // For messages: "transformer.h.5".
+  virtual std::string name(base::ModuleId id) const = 0;
+
+  // Whether what it returns must not be predicted from earlier calls.
+  virtual bool dynamic(base::ModuleId) const { return false; }
+
+  // The caller's state that a call of the module should run under, in the face's own format; "" for none. Results are
+  // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
+  virtual std::string capture_state(base::ModuleId id) = 0;
+
+  // Whether a call of the module runs in a random stream of its own (runtime/streams.h).
+  virtual bool starts_stream(base::ModuleId) const { return false; }
+
+  // How many streams a call of it starts by draws from its caller's: its own, or, for several modules that are called
+  // as one, those of each.
+  virtual int streams(base::ModuleId id) const { return starts_stream(id) ? 1 : 0; }
+
+  // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
+  // throw anything.
+  virtual value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) = 0;
+};
+
+}  // namespace lamina::model

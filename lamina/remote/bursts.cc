@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/remote/bursts.h"
+
+#include <utility>
+
+namespace lamina::remote {
+
+using transport::Message;
+
+Bursts::Course Bursts::course_of(const Message& request) {
+  return {request.call.step, request.call.microbatch, request.caller};
+}
+
+void Bursts::ready(const Message& request) {
+  std::lock_guard guard(mutex_);
+  ++bursts_[course_of(request)].ready;
+}
+
+std::vector<Message> Bursts::due(const Message& request, Message&& answer, bool says_more) {
+  std::lock_guard guard(mutex_);
+  const auto found = bursts_.find(course_of(request));
+  if (found == bursts_.end()) return {};  // the step has ended
+  Burst& burst = found->second;
+  burst.answers.push_back(std::move(answer));
+  const bool last = --burst.ready == 0;
+  std::vector<Message> due;
+  if (last || says_more) due.swap(burst.answers);
+  if (last) bursts_.erase(found);
+  return due;
+}
+
+void Bursts::end_step(base::Step step) {
+  std::lock_guard guard(mutex_);
+  std::erase_if(bursts_, [&](const auto& entry) { return std::get<base::Step>(entry.first) <= step; });
+}
+
+}  // namespace lamina::remote

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "lamina/transport/message.h"
+
+namespace lamina::remote {
+
+// [Note: bursts] An answer that says no more than that a call has ended waits for that of the next call of its
+// microbatch from the same rank, where that is ready to run: they go together, and wake that rank once. Nobody computes
+// with them; the end of a microbatch waits for them, which comes after all of its calls.
+class Bursts {
+ public:
+  void ready(const transport::Message& request);  // it will run, and be answered
+  // The answers to send now, in the order of their calls' ends. `says_more`: this one cannot wait.
+  std::vector<transport::Message> due(const transport::Message& request, transport::Message&& answer, bool says_more);
+  void end_step(base::Step step);  // forgets those of it and of earlier ones
+
+ private:
+  using Course = std::tuple<base::Step, base::Microbatch, base::Rank>;  // a microbatch's requests from one rank
+  struct Burst {
+    int ready = 0;  // and not answered
+    std::vector<transport::Message> answers;
+  };
+  static Course course_of(const transport::Message& request);
+
+  std::mutex mutex_;
+  std::map<Course, Burst> bursts_;
+};
+
+}  // namespace lamina::remote

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lamina/value/value.h"
+
+namespace lamina::remote {
+
+// Throws base::UsageError where a call of another rank would silently be something else than the module's own: inside a
+// transform of torch.func, under a dispatch mode or a function mode of Python, or with a tangent of forward-mode AD
+// among the arguments.
+void require_can_cross(const std::string& module, const value::Value& arguments);
+
+}  // namespace lamina::remote

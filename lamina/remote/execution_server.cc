@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/remote/execution_server.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "lamina/remote/data_watch.h"
+#include "lamina/remote/outputs.h"
+#include "lamina/remote/requests.h"
+#include "lamina/remote/signature.h"
+#include "lamina/remote/views.h"
+#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/streams.h"
+#include "lamina/value/encoding.h"
+
+namespace lamina::remote {
+namespace {
+
+using transport::Delivery;
+using transport::Kind;
+using transport::Message;
+
+schedule::Phase phase_of(const Message& request) {
+  return request.kind == Kind::kForward ? schedule::Phase::kForward : schedule::Phase::kBackward;
+}
+
+value::Failure written_failure(const std::string& module, base::Rank rank) {
+  const auto what = base::str("a result of ", module.empty() ? "the model" : module,
+                              " was written to after it was returned and before it was read elsewhere; return a clone "
+                              "of it, or have each call waited for: set_dynamic(module) before the first step");
+  return {"UsageError", what, "", rank, {}};
+}
+
+template <class Predicate>
+std::vector<Delivery> taken_if(std::vector<Delivery>& from, const Predicate& predicate) {
+  const auto rest = std::ranges::stable_partition(from, std::not_fn(predicate));
+  std::vector<Delivery> taken(rest.begin(), rest.end());
+  from.erase(rest.begin(), rest.end());
+  return taken;
+}
+
+base::CallId with_counter(base::CallId call, std::int64_t counter) {
+  call.counter = counter;
+  return call;
+}
+
+// The sum that an item of a list of gradients stands for.
+at::Tensor summed(const value::Value& item) {
+  const auto* parts = item.get_if<value::List>();
+  if (parts == nullptr) return item.as<at::Tensor>();
+  Tensors addends;
+  for (const auto& part : parts->items) addends.push_back(summed(part));
+  return value::Sum(std::move(addends)).take();
+}
+
+}  // namespace
+
+// A request and what of its inputs has arrived.
+struct ExecutionServer::Parked {
+  Message request;
+  std::map<base::CallId, Arrival> inputs;  // its nodes are made before the first arrives
+  std::shared_ptr<Served> forward;         // of a backward: the call whose graph it runs
+  std::atomic<int> missing = 1;
+
+  // Puts what has arrived in the place of the references to it. Throws what came instead of an input.
+  void fill() {
+    value::for_each_leaf(request.body, [&](value::Value& leaf) {
+      const auto* reference = leaf.get_if<value::Reference>();
+      if (reference == nullptr) return;
+      at::Tensor tensor = tensor_of(inputs.at(reference->name));
+      tensor.set_requires_grad(reference->requires_grad);  // as the caller sees it, who may have detached it
+      leaf = tensor;
+    });
+    inputs.clear();
+  }
+};
+
+ExecutionServer::Results::Results(std::string made_by, Tensors made, bool are_gradients)
+    : module(std::move(made_by)),
+      tensors(std::move(made)),
+      gradients(are_gradients),
+      versions(remote::versions(tensors)) {}
+
+// A gradient keeps its strides, which may be those of one element for all.
+at::Tensor ExecutionServer::Results::delivered(std::int64_t output) const {
+  return gradients ? tensors.at(output) : dense(tensors.at(output));
+}
+
+bool ExecutionServer::Results::written(std::int64_t output) const {
+  return value::version_of(tensors.at(output)) != versions.at(output);
+}
+
+ExecutionServer::ExecutionServer(transport::Transport& transport, runtime::ComputeSlot& slot, Inbox& inbox,
+                                 RemoteCalls& calls, value::Failures& failures, Start start)
+    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
+
+void ExecutionServer::set_modules(std::shared_ptr<model::Modules> modules) {
+  std::lock_guard guard(mutex_);
+  modules_ = std::move(modules);
+}
+
+std::string ExecutionServer::latest_of(base::Rank rank) {
+  std::lock_guard guard(mutex_);
+  const auto found = latest_.find(rank);
+  if (found == latest_.end()) return "";
+  if (modules_) found->second.name = modules_->name(found->second.module);
+  return found->second.what();
+}
+
+void ExecutionServer::receive(Message&& request) {
+  for (const auto& release : request.released) forget(release);
+  if (request.kind == Kind::kDeliver) return deliver(request);
+  {
+    std::lock_guard guard(mutex_);
+    latest_[request.caller] = {request.call, transport_.rank(), request.target, "", request.kind == Kind::kBackward};
+    auto served = std::make_shared<Served>();
+    served->owed = std::move(request.deliveries);
+    served_[request.call] = std::move(served);
+  }
+  await_inputs(std::move(request));
+}
+
+void ExecutionServer::await_inputs(Message&& request) {
+  auto parked = std::make_shared<Parked>();
+  parked->request = std::move(request);
+  value::for_each_leaf(parked->request.body, [&](const value::Value& leaf) {
+    if (const auto* reference = leaf.get_if<value::Reference>()) parked->inputs.try_emplace(reference->name);
+  });
+  parked->missing += static_cast<int>(parked->inputs.size());
+  const auto one_more = [this, parked] {
+    if (--parked->missing != 0) return;
+    start_(parked->request.call.step, [this, parked]() -> Work {
+      bursts_.ready(parked->request);
+      const auto place = slot_.reserve(phase_of(parked->request), parked->request.call.microbatch);
+      return [this, parked, place] { serve(*parked, *place); };
+    });
+  };
+  for (auto& [name, place] : parked->inputs) {
+    inbox_.expect(name, [one_more, &place](Arrival arrival) {
+      place = std::move(arrival);
+      one_more();
+    });
+  }
+  if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
+  if (parked->request.after >= 0) await_earlier(*parked, one_more);
+  one_more();
+}
+
+// A caller that does not read what a call returns may ask for its backward before it has run.
+void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
+  const auto forward = with_counter(parked->request.call, to_backward_request(parked->request.body).forward);
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(forward);
+  if (found == served_.end()) return;  // the backward says so
+  parked->forward = found->second;
+  ++found->second->backwards;
+  await_finish(*found->second, *parked, finished);
+}
+
+// See [Note: order of calls].
+void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(with_counter(parked.request.call, parked.request.after));
+  if (found != served_.end()) await_finish(*found->second, parked, finished);
+}
+
+void ExecutionServer::inherit_order(const Message& request, runtime::Activity& activity) {
+  if (request.after < 0) return;
+  std::lock_guard guard(mutex_);
+  if (auto found = orders_.extract(with_counter(request.call, request.after)))
+    issued(activity).latest = std::move(found.mapped());
+}
+
+void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
+  if (served.finished) return;
+  ++parked.missing;
+  served.readers.push_back(finished);
+}
+
+void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) {
+  auto& request = parked.request;
+  const bool forwards = request.kind == Kind::kForward;
+  runtime::Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
+  if (activity.recorder() && modules_) activity.set_name(modules_->name(request.target));
+  inherit_order(request, activity);
+  Message answer;
+  answer.kind = Kind::kResult;
+  answer.call = request.call;
+  answer.caller = request.caller;
+  Tensors outputs;
+  std::optional<value::Failure> failure;
+  try {
+    parked.fill();
+    set_flags(request, activity);
+    const auto flags = activity.flags();
+    outputs = forwards ? forward(request, answer) : backward(parked, answer);
+    require_flags(request, flags, activity);
+    calls_.learn_views(activity);
+  } catch (const base::CancelledError&) {
+    throw;
+  } catch (const base::PeerError&) {
+    throw;
+  } catch (...) {
+    // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
+    failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
+    if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
+  }
+  answer.state = activity.take_note();
+  finish(request, std::move(outputs), std::move(failure), std::move(answer), activity);
+}
+
+void ExecutionServer::set_flags(const Message& request, runtime::Activity& activity) {
+  const bool forwards = request.kind == Kind::kForward;
+  if (slot_.flags() == nullptr) return;
+  activity.set_flags(slot_.flags()->from_bytes(forwards ? split_state(request.state).flags : request.state));
+}
+
+void ExecutionServer::require_flags(const Message& request, const runtime::ParameterFlags::Flags& given,
+                                    runtime::Activity& activity) {
+  if (slot_.flags() == nullptr) return;
+  const auto name = slot_.flags()->difference(given, activity.flags());
+  if (name.empty()) return;
+  throw base::UsageError(base::str(modules_->name(request.target), " changed requires_grad of ", name, " on rank ",
+                                   transport_.rank(),
+                                   ", which its caller on another rank does not see: set it in the body of the step "
+                                   "function, or before the step on every rank"));
+}
+
+Tensors ExecutionServer::forward(Message& request, Message& answer) {
+  if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
+  const auto state = split_state(request.state);
+  auto graph = std::make_shared<CalleeGraph>(request.body);
+  const auto arguments = distinct_tensors(request.body);
+  const auto before = versions(arguments);
+  ForwardAnswer result;
+  {
+    std::optional<DataWatch> watch;
+    if (request.expected == 0) watch.emplace();
+    std::optional<runtime::Stream> stream;
+    std::optional<runtime::GivenSeeds> seeds;
+    if (modules_->starts_stream(request.target)) {
+      stream.emplace(state.seeds.at(0));
+    } else {
+      seeds.emplace(state.seeds);
+    }
+    runtime::run_with_modes(
+        state.modes, [&] { result.outputs = modules_->call(request.target, state.of_face, std::move(request.body)); });
+    result.saw_data = watch && watch->saw_data();
+  }
+  replace_arguments(result.outputs, arguments);
+  result.views = views(result.outputs, arguments);
+  result.written = written(arguments, before);
+  copy_what_others_hold(result.outputs);
+  Tensors outputs;
+  if (request.expected != 0) {
+    const auto found = outline(result.outputs, result.views);
+    if (!found || found->fingerprint != request.expected || !result.written.items.empty()) {
+      throw_unexpected(modules_->name(request.target), "the results of");
+    }
+    outputs = distinct_tensors(result.outputs);
+  }
+  graph->set_outputs(value::Tuple{{result.outputs, result.written}});
+  if (request.expected == 0) {
+    result.reached = graph->reached();
+    answer.body = to_value(std::move(result));
+    value::for_each_tensor(answer.body, value::materialise);
+    make_dense(answer.body);
+  }
+  if (graph->differentiable()) {
+    std::lock_guard guard(mutex_);
+    const auto served = served_.find(request.call);
+    const bool wanted = served != served_.end() && !(served->second->graph_released && served->second->backwards == 0);
+    if (wanted) served->second->graph = std::move(graph);
+  }
+  return outputs;
+}
+
+Tensors ExecutionServer::backward(Parked& parked, Message& answer) {
+  auto& request = parked.request;
+  const auto what = to_backward_request(request.body);
+  request.body = {};
+  Tensors gradients;
+  for (const auto& item : what.gradients.items) gradients.push_back(summed(item));
+  std::shared_ptr<CalleeGraph> graph;
+  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), what.options.keep_graph);
+  if (!graph) {
+    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+  }
+  auto options = what.options;
+  options.asked = calls_.asked(request.call.microbatch);
+  auto result = graph->backward(gradients, options);
+  if (request.expected == 0) {
+    for (const auto& gradient : result) value::materialise(gradient);
+    answer.body = to_value(result);
+    return {};
+  }
+  if (fingerprint(pattern(result)) != request.expected) {
+    throw_unexpected(modules_->name(request.target), "the gradients of the arguments of");
+  }
+  return result;
+}
+
+std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool keep) {
+  std::lock_guard guard(mutex_);
+  --forward.backwards;
+  if (forward.failure) throw value::RemoteFailure(*forward.failure);
+  const bool last = forward.graph_released && forward.backwards == 0;
+  return keep && !last ? forward.graph : std::exchange(forward.graph, nullptr);
+}
+
+void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
+                             Message&& answer, runtime::Activity& activity) {
+  const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
+  auto results =
+      Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == Kind::kBackward);
+  std::vector<Delivery> owed;
+  std::vector<std::function<void()>> readers;
+  decltype(garbage_) garbage;
+  {
+    std::lock_guard guard(mutex_);
+    garbage.swap(garbage_);
+    const auto served = served_.find(request.call);
+    if (served == served_.end()) return;  // the step has ended
+    owed = std::move(served->second->owed);
+    readers = std::move(served->second->readers);
+    served->second->finished = true;
+    if (!issued(activity).latest.empty()) orders_[request.call] = issued(activity).latest;
+    served->second->failure = failure;
+    if (!served->second->outputs_released) served->second->results = results;
+    const bool needed = failure || !served->second->results.tensors.empty() || served->second->graph;
+    if (!needed) served_.erase(served);
+  }
+  for (const auto& reader : readers) reader();
+  // Before another gets the slot: what goes on here with these results is among those that it may pass to.
+  const auto here = [&](const Delivery& delivery) {
+    return delivery.to == transport_.rank() && (failure || !value::is_pending(results.tensors.at(delivery.output)));
+  };
+  fulfil(taken_if(owed, here), results, failure);
+  // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
+  const bool noted = !answer.state.empty();
+  if (!noted) activity.retire();
+  // What the caller wants itself goes with the answer.
+  const auto elsewhere = [&](const Delivery& delivery) {
+    if (delivery.to != request.caller) return true;
+    return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
+  };
+  fulfil(taken_if(owed, elsewhere), results, failure);
+  if (failure) {
+    answer.kind = Kind::kError;
+    answer.body = value::to_value(*failure);
+  } else if (!owed.empty()) {
+    value::List tensors;
+    for (const auto& delivery : owed) tensors.items.emplace_back(results.delivered(delivery.output));
+    answer.body = std::move(tensors);
+  }
+  answer.deliveries = std::move(owed);
+  results = {};
+  const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
+  const bool says_more =
+      failure || !answer.deliveries.empty() || !answer.state.empty() || request.expected == 0 || !done;
+  for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
+  if (noted) activity.retire();
+  if (done) return;
+  Message end;
+  end.kind = Kind::kResult;
+  end.call = request.call;
+  end.caller = request.caller;
+  try {
+    calls_.settle(activity, held);
+  } catch (const value::RemoteFailure& late) {
+    end.kind = Kind::kError;
+    end.body = value::to_value(late.failure());
+  }
+  transport_.send(request.caller, end);
+}
+
+void ExecutionServer::deliver(const Message& request) {
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(request.call);
+  if (found != served_.end() && !found->second->finished) {
+    auto& owed = found->second->owed;
+    owed.insert(owed.end(), request.deliveries.begin(), request.deliveries.end());
+    return;
+  }
+  std::optional<value::Failure> failure;
+  if (found == served_.end()) {
+    failure = value::Failure{"UsageError", "a result was asked for after it was released", "", transport_.rank(), {}};
+  } else {
+    failure = found->second->failure;
+  }
+  auto results = failure ? Results() : found->second->results;
+  start_(request.call.step, [this, owed = request.deliveries, results = std::move(results), failure]() -> Work {
+    return [this, owed, results, failure] { fulfil(owed, results, failure); };
+  });
+}
+
+void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& results,
+                             const std::optional<value::Failure>& failure) {
+  // Readers get memory of their own: what shares memory here goes in parcels of its own.
+  using Place = std::pair<base::Rank, int>;
+  std::map<Place, Message> parcels;
+  std::map<Place, value::List> contents;
+  std::map<std::pair<base::Rank, const void*>, int> uses;
+  for (const auto& delivery : owed) {
+    Place place{delivery.to, 0};
+    if (!failure) {
+      const auto& output = results.tensors.at(delivery.output);
+      if (results.written(delivery.output)) {
+        fulfil({delivery}, {}, written_failure(results.module, transport_.rank()));
+        continue;
+      }
+      if (const auto elsewhere = remote_value_of(output)) {
+        elsewhere->redirect(delivery);
+        continue;
+      }
+      value::materialise(output);
+      place.second = uses[{delivery.to, output.storage().unsafeGetStorageImpl()}]++;
+      contents[place].items.emplace_back(results.delivered(delivery.output));
+    }
+    parcels[place].deliveries.push_back(delivery);
+  }
+  for (auto& [place, parcel] : parcels) {
+    parcel.kind = Kind::kValues;
+    parcel.caller = transport_.rank();
+    parcel.call = parcel.deliveries.front().name;
+    parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[place]));
+    if (place.first != transport_.rank()) {
+      transport_.send(place.first, parcel);
+      continue;
+    }
+    parcel.body = value::copied(parcel.body);
+    inbox_.arrive(parcel);
+  }
+}
+
+void ExecutionServer::forget(const transport::Release& release) {
+  std::lock_guard guard(mutex_);
+  const auto found = served_.find(release.call);
+  if (found == served_.end()) return;
+  auto& served = *found->second;
+  (release.graph ? served.graph_released : served.outputs_released) = true;
+  if (!release.graph) garbage_.push_back(std::make_shared<Results>(std::exchange(served.results, {})));
+  if (release.graph && served.backwards == 0) garbage_.push_back(std::exchange(served.graph, nullptr));
+  const bool tells = served.failure && !(served.outputs_released && served.graph_released);
+  if (served.finished && !served.graph && served.results.tensors.empty() && !tells) served_.erase(found);
+}
+
+void ExecutionServer::end_step(base::Step step) {
+  bursts_.end_step(step);
+  decltype(served_) ended;  // destroyed outside the lock
+  decltype(garbage_) garbage;
+  {
+    std::lock_guard guard(mutex_);
+    garbage.swap(garbage_);
+    std::erase_if(orders_, [&](const auto& entry) { return entry.first.step <= step; });
+    for (auto next = served_.begin(); next != served_.end();) {
+      const auto here = next++;
+      if (here->first.step <= step) ended.insert(served_.extract(here));
+    }
+  }
+  for (auto& [call, served] : ended) served->readers.clear();  // a backward that waits for its forward keeps it
+}
+
+}  // namespace lamina::remote

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/value/reference_tensor.h"
+#include "lamina/value/value.h"
+
+// The two ends of one remote call in autograd.
+//
+// [Note: differentiable tensors] Both ends number the tensors of a tree that require grad in the order of
+// for_each_tensor, each tensor object once. Gradients travel as lists in that order; an undefined tensor is a gradient
+// that does not exist, and stays one.
+namespace lamina::remote {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Where the gradient of one argument goes.
+struct GradientTarget {
+  // kHere: to a local operation, a leaf or the user, which need its value. kRemote: into the backward of a call that
+  // lives on `rank`. kCaller: out of this rank, as the gradient of what it was called with. kNowhere: nobody wants it.
+  // A gradient that goes to kRemote or kCaller may be a reference: only nodes of ours take those (a reference that
+  // reached a leaf would be waited for under a lock that all microbatches share).
+  enum class Kind : std::uint8_t { kNowhere, kHere, kRemote, kCaller };
+  Kind kind = Kind::kNowhere;
+  base::Rank rank;
+  value::TensorSpec spec;  // of the argument
+};
+using GradientTargets = std::vector<GradientTarget>;
+
+struct BackwardOptions {
+  bool keep_graph = false;
+  bool accumulate = true;  // into the parameters; not where gradients of given tensors are asked for
+  // Outputs of whose gradient the caller wants to see all: it has a hook, or is to be kept.
+  std::vector<std::int64_t> watched;
+  // The leaves whose gradients autograd.grad asks for, as far as this rank knows them; it stays here.
+  Tensors asked;
+};
+
+// The owner's end: the graph of one call, from the arguments to the outputs.
+class CalleeGraph {
+ public:
+  // Makes the differentiable tensors of `arguments` the beginning of a graph. They are no leaves, so that the module
+  // may write them in place.
+  explicit CalleeGraph(value::Value& arguments);
+  ~CalleeGraph();
+
+  void set_outputs(const value::Value& outputs);  // keeps their history, not their values
+  bool differentiable() const;
+  // For each differentiable argument '1' where an output depends on it, else '0'.
+  std::string reached() const;
+
+  // Runs the backward of the outputs with `gradients`, accumulating into the parameters; returns the gradients of the
+  // arguments, which may be references where they come straight out of another call. Throws what a node throws, and
+  // base::UsageError where a watched output gets a gradient from another one, which its caller does not see, and where
+  // one that is asked for depends on what is behind the arguments alone.
+  Tensors backward(const Tensors& gradients, const BackwardOptions& options);
+
+ private:
+  class Entry;
+  struct Holder;  // keeps torch's types out of this header
+  void require_unused(std::int64_t output, const Tensors& gradients) const;
+  std::unique_ptr<Holder> graph_;
+};
+
+// The caller's end: a node whose backward is `run`, given the outputs' gradients, which may be references, and where
+// the results go. `name` and `owner` are the module's.
+class CallerGraph {
+ public:
+  using Backward =
+      std::function<Tensors(const Tensors& gradients, const BackwardOptions& options, const GradientTargets& targets)>;
+
+  CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run);
+  ~CallerGraph();
+
+  // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history. What is behind
+  // arguments that are not `reached` is no part of it: it would meet a gradient that does not exist.
+  void attach(value::Value& outputs, const std::string& reached);
+
+ private:
+  class Node;
+  struct Holder;
+  std::unique_ptr<Holder> node_;
+};
+
+// The backward of `tensors` in this thread. Where a gradient is undefined its tensor must be a scalar, and counts as 1.
+// All gradients are multiplied by `scale`. Throws base::UsageError for a tensor without graph or a missing gradient.
+void run_backward(const Tensors& tensors, const Tensors& gradients, double scale);
+
+}  // namespace lamina::remote

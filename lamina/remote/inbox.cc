@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/remote/inbox.h"
+
+namespace lamina::remote {
+
+at::Tensor tensor_of(const Arrival& arrival) {
+  if (const auto* failure = std::get_if<value::Failure>(&arrival)) throw value::RemoteFailure(*failure);
+  return std::get<at::Tensor>(arrival);
+}
+
+void Inbox::expect(const base::CallId& name, Reader reader) {
+  std::unique_lock lock(mutex_);
+  auto arrival = extract(name);
+  if (!arrival) {
+    readers_[name] = std::move(reader);
+    return;
+  }
+  lock.unlock();
+  reader(std::move(*arrival));
+}
+
+Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
+                    std::function<void()> arrives) {
+  std::unique_lock lock(mutex_);
+  const auto self = std::make_shared<Waiter>();
+  self->arrival = extract(name);
+  self->arrives = std::move(arrives);
+  waiters_[name] = self;
+  try {
+    base::wait_until(lock, self->arrived, patience, [&] { return self->arrival || cancelled_; }, what);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    waiters_.erase(name);
+    throw;
+  }
+  waiters_.erase(name);
+  if (!self->arrival) throw base::CancelledError("the step was ended by an error elsewhere");
+  return std::move(*self->arrival);
+}
+
+std::optional<Arrival> Inbox::poll(const base::CallId& name) {
+  std::lock_guard guard(mutex_);
+  return extract(name);
+}
+
+std::optional<Arrival> Inbox::extract(const base::CallId& name) {
+  const auto found = arrived_.find(name);
+  if (found == arrived_.end()) return std::nullopt;
+  std::optional<Arrival> arrival = std::move(found->second);
+  arrived_.erase(found);
+  return arrival;
+}
+
+void Inbox::arrive(const base::CallId& name, Arrival arrival) {
+  std::unique_lock lock(mutex_);
+  if (const auto found = waiters_.find(name); found != waiters_.end()) {
+    const auto waiter = found->second;
+    waiter->arrival = std::move(arrival);
+    if (waiter->arrives) waiter->arrives();
+    lock.unlock();  // which the woken thread takes
+    return waiter->arrived.notify_one();
+  }
+  const auto found = readers_.find(name);
+  if (found == readers_.end()) {
+    arrived_.emplace(name, std::move(arrival));
+    return;
+  }
+  const auto reader = std::move(found->second);
+  readers_.erase(found);
+  lock.unlock();
+  reader(std::move(arrival));
+}
+
+void Inbox::arrive(const transport::Message& message) {
+  const auto* tensors = message.body.get_if<value::List>();
+  for (std::size_t i = 0; i < message.deliveries.size(); ++i) {
+    const auto& name = message.deliveries[i].name;
+    if (tensors != nullptr) {
+      arrive(name, tensors->items.at(i).as<at::Tensor>());
+    } else {
+      arrive(name, value::to_failure(message.body));
+    }
+  }
+}
+
+void Inbox::begin_step() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = false;
+}
+
+void Inbox::end_step(base::Step step) {
+  decltype(arrived_) old_arrivals;  // destroyed outside the lock
+  decltype(readers_) old_readers;
+  std::lock_guard guard(mutex_);
+  const auto split = [&](auto& from, auto& old) {
+    for (auto next = from.begin(); next != from.end();) {
+      const auto here = next++;
+      if (here->first.step <= step) old.insert(from.extract(here));
+    }
+  };
+  split(arrived_, old_arrivals);
+  split(readers_, old_readers);
+}
+
+void Inbox::cancel() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = true;
+  for (auto& [name, waiter] : waiters_) waiter->arrived.notify_one();
+}
+
+}  // namespace lamina::remote

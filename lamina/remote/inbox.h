@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <variant>
+
+#include "lamina/base/wait.h"
+#include "lamina/transport/message.h"
+#include "lamina/value/failure.h"
+
+namespace lamina::remote {
+
+// A value that was delivered under a name, or what came instead.
+using Arrival = std::variant<at::Tensor, value::Failure>;
+
+// The tensor; throws value::RemoteFailure for a failure.
+at::Tensor tensor_of(const Arrival& arrival);
+
+// What other ranks deliver to this one: see [Note: deliveries]. Each name arrives once and is taken once, in any order
+// of the two.
+class Inbox {
+ public:
+  using Reader = std::function<void(Arrival)>;
+
+  // `reader` gets what arrives as `name`: now, or later on the transport's thread. It must not throw, block or compute.
+  void expect(const base::CallId& name, Reader reader);
+
+  // Waits for `name`; `arrives` is called as a reader is, before the thread that waits has woken. Throws
+  // base::CancelledError when the step ended, base::TimeoutError.
+  Arrival wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
+               std::function<void()> arrives = nullptr);
+  // The same when it is there already.
+  std::optional<Arrival> poll(const base::CallId& name);
+
+  void arrive(const base::CallId& name, Arrival arrival);  // from any thread
+  // All deliveries of a message, whose body is the list of their tensors, or the failure that came instead; nothing for
+  // a message without deliveries.
+  void arrive(const transport::Message& message);
+
+  void begin_step();               // waits are possible again
+  void end_step(base::Step step);  // forgets all that belongs to it or to an earlier one
+  void cancel();                   // every wait ends, until the next step begins
+
+ private:
+  struct Waiter {
+    std::condition_variable arrived;
+    std::function<void()> arrives;
+    std::optional<Arrival> arrival;
+  };
+
+  std::optional<Arrival> extract(const base::CallId& name);  // from arrived_, under the lock
+
+  std::mutex mutex_;
+  std::map<base::CallId, Arrival> arrived_;
+  std::map<base::CallId, Reader> readers_;
+  std::map<base::CallId, std::shared_ptr<Waiter>> waiters_;
+  bool cancelled_ = false;
+};
+
+}  // namespace lamina::remote

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/remote/remote_calls.h"
+
+#include <ATen/ops/copy.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lamina/remote/crossing.h"
+#include "lamina/remote/data_watch.h"
+#include "lamina/remote/requests.h"
+#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/streams.h"
+#include "lamina/value/released.h"
+
+namespace lamina::remote {
+namespace {
+
+using transport::Delivery;
+using transport::Kind;
+using transport::Message;
+
+// What calls that are alike have in common: see [Note: prediction].
+std::string kind_of(base::ModuleId id, const std::string& state, const value::Value& arguments) {
+  return base::str(id, '|', state) + signature(arguments);
+}
+
+observe::Event wait_for(const IssuedCall& call) {
+  return {.what = observe::What::kWait,
+          .step = call.id.step.value,
+          .microbatch = call.id.microbatch.value,
+          .name = call.what(),
+          .peer = call.owner.value};
+}
+
+// Puts the call's arguments in the place of the references that stand for them.
+void hand_back(value::Value& outputs, const std::vector<at::Tensor>& arguments) {
+  value::for_each_leaf(outputs, [&](value::Value& leaf) {
+    if (const auto* reference = leaf.get_if<value::Reference>()) leaf = at::Tensor(arguments.at(reference->argument));
+  });
+}
+
+// The module wrote to its copies of arguments: so does the caller, to its own.
+void write_arguments(const std::string& module, const value::List& written, const std::vector<at::Tensor>& arguments) {
+  for (const auto& pair : written.items) {
+    const auto& parts = pair.as<value::Tuple>().items;
+    const auto& argument = arguments.at(parts.at(0).as<std::int64_t>());
+    const auto& now = parts.at(1).as<at::Tensor>();
+    if (argument.sizes() != now.sizes()) {
+      throw base::UsageError(base::str(module, ", which lives on another rank, changed the shape of an argument from ",
+                                       argument.sizes(), " to ", now.sizes(),
+                                       " in place, which does not reach its caller; return the changed tensor"));
+    }
+    argument.copy_(now);
+  }
+}
+
+bool held_by_others(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const bool in_python = impl->pyobj_slot()->load_pyobj() != nullptr;  // its object counts as one holder
+  const bool used_there = in_python && !impl->pyobj_slot()->has_unique_reference();
+  return tensor.use_count() - (in_python ? 1 : 0) > 1 || used_there;
+}
+
+// Whether somebody holds references to `source`, `count` in all, other than those in `results`.
+bool held_beside(const RemoteValue& source, long count, const Tensors& results) {
+  for (const auto& tensor : results) {
+    if (!tensor.defined() || value::source_of(tensor).get() != &source) continue;
+    if (held_by_others(tensor)) return true;
+    --count;
+  }
+  return count > 0;
+}
+
+// Throws the failure of a call in this thread, whose activity knows of it from now on.
+[[noreturn]] void tell(const base::CallId& id, const value::Failure& failure) {
+  if (auto* activity = runtime::Activity::current()) issued(*activity).told.push_back({id.counter, failure});
+  throw value::RemoteFailure(failure);
+}
+
+at::Tensor told(const Arrival& arrival, const base::CallId& id) {
+  if (const auto* failure = std::get_if<value::Failure>(&arrival)) tell(id, *failure);
+  return tensor_of(arrival);
+}
+
+bool alike(const value::Failure& a, const value::Failure& b) {
+  return a.rank == b.rank && a.type == b.type && a.message == b.message && a.traceback == b.traceback;
+}
+
+// Adds to `found` the number of `call` and of every call whose results it was given, by whatever way, if they `count`.
+void add_sources(const Issued& issued, std::int64_t call, const std::function<bool(const PendingCall&)>& counts,
+                 std::set<std::int64_t>& found) {
+  const auto is_it = [&](const auto& pending) { return pending->call->id.counter == call; };
+  const auto pending = std::ranges::find_if(issued.calls, is_it);
+  if (pending == issued.calls.end() || !counts(**pending) || !found.insert(call).second) return;
+  for (const auto given : (*pending)->given) add_sources(issued, given, counts, found);
+}
+
+// Whether the code was told of the failure of this call: by this one, or by one that failed for the same cause. Under
+// the mutex; the calls before it are done.
+bool was_told(const Issued& issued, const PendingCall& call) {
+  const auto is_same = [&](const value::Failure& failure) { return alike(failure, *call.failure); };
+  std::set<std::int64_t> causes;
+  add_sources(
+      issued, call.call->id.counter,
+      [&](const PendingCall& source) { return source.failure && is_same(*source.failure); }, causes);
+  return std::ranges::any_of(issued.told, [&](const ToldFailure& known) {
+    std::set<std::int64_t> sources;
+    if (is_same(known.failure)) add_sources(issued, known.counter, [](const PendingCall&) { return true; }, sources);
+    return std::ranges::any_of(causes, [&](std::int64_t cause) { return sources.contains(cause); });
+  });
+}
+
+}  // namespace
+
+RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
+                         runtime::WorkerPool::Hooks hooks, bool predicts)
+    : transport_(transport),
+      inbox_(inbox),
+      patience_{timeout, nullptr,
+                [this](const std::string& line) {
+                  if (!told_.exchange(true)) base::log_warning(line);
+                },
+                base::str("rank ", transport.rank(), " waited for the ")},
+      hooks_(std::move(hooks)),
+      predicts_(predicts) {}
+
+value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modules& modules, value::Value arguments) {
+  const auto pending = begin({{}, owner, id, modules.name(id)});
+  const auto& call = pending->call;
+  require_can_cross(call->name, arguments);
+  Message request;
+  request.kind = Kind::kForward;
+  CallState state{runtime::capture_modes(), {}, modules.capture_state(id),
+                  runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
+  call->learned = experience_.of(kind_of(id, join_state(state), arguments));
+  call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;
+  const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
+  for (int left = modules.streams(id); left > 0; --left) state.seeds.push_back(runtime::next_seed());
+  request.state = join_state(state);
+  request.body = departing(arguments, *pending);
+  const auto given = distinct_tensors(arguments);
+
+  // Without grad mode too: the module may return what had a graph before, a parameter.
+  const auto graph = std::make_shared<Lease>(releases_, owner, call->id, /*graph=*/true);
+  const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](const Tensors& gradients,
+                                                                               const BackwardOptions& options,
+                                                                               const GradientTargets& targets) {
+    if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
+    if (!options.keep_graph) graph->spend();
+    return backward(*call, gradients, options, targets);
+  };
+  CallerGraph node(arguments, call->name, owner, run_backward);
+  if (outline) {
+    auto outputs = expected_outputs(*pending, *outline, request);
+    send(pending, std::move(request));
+    node.attach(outputs, outline->reached);
+    auto shared = share_views(outputs, outline->views, given, outline->fetches_views);
+    if (shared.left_apart)
+      issued(*runtime::Activity::current()).views.push_back({call, std::nullopt, std::move(shared)});
+    hand_back(outputs, given);
+    return outputs;
+  }
+  send(pending, std::move(request));
+  auto body = wait_answer(*pending);
+  auto answer = to_forward_answer(body);
+  node.attach(body, answer.reached);
+  if (answer.saw_data) DataWatch::note();
+  const bool predictable = !answer.saw_data && answer.written.items.empty();
+  auto learned = predictable ? remote::outline(answer.outputs, answer.views) : std::nullopt;
+  if (learned) learned->reached = answer.reached;
+  write_arguments(call->name, answer.written, given);
+  auto shared = share_views(answer.outputs, answer.views, given, /*fetches=*/true);
+  if (!answer.views.empty() && learned) {
+    issued(*runtime::Activity::current()).views.push_back({call, std::move(learned), std::move(shared)});
+  } else {
+    call->learned->learn_outline(std::move(learned));
+  }
+  hand_back(answer.outputs, given);
+  return std::move(answer.outputs);
+}
+
+// The outputs as references. Where they were read the last time they are sent at once.
+value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Message& request) {
+  const auto& call = *pending.call;
+  request.expected = outline.fingerprint;
+  std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
+  for (const auto& [output, reader] : call.learned->route(call.ordinal)) {
+    const Delivery delivery{output, reader, new_name(call.id.step, call.id.microbatch)};
+    prepared.at(output).push_back(delivery);
+    request.deliveries.push_back(delivery);
+  }
+  const auto lease = std::make_shared<const Lease>(releases_, call.owner, call.id, /*graph=*/false);
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < outline.outputs.size(); ++i) {
+    tensors.push_back(reference(pending, static_cast<std::int64_t>(i), outline.outputs[i].spec,
+                                value::Strides::kAsSpecified, lease, std::move(prepared[i])));
+    tensors.back().set_requires_grad(outline.outputs[i].requires_grad);
+  }
+  return filled(outline, tensors);
+}
+
+at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
+                                  value::Strides strides, std::shared_ptr<const Lease> lease,
+                                  std::vector<Delivery> prepared) {
+  const auto source =
+      std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output, std::move(prepared));
+  auto tensor = value::make_reference(spec, source, strides);
+  issued(*runtime::Activity::current()).references.emplace_back(source);
+  return tensor;
+}
+
+Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
+                              const GradientTargets& targets) {
+  runtime::Activity* activity = runtime::Activity::current();
+  if (activity == nullptr || activity->step() != forward.id.step) {
+    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
+  }
+  for (const auto& leaf : options.asked) {
+    if (!value::is_released(leaf)) continue;
+    throw base::UsageError(
+        base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
+                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"));
+  }
+  if (!options.asked.empty()) {
+    std::lock_guard guard(mutex_);
+    asked_[forward.id.microbatch] = options.asked;
+  }
+  ++backwards_;
+  const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
+  const auto& call = *pending->call;
+  Message request;
+  request.kind = Kind::kBackward;
+  request.state = runtime::ParameterFlags::to_bytes(activity->flags());
+  pending->given.push_back(forward.id.counter);
+  BackwardRequest asked{forward.id.counter, options, {}};
+  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, *pending));
+  request.body = to_value(asked);
+  const auto given = pattern(gradients);
+  const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
+  if (!known || known->size() != targets.size()) {
+    send(pending, std::move(request));
+    auto result = to_tensors(wait_answer(*pending));
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const bool lost = result[i].defined() && i < targets.size() && targets[i].kind == GradientTarget::Kind::kNowhere;
+      if (lost) throw_unexpected(forward.name, "the gradients of the arguments of");
+    }
+    forward.learned->learn_gradient_pattern(given, pattern(result));
+    return result;
+  }
+  request.expected = fingerprint(*known);
+  const auto lease = std::make_shared<const Lease>(releases_, call.owner, call.id, /*graph=*/false);
+  Tensors result(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    using TargetKind = GradientTarget::Kind;
+    const auto& target = targets[i];
+    if ((*known)[i] == '0') continue;
+    if (target.kind == TargetKind::kNowhere) throw_unexpected(forward.name, "the gradients of the arguments of");
+    const auto output = static_cast<std::int64_t>(i);
+    std::vector<Delivery> prepared;
+    if (target.kind != TargetKind::kCaller) {
+      const auto reader = target.kind == TargetKind::kHere ? rank() : target.rank;
+      prepared.push_back({output, reader, new_name(call.id.step, call.id.microbatch)});
+      request.deliveries.push_back(prepared.back());
+    }
+    result[i] = reference(*pending, output, target.spec, value::Strides::kAsTheyArrive, lease, std::move(prepared));
+  }
+  send(pending, std::move(request));
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i].kind == GradientTarget::Kind::kHere) value::materialise(result[i]);
+  }
+  return result;
+}
+
+value::Value RemoteCalls::departing(value::Value tree, PendingCall& to) {
+  std::map<const void*, value::Reference> sent;
+  value::for_each_leaf(tree, [&](value::Value& leaf) {
+    if (const auto* opaque = leaf.get_if<value::Opaque>()) {
+      for (const auto& tensor : opaque->tensors) value::materialise(tensor);
+    }
+    const auto* tensor = leaf.get_if<at::Tensor>();
+    if (tensor == nullptr || !value::is_pending(*tensor)) return;
+    const auto source = remote_value_of(*tensor);
+    if (!source || source->taken()) return value::materialise(*tensor);
+    const auto [place, fresh] = sent.try_emplace(tensor->unsafeGetTensorImpl());
+    if (fresh) place->second = {source->route_to(to.call->owner), 0, tensor->requires_grad()};
+    to.given.push_back(source->call().counter);
+    leaf = place->second;
+  });
+  return tree;
+}
+
+value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, PendingCall& to) {
+  if (!value::is_pending(gradient)) return gradient;
+  if (const auto sum = std::dynamic_pointer_cast<value::Sum>(value::source_of(gradient))) {
+    value::List parts;
+    for (const auto& part : sum->parts()) parts.items.push_back(departing_gradient(part, to));
+    return parts;
+  }
+  return departing(gradient, to);
+}
+
+RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
+  const runtime::Activity& activity = *runtime::Activity::current();
+  call.id = new_name(activity.step(), activity.microbatch());
+  auto pending = std::make_shared<PendingCall>();
+  pending->call = std::make_shared<IssuedCall>(std::move(call));
+  return pending;
+}
+
+void RemoteCalls::send(const Pending& pending, Message&& request) {
+  const auto& call = *pending->call;
+  auto& made = issued(*runtime::Activity::current());
+  made.calls.push_back(pending);
+  const auto [latest, first] = made.latest.try_emplace({call.module, call.backward}, call.id.counter);
+  if (!first) request.after = std::exchange(latest->second, call.id.counter);
+  {
+    std::lock_guard guard(mutex_);
+    pending_[call.id] = pending;
+    latest_[call.owner] = pending->call;
+  }
+  request.call = call.id;
+  request.target = call.module;
+  request.caller = rank();
+  request.released = releases_->take(call.owner);
+  transport_.send(call.owner, request);
+}
+
+value::Value RemoteCalls::wait_answer(PendingCall& pending) {
+  give_way(*pending.call, [&](const std::function<void()>& ready) {
+    std::unique_lock lock(mutex_);
+    const auto ended = [&] { return pending.answer || pending.failure || cancelled_; };
+    if (!ended()) pending.ready = ready;
+    try {
+      base::wait_until(lock, pending.changed, patience_, ended, [&] { return pending.call->what(); });
+    } catch (const base::TimeoutError&) {
+      pending.ready = nullptr;
+      throw;
+    }
+    pending.ready = nullptr;
+    if (pending.failure) tell(pending.call->id, *pending.failure);
+    if (!pending.answer) throw base::CancelledError("the step was ended by an error elsewhere");
+  });
+  return std::move(*pending.answer);
+}
+
+void RemoteCalls::wait_done(PendingCall& pending, const Issued& issued) {
+  std::unique_lock lock(mutex_);
+  base::wait_until(
+      lock, pending.changed, patience_, [&] { return pending.done || cancelled_; },
+      [&] { return pending.call->what(); });
+  if (!pending.done) throw base::CancelledError("the step was ended by an error elsewhere");
+  if (pending.failure && !was_told(issued, pending)) throw value::RemoteFailure(*pending.failure);
+}
+
+RemoteCalls::Held RemoteCalls::held(runtime::Activity& activity, const Tensors& results) {
+  Held kept;
+  for (const auto& reference : issued(activity).references) {
+    auto source = reference.lock();
+    if (source && held_beside(*source, source.use_count() - 1, results)) kept.push_back(std::move(source));
+  }
+  return kept;
+}
+
+void RemoteCalls::settle(runtime::Activity& activity, const Held& held) {
+  const auto& made = issued(activity);
+  const auto told = made.told;
+  for (const auto& source : held) {
+    try {
+      source->take();
+    } catch (const value::RemoteFailure& remote) {
+      const auto is_it = [&](const ToldFailure& known) { return alike(known.failure, remote.failure()); };
+      if (std::ranges::none_of(told, is_it)) throw;
+    }
+  }
+  for (const auto& pending : made.calls) wait_done(*pending, made);
+}
+
+bool RemoteCalls::unsettled(runtime::Activity& activity) {
+  std::lock_guard guard(mutex_);
+  return std::ranges::any_of(issued(activity).calls,
+                             [](const Pending& pending) { return !pending->done || pending->failure; });
+}
+
+void RemoteCalls::learn_views(runtime::Activity& activity) {
+  for (auto& [call, outline, shared] : std::exchange(issued(activity).views, {})) {
+    const bool written = any_written(shared.counts);
+    if (outline) {
+      outline->fetches_views = written;
+      call->learned->learn_outline(std::move(outline));
+    } else if (written) {
+      throw base::UsageError(base::str(
+          "a result of ", call->name.empty() ? "the model" : call->name,
+          ", which lives on another rank, is a view of its argument, and one of them was written to, which was not so "
+          "after earlier calls of this kind: the other may lack it; write to a clone, or have each call waited for: "
+          "set_dynamic(module) before the first step"));
+    }
+  }
+}
+
+base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {
+  std::lock_guard guard(mutex_);
+  return {rank(), step, microbatch, counters_[microbatch]++};
+}
+
+void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
+  Message request;
+  request.kind = Kind::kDeliver;
+  request.call = call.id;
+  request.caller = rank();
+  request.deliveries = {delivery};
+  transport_.send(call.owner, request);
+}
+
+at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
+  if (const auto arrival = inbox_.poll(name)) return told(*arrival, call.id);
+  {
+    std::lock_guard guard(mutex_);
+    if (!open_ || step_ != call.id.step) {
+      throw base::UsageError(
+          base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
+    }
+  }
+  std::optional<Arrival> arrival;
+  give_way(call, [&](const std::function<void()>& ready) {
+    arrival = inbox_.wait(name, patience_, [&] { return call.what(); }, ready);
+  });
+  return told(*arrival, call.id);
+}
+
+void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
+  runtime::Activity* const activity = runtime::Activity::current();
+  const auto ready = [activity] {
+    if (activity != nullptr) activity->take_place();
+  };
+  const auto recorded = [&] {
+    const observe::Span span(activity ? activity->recorder() : nullptr, [&] { return wait_for(awaited); });
+    wait(ready);
+  };
+  const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), recorded) : recorded(); };
+  hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
+}
+
+Tensors RemoteCalls::asked(base::Microbatch microbatch) {
+  std::lock_guard guard(mutex_);
+  const auto found = asked_.find(microbatch);
+  return found == asked_.end() ? Tensors() : found->second;
+}
+
+void RemoteCalls::begin_step(base::Step step) {
+  std::lock_guard guard(mutex_);
+  pending_.clear();
+  counters_.clear();
+  asked_.clear();
+  step_ = step;
+  open_ = true;
+  cancelled_ = false;
+  told_ = false;
+}
+
+void RemoteCalls::end_step() {
+  std::lock_guard guard(mutex_);
+  open_ = false;
+}
+
+std::vector<base::Rank> RemoteCalls::awaited() {
+  std::set<base::Rank> owners;
+  std::lock_guard guard(mutex_);
+  for (const auto& [id, pending] : pending_) owners.insert(pending->call->owner);
+  return {owners.begin(), owners.end()};
+}
+
+std::string RemoteCalls::asked_of(base::Rank rank) {
+  std::lock_guard guard(mutex_);
+  std::string first, microbatches;
+  int more = -1;
+  std::optional<base::Microbatch> latest;
+  for (const auto& [id, pending] : pending_) {
+    if (pending->call->owner != rank) continue;
+    if (++more == 0) first = pending->call->what();
+    if (latest != id.microbatch) microbatches += base::str(latest ? ", " : "", id.microbatch);
+    latest = id.microbatch;
+  }
+  if (more > 0) first += base::str(" and ", more, " more of its calls (microbatches ", microbatches, ")");
+  if (more >= 0) return base::str("while this rank waited for ", first);
+  const auto found = latest_.find(rank);
+  return found == latest_.end() ? "" : base::str("after it had answered the ", found->second->what());
+}
+
+std::vector<std::string> RemoteCalls::take_notes() {
+  if (!noted_) return {};
+  std::lock_guard guard(mutex_);
+  noted_ = false;
+  return std::exchange(notes_, {});
+}
+
+void RemoteCalls::cancel() {
+  std::lock_guard guard(mutex_);
+  cancelled_ = true;
+  for (auto& [id, pending] : pending_) pending->changed.notify_all();
+}
+
+void RemoteCalls::deliver(Message&& answer) {
+  std::unique_lock lock(mutex_);
+  if (!answer.state.empty()) {
+    notes_.push_back(std::move(answer.state));
+    noted_ = true;
+  }
+  const auto found = pending_.find(answer.call);
+  if (found == pending_.end()) return;  // of a step that was cancelled
+  const auto pending = found->second;
+  if (answer.kind == Kind::kError) {
+    pending->failure = value::to_failure(answer.body);
+  } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
+    pending->answer = std::move(answer.body);
+  }
+  if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
+  if (answer.kind == Kind::kError || answer.done) {
+    pending->done = true;
+    pending_.erase(found);
+  }
+  lock.unlock();  // which the woken thread takes
+  pending->changed.notify_all();
+}
+
+}  // namespace lamina::remote

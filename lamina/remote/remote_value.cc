@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/remote/remote_value.h"
+
+#include <algorithm>
+
+#include "lamina/base/str.h"
+#include "lamina/remote/remote_calls.h"
+
+namespace lamina::remote {
+
+std::string IssuedCall::what() const {
+  return base::str(backward ? "backward" : "forward", " of ", name, " on rank ", owner, " (step ", id.step,
+                   ", microbatch ", id.microbatch, ")");
+}
+
+void Releases::add(base::Rank owner, const transport::Release& release) {
+  std::lock_guard guard(mutex_);
+  waiting_[owner].push_back(release);
+}
+
+std::vector<transport::Release> Releases::take(base::Rank owner) {
+  std::lock_guard guard(mutex_);
+  return std::exchange(waiting_[owner], {});
+}
+
+RemoteValue::RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
+                         std::shared_ptr<const Lease> lease, std::int64_t output,
+                         std::vector<transport::Delivery> prepared)
+    : calls_(calls),
+      alive_(std::move(alive)),
+      call_(std::move(call)),
+      lease_(std::move(lease)),
+      output_(output),
+      prepared_(std::move(prepared)) {}
+
+RemoteValue::~RemoteValue() {
+  if (!call_->learned || call_->backward) return;
+  for (const auto& unclaimed : prepared_) call_->learned->forget_reader(call_->ordinal, output_, unclaimed.to);
+}
+
+at::Tensor RemoteValue::take() {
+  // Nobody waits under the lock: whoever has the compute slot may come for it.
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (error_) std::rethrow_exception(error_);
+    if (value_.defined()) return value_;
+    require_alive();
+    if (!taking_) break;
+    lock.unlock();
+    calls_.give_way(*call_, [&](const std::function<void()>&) {
+      std::unique_lock waiting(mutex_);
+      base::wait_until(waiting, changed_, calls_.patience(), [&] { return !taking_; }, [&] { return call_->what(); });
+    });
+    lock.lock();
+  }
+  taking_ = true;
+  std::exception_ptr error;
+  try {
+    const auto name = route(calls_.rank());
+    lock.unlock();
+    const auto value = calls_.receive(name, *call_);
+    lock.lock();
+    value_ = value;
+  } catch (const base::CancelledError&) {  // no property of the value: a later step says what has become of it
+    error = std::current_exception();
+  } catch (...) {
+    error = error_ = std::current_exception();
+  }
+  if (!lock.owns_lock()) lock.lock();
+  taking_ = false;
+  changed_.notify_all();
+  if (error) std::rethrow_exception(error);
+  return value_;
+}
+
+base::CallId RemoteValue::route_to(base::Rank reader) {
+  std::lock_guard guard(mutex_);
+  require_alive();
+  return route(reader);
+}
+
+void RemoteValue::redirect(transport::Delivery delivery) {
+  require_alive();
+  delivery.output = output_;
+  calls_.ask(*call_, std::move(delivery));
+}
+
+bool RemoteValue::taken() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && value_.defined();
+}
+
+base::CallId RemoteValue::route(base::Rank reader) {
+  const auto found = std::ranges::find(prepared_, reader, &transport::Delivery::to);
+  if (found != prepared_.end()) {
+    const auto name = found->name;
+    prepared_.erase(found);
+    return name;
+  }
+  const auto name = calls_.new_name(call_->id.step, call_->id.microbatch);
+  if (!call_->backward) call_->learned->learn_reader(call_->ordinal, output_, reader);
+  calls_.ask(*call_, {output_, reader, name});
+  return name;
+}
+
+void RemoteValue::require_alive() const {
+  if (alive_.expired())
+    throw base::UsageError(base::str("a result of the ", call_->what(), ", whose job was shut down"));
+}
+
+std::shared_ptr<RemoteValue> remote_value_of(const at::Tensor& tensor) {
+  return std::dynamic_pointer_cast<RemoteValue>(value::source_of(tensor));
+}
+
+}  // namespace lamina::remote

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/remote/learned.h"
+#include "lamina/transport/message.h"
+#include "lamina/value/reference_tensor.h"
+
+namespace lamina::remote {
+
+class RemoteCalls;
+
+// A call that this rank issued, as its outputs and its graph remember it.
+struct IssuedCall {
+  base::CallId id;
+  base::Rank owner;
+  base::ModuleId module;
+  std::string name;  // of the module
+  bool backward = false;
+  std::shared_ptr<Learned> learned;
+  int ordinal = 0;  // among the calls of the same kind in its activity
+
+  std::string what() const;  // "forward of h.5 on rank 1 (step 3, microbatch 2)"
+};
+
+// What of earlier calls other ranks may forget; told to them with the next request. Thread-safe.
+class Releases {
+ public:
+  void add(base::Rank owner, const transport::Release& release);
+  std::vector<transport::Release> take(base::Rank owner);
+
+ private:
+  std::mutex mutex_;
+  std::map<base::Rank, std::vector<transport::Release>> waiting_;
+};
+
+// Its end releases a call's outputs, or its graph.
+class Lease {
+ public:
+  Lease(std::shared_ptr<Releases> releases, base::Rank owner, const base::CallId& call, bool graph)
+      : releases_(std::move(releases)), owner_(owner), release_{call, graph} {}
+  ~Lease() {
+    if (!spent_) releases_->add(owner_, release_);
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  void spend() { spent_ = true; }  // the owner has forgotten it by itself
+
+ private:
+  const std::shared_ptr<Releases> releases_;
+  const base::Rank owner_;
+  const transport::Release release_;
+  bool spent_ = false;
+};
+
+// An output of a call that lies on the call's owner, or where that rank redirects to.
+class RemoteValue : public value::Source {
+ public:
+  // `prepared` are the deliveries of this output that the request asked for: to be claimed here by their readers.
+  RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
+              std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<transport::Delivery> prepared);
+  // Deliveries that nobody claimed are not prepared next time.
+  ~RemoteValue() override;
+
+  // Has the value sent here, unless it is on its way, and waits for it, giving the compute slot up.
+  at::Tensor take() override;
+
+  // The name under which rank `reader` gets the value.
+  base::CallId route_to(base::Rank reader);
+  // Has the value sent to the reader that another call named.
+  void redirect(transport::Delivery delivery);
+  const base::CallId& call() const { return call_->id; }
+  // Whether the value is here.
+  bool taken();
+
+ private:
+  base::CallId route(base::Rank reader);  // under the lock
+  void require_alive() const;
+
+  RemoteCalls& calls_;
+  const std::weak_ptr<const bool> alive_;
+  const std::shared_ptr<const IssuedCall> call_;
+  const std::shared_ptr<const Lease> lease_;
+  const std::int64_t output_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<transport::Delivery> prepared_;
+  bool taking_ = false;  // a thread waits for it
+  at::Tensor value_;
+  std::exception_ptr error_;
+};
+
+// The remote value that `tensor` is a pending reference to; nullptr for any other tensor.
+std::shared_ptr<RemoteValue> remote_value_of(const at::Tensor& tensor);
+
+}  // namespace lamina::remote

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/runtime/activity.h"
+
+#include "lamina/runtime/autocast.h"
+#include "lamina/runtime/ordered_gradients.h"
+#include "lamina/runtime/running_statistics.h"
+
+namespace lamina::runtime {
+namespace {
+
+thread_local Activity* this_thread = nullptr;
+
+}  // namespace
+
+Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, schedule::Phase begin,
+                   std::uint64_t seed)
+    : Activity(nullptr, slot, step, microbatch, begin, seed) {}
+
+Activity::Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+                   schedule::Phase begin)
+    : Activity(&place, slot, step, microbatch, begin, /*seed=*/0) {}
+
+Activity::Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+                   schedule::Phase begin, std::uint64_t seed)
+    : slot_(slot),
+      step_(step),
+      microbatch_(microbatch),
+      outer_(this_thread),
+      leads_(begin == schedule::Phase::kStart),
+      seed_(seed),
+      in_backward_(begin == schedule::Phase::kBackward) {
+  place ? slot_.acquire(*place) : slot_.acquire(begin, microbatch_);
+  take_state();
+  this_thread = this;
+}
+
+Activity::~Activity() {
+  this_thread = outer_;
+  end_forward();
+  if (leads_) slot_.finished();
+  release();
+}
+
+Activity* Activity::current() { return this_thread; }
+
+void Activity::end_forward() {
+  if (leads_ && !std::exchange(forward_ended_, true)) slot_.forward_done();
+}
+
+void Activity::queue_again(schedule::Phase phase) {
+  if (!holds_) return acquire(phase);
+  leave_state();
+  slot_.queue_again(phase, microbatch_);
+  take_state();
+}
+
+const ParameterFlags::Flags& Activity::flags() {
+  if (holds_ && slot_.flags() != nullptr) flags_ = slot_.flags()->read(flags_);
+  return flags_;
+}
+
+void Activity::set_flags(ParameterFlags::Flags flags) {
+  flags_ = std::move(flags);
+  if (slot_.flags() != nullptr) slot_.flags()->install(flags_);
+}
+
+void Activity::end_body() {
+  if (slot_.flags() == nullptr) return;
+  slot_.flags()->end_body(microbatch_, flags());
+  slot_.hold_starts(false);
+}
+
+void Activity::retire() {
+  release();
+  retired_ = true;
+}
+
+void Activity::take_place() {
+  if (!retired_) place_ = slot_.reserve(phase(), microbatch_);
+}
+
+void Activity::acquire(schedule::Phase phase) {
+  if (retired_) return;
+  const auto place = std::exchange(place_, nullptr);
+  place ? slot_.acquire(*place) : slot_.acquire(phase, microbatch_);
+  take_state();
+}
+
+void Activity::release() {
+  // Code that swallows the end of its step may come here again without the slot, which is then another's.
+  if (!holds_) return;
+  leave_state();
+  slot_.release();
+}
+
+void Activity::take_state() {
+  if (!state_) {
+    state_ = ProcessState::current();
+    state_->seed(seed_);
+    if (leads_ && slot_.flags() != nullptr) flags_ = slot_.flags()->begin_body(microbatch_);
+  }
+  if (auto* flags = slot_.flags()) flags->install(flags_);
+  state_->swap();
+  if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
+  if (auto* statistics = slot_.statistics()) statistics->turn_of(microbatch_);
+  holds_ = true;
+  turn_ = phase();
+  turn_began_ns_ = recorder() ? observe::now_ns() : 0;
+}
+
+void Activity::leave_state() {
+  if (leads_ && slot_.flags() != nullptr && slot_.flags()->keeps_others(microbatch_, flags())) slot_.hold_starts(true);
+  flags();
+  holds_ = false;
+  forget_casts();
+  state_->swap();
+  if (auto* recorder = turn_began_ns_ == 0 ? nullptr : this->recorder()) record_turn(*recorder);
+}
+
+std::string Activity::go_on_as(std::string name) {
+  if (auto* recorder = turn_began_ns_ == 0 || !holds_ ? nullptr : this->recorder()) {
+    record_turn(*recorder);
+    turn_began_ns_ = observe::now_ns();
+  }
+  return std::exchange(name_, std::move(name));
+}
+
+void Activity::record_turn(observe::Recorder& recorder) const {
+  const bool backward = turn_ == schedule::Phase::kBackward;
+  recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
+                   .begin_ns = turn_began_ns_,
+                   .end_ns = observe::now_ns(),
+                   .step = step_.value,
+                   .microbatch = microbatch_.value,
+                   .name = name_});
+  recorder.record_memory();
+}
+
+}  // namespace lamina::runtime

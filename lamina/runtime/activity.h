@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "lamina/base/ids.h"
+#include "lamina/runtime/compute_slot.h"
+#include "lamina/runtime/parameter_flags.h"
+#include "lamina/runtime/process_state.h"
+
+namespace lamina::runtime {
+
+// What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
+// while it waits for another rank (see [Note: compute slot]). With the slot comes the process's state: each activity
+// has its own, and where none computes the process has that of its main thread.
+class Activity {
+ public:
+  // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
+  // Throws base::CancelledError.
+  Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, schedule::Phase begin,
+           std::uint64_t seed = 0);
+  // The same for a request that has a place already.
+  Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+           schedule::Phase begin);
+  ~Activity();
+  Activity(const Activity&) = delete;
+
+  // That of this thread, or nullptr outside any step.
+  static Activity* current();
+
+  // Whether the process's state is this thread's to change: in an activity that has lost the slot it is another's.
+  static bool has_process_state() { return current() == nullptr || current()->holds_; }
+
+  base::Step step() const { return step_; }
+  base::Microbatch microbatch() const { return microbatch_; }
+  bool leads() const { return leads_; }  // it is a step body, whose progress the schedule follows
+
+  // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`, or in the place that
+  // was taken for it.
+  template <class Wait>
+  auto without_slot(schedule::Phase phase, const Wait& wait) {
+    slot_.check_lock_order();
+    release();
+    try {
+      if constexpr (std::is_void_v<decltype(wait())>) {
+        wait();
+        acquire(phase);
+      } else {
+        auto result = wait();
+        acquire(phase);
+        return result;
+      }
+    } catch (const base::CancelledError&) {
+      place_ = nullptr;
+      throw;
+    } catch (...) {
+      if (!holds_) acquire(phase);  // the user's code may handle the error and go on
+      throw;
+    }
+  }
+
+  // From whichever thread brings what `wait` waits for, before that can return: a place among those that want the slot.
+  // So its turn does not depend on how soon this thread wakes.
+  void take_place();
+
+  // The process has its main thread's state while `wait` runs, which another thread may do work in. The slot stays
+  // here.
+  template <class Wait>
+  void lend_state(const Wait& wait) {
+    leave_state();
+    auto* flags = slot_.flags();
+    if (flags != nullptr) flags->install(nullptr);
+    const auto come_back = [&] {
+      if (flags != nullptr) flags->adopt();
+      take_state();
+    };
+    try {
+      wait();
+    } catch (...) {
+      come_back();
+      throw;
+    }
+    come_back();
+  }
+
+  // Lets the schedule decide who goes on: this thread, about to do `phase`, or one that waits.
+  void queue_again(schedule::Phase phase);
+
+  // Once per microbatch: its forward is over. Later calls do nothing.
+  void end_forward();
+
+  // The phase in which it goes on after a wait.
+  schedule::Phase phase() const { return in_backward_ ? schedule::Phase::kBackward : schedule::Phase::kForward; }
+  void enter_backward() { in_backward_ = true; }
+
+  // Flags of parameters that its code has set, those that it was given included; see [Note: flags of parameters].
+  const ParameterFlags::Flags& flags();
+  void set_flags(ParameterFlags::Flags flags);  // of a request
+
+  // The code of a step body is over.
+  void end_body();
+
+  // Gives the slot up for good: what is left to do is no computing.
+  void retire();
+
+  // What a folder above keeps with an activity, touched by its thread alone: one T, made when it is first asked for.
+  template <class T>
+  T& attached() {
+    if (!attached_) attached_ = std::make_shared<T>();
+    return *static_cast<T*>(attached_.get());
+  }
+
+  // A word for the face of the caller, in the face's own format; it goes with the answer to a request.
+  void leave_note(std::string note) { note_ = std::move(note); }
+  std::string take_note() { return std::exchange(note_, {}); }
+
+  // Where it holds the slot, what becomes of BatchNorm's running statistics; nullptr where nothing does.
+  RunningStatistics* statistics() const { return holds_ ? slot_.statistics() : nullptr; }
+
+  // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
+  observe::Recorder* recorder() const { return slot_.recorder(); }
+  void set_name(std::string name) { name_ = std::move(name); }
+  // The same from here on: what it did before in this turn is recorded under the name before, which it gives.
+  std::string go_on_as(std::string name);
+
+ private:
+  Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
+           schedule::Phase begin, std::uint64_t seed);
+  void acquire(schedule::Phase phase);
+  void release();
+  void take_state();
+  void leave_state();
+  void record_turn(observe::Recorder& recorder) const;
+
+  ComputeSlot& slot_;
+  const base::Step step_;
+  const base::Microbatch microbatch_;
+  Activity* const outer_;
+  const bool leads_;
+  const std::uint64_t seed_;
+  std::shared_ptr<ComputeSlot::Place> place_;
+  ParameterFlags::Flags flags_;
+  std::optional<ProcessState> state_;  // its own while it lacks the slot, else the main thread's
+  bool holds_ = false;
+  bool forward_ended_ = false;
+  bool in_backward_ = false;
+  bool retired_ = false;
+  std::string name_;
+  std::string note_;
+  std::int64_t turn_began_ns_ = 0;  // 0: not recorded
+  schedule::Phase turn_ = schedule::Phase::kForward;
+  std::shared_ptr<void> attached_;
+};
+
+}  // namespace lamina::runtime

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/runtime/ambient.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/runtime/autocast.h"
+#include "lamina/runtime/default_dtype.h"
+
+namespace lamina::runtime {
+namespace {
+
+thread_local std::int64_t modes_of_step = 0;  // torch function modes that this thread has from the one that entered it
+
+std::int64_t function_modes() { return at::impl::PythonTorchFunctionTLS::stack_len(); }
+
+at::ScalarType to_default_dtype(char byte) {
+  const auto dtype = static_cast<at::ScalarType>(byte);
+  if (byte < 0 || dtype >= at::ScalarType::NumOptions || !at::isFloatingType(dtype)) {
+    throw base::FormatError("a call's default dtype is none");
+  }
+  return dtype;
+}
+
+class Captured : public Ambient {
+ public:
+  explicit Captured(WorkerPool::Hooks::RunInContext run_in_context) : run_in_context_(std::move(run_in_context)) {}
+
+  void run(const std::function<void()>& work) const override {
+    at::ThreadLocalStateGuard guard(state_);
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    modes_of_step = function_modes();
+    run_with_autocast(autocast_, [&] { run_in_context_ ? run_in_context_(work) : work(); });
+  }
+
+ private:
+  const WorkerPool::Hooks::RunInContext run_in_context_;
+  const at::ThreadLocalState state_;
+  const std::string autocast_ = capture_autocast();
+};
+
+}  // namespace
+
+std::shared_ptr<const Ambient> Ambient::capture(const WorkerPool::Hooks& face) {
+  return std::make_shared<Captured>(face.capture_context ? face.capture_context() : nullptr);
+}
+
+std::string capture_modes() {
+  const std::string modes = {static_cast<char>(at::GradMode::is_enabled()),
+                             static_cast<char>(c10::InferenceMode::is_enabled()),
+                             static_cast<char>(c10::get_default_dtype_as_scalartype())};
+  return modes + capture_autocast();
+}
+
+void run_with_modes(std::string_view modes, const std::function<void()>& work) {
+  if (modes.size() < 3) throw base::FormatError("a call's modes are malformed");
+  c10::InferenceMode inference(modes[1] != 0);
+  at::AutoGradMode grad(modes[0] != 0);
+  const DefaultDtype dtype(to_default_dtype(modes[2]));
+  run_with_autocast(modes.substr(3), work);
+}
+
+void check_modes_travel(const std::string& module) {
+  if (function_modes() == modes_of_step) return;
+  throw base::UsageError(base::str(
+      "a call of ", module,
+      ", which lives on another rank, inside a torch function mode such as `with torch.device(...)`: it would "
+      "not hold there; enter it around the step function on every rank, or inside the module"));
+}
+
+}  // namespace lamina::runtime

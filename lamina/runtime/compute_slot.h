@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/observe/recorder.h"
+#include "lamina/runtime/processor.h"
+#include "lamina/schedule/schedule.h"
+
+namespace lamina::runtime {
+
+class OrderedGradients;
+class ParameterFlags;
+class RunningStatistics;
+
+// [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
+// between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
+// while it waits for another rank; the schedule decides who gets it next. Lock order: the slot, then Python's GIL;
+// nobody waits for the slot while holding the GIL.
+class ComputeSlot {
+ public:
+  // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
+  ComputeSlot(std::unique_ptr<schedule::Schedule> schedule, base::Deadline::Clock::duration timeout,
+              std::function<bool()> holds_interpreter_lock = nullptr);
+
+  // From the next pick on.
+  void follow(std::unique_ptr<schedule::Schedule> schedule);
+  // What moves with the slot, to the microbatch that computes; nullptr for nothing.
+  void carry(OrderedGradients* gradients) { gradients_ = gradients; }
+  OrderedGradients* gradients() const { return gradients_; }
+  void carry(ParameterFlags* flags) { flags_ = flags; }
+  ParameterFlags* flags() const { return flags_; }
+  void carry(RunningStatistics* statistics) { statistics_ = statistics; }
+  RunningStatistics* statistics() const { return statistics_; }
+  // Called by the thread that gave it up, when nobody had been waiting for it.
+  void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
+  // What notes who had it, and when; nullptr for nothing.
+  void observe(observe::Recorder* recorder) { recorder_ = recorder; }
+  observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
+
+  // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
+  void begin_step(int microbatches);
+
+  // From now on, and for those that wait now, acquire() throws base::CancelledError.
+  void cancel();
+  bool cancelled();
+
+  // Waits until the schedule picks this thread. Throws base::CancelledError.
+  void acquire(schedule::Phase phase, base::Microbatch microbatch);
+  void release();
+
+  // A place among those that wait, for a thread that does not run yet: places are taken in the order in which requests
+  // become ready, whichever thread is there first. When its turn comes the slot waits for that thread. The end of a
+  // place that nobody has come for gives it back.
+  class Place;
+  std::shared_ptr<Place> reserve(schedule::Phase phase, base::Microbatch microbatch);
+  void acquire(Place& place);  // in the thread; once
+
+  // Has microbatches that have not started wait, or not; see [Note: flags of parameters].
+  void hold_starts(bool hold);
+
+  // Both in one: gives the slot up and waits for it among those that wait already.
+  void queue_again(schedule::Phase phase, base::Microbatch microbatch);
+
+  // In debug builds ends the process of whoever is about to wait for the slot, or for another rank, with the GIL.
+  void check_lock_order() const;
+
+  // A microbatch has reached its first backward, or ended without one; its step body has ended.
+  void forward_done();
+  void finished();
+
+ private:
+  struct Waiter {
+    schedule::Ticket ticket;
+    bool granted = false;
+    std::condition_variable wake;
+  };
+
+  void enqueue(Waiter& waiter, schedule::Phase phase, base::Microbatch microbatch);
+  void wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock);  // unlocks
+  void abandon(Waiter& waiter);
+  bool hand_over();  // by the thread that has it; false: nobody takes it
+  void pass_on();    // gives a free slot to the waiter that the schedule picks
+
+  std::unique_ptr<schedule::Schedule> schedule_;
+  const base::Patience patience_;
+  const std::function<bool()> holds_interpreter_lock_;
+  std::mutex mutex_;
+  std::vector<Waiter*> waiters_;
+  schedule::Progress progress_;
+  Processor processor_;
+  std::function<void()> idle_ = [] {};
+  OrderedGradients* gradients_ = nullptr;
+  ParameterFlags* flags_ = nullptr;
+  RunningStatistics* statistics_ = nullptr;
+  observe::Recorder* recorder_ = nullptr;
+  std::uint64_t arrivals_ = 0;
+  bool held_ = false;
+  bool holds_starts_ = false;
+  bool cancelled_ = false;
+};
+
+class ComputeSlot::Place {
+ public:
+  explicit Place(ComputeSlot& slot) : slot_(slot) {}
+  ~Place() {
+    if (!taken_) slot_.abandon(waiter_);
+  }
+  Place(const Place&) = delete;
+
+ private:
+  friend class ComputeSlot;
+  ComputeSlot& slot_;
+  Waiter waiter_;
+  bool taken_ = false;
+};
+
+}  // namespace lamina::runtime

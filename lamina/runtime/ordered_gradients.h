@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "lamina/base/ids.h"
+
+namespace lamina::runtime {
+
+// [Note: ordered gradients] Floating-point sums depend on the order of their parts, and microbatches reach a parameter
+// in an order of their own in every run. So each microbatch finds the `.grad` of the parameters empty and fills its
+// own, which moves with the compute slot as ProcessState does; at the end of the step the parts are added in the order
+// of the microbatches. What a microbatch does in itself it does in one order when none of its calls is predicted. The
+// price is one copy of the gradients per microbatch; no microbatch waits for another.
+//
+// Used by whoever has the compute slot, and between steps.
+class OrderedGradients {
+ public:
+  // Takes the gradients of `parameters` aside. Again in a step whose parameters were not known: they were none.
+  void begin_step(std::vector<at::Tensor> parameters);
+
+  // From now on `.grad` is that of `microbatch`.
+  void turn_of(base::Microbatch microbatch);
+
+  // Adds what the microbatches have to the gradients that were there; or drops it, when the step failed.
+  void end_step(bool keep);
+
+ private:
+  using Gradients = std::vector<at::Tensor>;
+
+  void exchange(Gradients& gradients);  // with those in `.grad`
+
+  std::vector<at::Tensor> parameters_;
+  Gradients before_;
+  std::map<base::Microbatch, Gradients> parts_;
+  std::optional<base::Microbatch> current_;
+};
+
+}  // namespace lamina::runtime

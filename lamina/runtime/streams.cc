@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/runtime/streams.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <mutex>
+#include <utility>
+
+#include "lamina/runtime/activity.h"
+
+namespace lamina::runtime {
+namespace {
+
+thread_local int inline_bodies = 0;
+thread_local GivenSeeds* given_seeds = nullptr;
+
+// The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+std::uint64_t scramble(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) { return scramble(scramble(a) ^ b); }
+
+std::uint64_t draw_seed() {
+  auto& process = *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+  std::lock_guard guard(process.mutex_);
+  return process.random64();
+}
+
+std::uint64_t next_seed() {
+  const auto given = given_seeds != nullptr ? given_seeds->take() : std::nullopt;
+  return given ? *given : draw_seed();
+}
+
+GivenSeeds::GivenSeeds(std::vector<std::uint64_t> seeds)
+    : seeds_(std::move(seeds)), outer_(std::exchange(given_seeds, this)) {}
+
+GivenSeeds::~GivenSeeds() { given_seeds = outer_; }
+
+std::optional<std::uint64_t> GivenSeeds::take() {
+  return taken_ < seeds_.size() ? std::optional(seeds_[taken_++]) : std::nullopt;
+}
+
+Stream::Stream(std::uint64_t seed) : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
+  callers_.seed(seed);
+  callers_.swap_generator();
+}
+
+Stream::~Stream() {
+  given_seeds = given_;
+  if (Activity::has_process_state()) callers_.swap_generator();
+}
+
+InlineBody::InlineBody(std::uint64_t root_seed) : callers_(ProcessState::current()) {
+  callers_.seed(root_seed);
+  callers_.swap();
+  ++inline_bodies;
+}
+
+InlineBody::~InlineBody() {
+  --inline_bodies;
+  callers_.swap();
+}
+
+bool in_step() { return inline_bodies > 0 || Activity::current() != nullptr; }
+
+std::optional<Stream> stream_here() {
+  if (!in_step()) return std::nullopt;
+  return std::optional<Stream>(std::in_place, next_seed());
+}
+
+void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }
+
+std::uint64_t RootSeeds::of(base::Microbatch microbatch) const { return mix(base_, first_ + microbatch.value); }
+
+}  // namespace lamina::runtime

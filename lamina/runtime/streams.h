@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "lamina/base/ids.h"
+#include "lamina/runtime/process_state.h"
+
+// [Note: streams] The random numbers of a step are the same in every layout. Each microbatch has a root stream, seeded
+// by the step and by which microbatch of all replicas it is. A module that may draw random numbers, or that holds one
+// that may, runs in a stream of its own, seeded by one draw from its caller's: so what it draws does not depend on
+// where it runs, and what its caller draws afterwards does not depend on how much it drew. The draw is from what the
+// caller's stream is at the call: activation checkpointing, which sets that back, gets the same numbers again.
+namespace lamina::runtime {
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither of them is seen in
+
+// One draw from the process's CPU generator: the seed of a stream that begins here.
+std::uint64_t draw_seed();
+
+// The seed of the stream of a module that is called here: the next of GivenSeeds, else one draw.
+std::uint64_t next_seed();
+
+// Seeds that the caller on another rank drew for modules that are called as one: while it lives the streams that begin
+// in this thread take these, in their order, as if each had begun by a draw there. Not the streams within those.
+class GivenSeeds {
+ public:
+  explicit GivenSeeds(std::vector<std::uint64_t> seeds);
+  ~GivenSeeds();
+  GivenSeeds(const GivenSeeds&) = delete;
+
+  std::optional<std::uint64_t> take();
+
+ private:
+  std::vector<std::uint64_t> seeds_;
+  std::size_t taken_ = 0;
+  GivenSeeds* const outer_;
+};
+
+// While it lives the process's CPU generator is the stream of `seed`; afterwards it goes on where it was.
+class Stream {
+ public:
+  explicit Stream(std::uint64_t seed);
+  ~Stream();
+  Stream(const Stream&) = delete;
+
+ private:
+  ProcessState callers_;
+  GivenSeeds* const given_;  // to what this one is in
+};
+
+// A step body in the thread that called the step function, which has no Activity. While it lives the process's state is
+// the body's own, and its generator the body's root stream.
+class InlineBody {
+ public:
+  explicit InlineBody(std::uint64_t root_seed);
+  ~InlineBody();
+  InlineBody(const InlineBody&) = delete;
+
+ private:
+  ProcessState callers_;
+};
+
+// Whether this thread runs a step body, or a module for another rank: where modules have streams.
+bool in_step();
+
+// The stream of a module that is called here: in a step it begins by one draw, elsewhere there is none.
+std::optional<Stream> stream_here();
+
+// The seeds of the root streams.
+class RootSeeds {
+ public:
+  // `seed`: of all steps; without it each step takes one draw from the process's generator, so that torch.manual_seed
+  // says. `first`: the microbatches of the replicas before this one.
+  RootSeeds(std::optional<std::uint64_t> seed, std::int64_t first) : seed_(seed), first_(first) {}
+
+  // On every rank alike, in the thread that enters the step: their generators stay in step.
+  void begin_step();
+  // With a seed: how many steps there were, in this job and those that it goes on with. Without: nothing.
+  std::optional<std::uint64_t> steps() const { return seed_ ? std::optional(steps_) : std::nullopt; }
+  void go_on_after(std::uint64_t steps) { steps_ = steps; }
+  std::uint64_t of(base::Microbatch microbatch) const;
+
+ private:
+  const std::optional<std::uint64_t> seed_;
+  const std::int64_t first_;
+  std::uint64_t steps_ = 0;
+  std::uint64_t base_ = 0;
+};
+
+}  // namespace lamina::runtime

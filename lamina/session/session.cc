@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/session.h"
+
+#include "lamina/base/log.h"
+#include "lamina/observe/timeline_part.h"
+#include "lamina/runtime/streams.h"
+#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/ucx/ucx.h"
+
+namespace lamina::session {
+namespace {
+
+using topology::Group;
+
+std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_cast<std::int64_t>(span) + 1); }
+
+std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,
+                                              const std::function<void()>& check_interrupt) {
+  if (world.size == 1) return std::make_unique<transport::Solo>();
+  transport::UcxOptions options;
+  options.rank = world.rank;
+  options.size = world.size;
+  options.master_addr = world.master_addr;
+  options.master_port = world.master_port;
+  options.configuration = config::to_json(config);
+  options.send_timeout = seconds(config.timeout_s);
+  options.check_interrupt = check_interrupt;
+  return transport::open_ucx(options);
+}
+
+pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology, base::Rank rank,
+                                 FaceHooks hooks) {
+  pipeline::JobOptions options;
+  options.schedule = config::schedule_name(config.schedule);
+  options.active_microbatches = *config.active_microbatches;
+  options.deterministic = config.deterministic_server;
+  options.timeout = std::chrono::duration<double>(config.timeout_s);
+  if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
+  options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
+  options.pipeline = topology.members(Group::kPp, rank);
+  // From `lamina run --timeline`.
+  if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
+    options.timeline_part = observe::part_in(*folder, rank.value);
+  }
+  options.thread_hooks = std::move(hooks.thread_hooks);
+  options.failures = std::move(hooks.failures);
+  return options;
+}
+
+}  // namespace
+
+Session::Session(config::Config config, environment::World world, FaceHooks hooks)
+    : config_(config::with_defaults(std::move(config))),
+      world_(std::move(world)),
+      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy),
+      check_interrupt_(hooks.check_interrupt),
+      call_(hooks.call) {
+  topology::require_sharding_fits(topology_, config_.sharded_data_parallel_degree);
+  config::require_available(config_, topology_.size(Group::kDp));
+  if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
+  auto transport = connect(config_, world_, check_interrupt_);
+  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)),
+                                         std::move(transport));
+}
+
+base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }
+
+base::Rank Session::owner(base::Partition partition) const {
+  return topology_.translate(Group::kPp, static_cast<int>(partition.value), world_.rank);
+}
+
+void Session::require_everywhere(const std::string& what) const {
+  if (topology_.size(Group::kPp) == 1 || !runtime::in_step()) return;
+  throw base::UsageError(base::str(what,
+                                   " inside a step function: only the rank that leads runs its body; call it before or "
+                                   "after the step function, on every rank"));
+}
+
+base::Patience Session::patience() const {
+  const std::chrono::duration<double> timeout(config_.timeout_s);
+  base::Patience patience{std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
+  patience.call = call_;
+  return patience;
+}
+
+}  // namespace lamina::session

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/config/config.h"
+#include "lamina/environment/world.h"
+#include "lamina/pipeline/job.h"
+#include "lamina/topology/topology.h"
+#include "lamina/value/failure.h"
+
+namespace lamina::session {
+
+// What a face lends to the engine.
+struct FaceHooks {
+  runtime::WorkerPool::Hooks thread_hooks;
+  std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
+  // Called by waits of the main thread at least every 50 ms, while ranks join every 200 ms; may throw.
+  std::function<void()> check_interrupt;
+  // The call of the program that a wait of this thread is part of; empty: not known.
+  std::function<base::Call()> call;
+};
+
+// The library on one rank, from init to shutdown: the configuration, this rank's place, and its job.
+class Session {
+ public:
+  // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
+  // base::ConfigError before anything is started, and what open_ucx throws.
+  Session(config::Config config, environment::World world, FaceHooks hooks);
+
+  const config::Config& config() const { return config_; }
+  const environment::World& world() const { return world_; }
+  const topology::Topology& topology() const { return topology_; }
+  pipeline::Job& job() { return *job_; }
+
+  std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
+  base::Partition partition() const;  // the one that this rank owns
+  base::Rank owner(base::Partition partition) const;
+
+  // Refuses in the body of a step what every rank of a pipeline is to do, `what`: one rank alone runs it. Throws
+  // base::UsageError.
+  void require_everywhere(const std::string& what) const;
+
+  // For waits of the main thread.
+  base::Patience patience() const;
+
+ private:
+  const config::Config config_;
+  const environment::World world_;
+  const topology::Topology topology_;
+  const std::function<void()> check_interrupt_;
+  const std::function<base::Call()> call_;
+  std::unique_ptr<pipeline::Job> job_;
+};
+
+}  // namespace lamina::session

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An error that nobody catches, on every rank of a pipeline: its traceback is shown once, by the rank that raised it,
+and all end with the exit code that Python gives it there."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+
+from lamina import _lamina
+from lamina.errors import PeerError, RemoteError
+from lamina.exits import interrupts
+from lamina.exits.failures import Failure, exit_argument, sendable
+
+# How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
+RAISER_ENDS_S = 5.0
+# And how long for that somebody, who may end them without another word.
+STARTER_ENDS_S = 0.5
+# How long threads of the user's may go on after an error that nobody catches: Python waits for them for ever, and the
+# other ranks for this one.
+THREADS_END_S = 10.0
+
+
+def install(session: _lamina.Session | None = None) -> None:
+    """From now on this process ends so, until `remove`. Without a session nobody is waited for."""
+    global _previous, _session
+    _session = session or _session
+    if sys.excepthook is not _hook:
+        _previous = sys.excepthook
+        sys.excepthook = _hook
+
+
+def remove() -> None:
+    """Ends `install`, unless somebody has put a hook of their own before this one."""
+    global _session
+    _session = None
+    if sys.excepthook is _hook:
+        sys.excepthook = _previous
+
+
+def end_without_collecting() -> None:
+    """Has this process, which others wait for, end soon: looking for cycles is four fifths of what one with torch takes
+    to end."""
+    gc.freeze()
+
+
+_previous = sys.excepthook
+_session: _lamina.Session | None = None
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    session = _session
+    if session is not None and session.size > 1:
+        end_without_collecting()
+        threading.Thread(target=_leave_threads, daemon=True).start()
+    interrupted = interrupts.interrupted_rank(error)
+    failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
+    if isinstance(error, PeerError):
+        failure = None  # the rank that is its cause has ended already
+    told = interrupted is None and _tell_launcher(error)
+    if session is not None and failure is not None and failure.rank == session.rank:
+        _end_as_raiser(kind, error, trace, failure)
+    elif interrupted is not None:
+        _end_as_interrupted(session, interrupted)
+    elif session is None or failure is None:
+        if not (told and _lamina.told("LOCAL_RANK") == 0):  # the launcher shows it after the first cause, if at all
+            _previous(kind, error, trace)
+    elif session.loss(failure.rank, RAISER_ENDS_S):
+        _end_as_other(failure)
+    else:  # it goes on without us
+        _previous(kind, error, trace)
+
+
+def _leave_threads() -> None:
+    """Ends the process, should threads that are no daemons keep it from ending by itself."""
+    time.sleep(THREADS_END_S)
+    others = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    others.remove(threading.main_thread().name)
+    if others:
+        lasted = f"{THREADS_END_S:.0f} s after its error, in which threads still ran: {', '.join(others)}"
+        print(f"lamina: ended {lasted}", file=sys.__stderr__, flush=True)
+        os._exit(1)
+
+
+def _tell_launcher(error: BaseException) -> bool:
+    """Tells `lamina run`, where there is one, of an error whose reason is another rank: that one is to be named."""
+    own = _session.rank if _session is not None else _lamina.told("RANK")
+    foreign = isinstance(error, RemoteError) and getattr(error, "rank", own) != own
+    if not foreign and not isinstance(error, PeerError):
+        return False
+    return _lamina.report_consequence(sendable("".join(traceback.format_exception(error))))
+
+
+def _take_stderr_back() -> None:
+    """For functions that never return: a hook around ours may keep until then what is written to sys.stderr, as torch's
+    does, of a process group made since."""
+    if sys.excepthook is not _hook:
+        sys.stderr = sys.__stderr__
+
+
+def _end_as_interrupted(session: _lamina.Session | None, rank: int) -> None:
+    if session is not None:
+        session.loss(rank, RAISER_ENDS_S)
+        time.sleep(STARTER_ENDS_S)
+    _take_stderr_back()
+    _say(f"lamina: rank {rank} was interrupted")
+    sys.exit(interrupts.INTERRUPTED)
+
+
+def _end_as_raiser(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, failure: Failure
+) -> None:
+    """It was raised in a thread that served another rank: what the user knows begins there."""
+    _take_stderr_back()
+    if failure.type != "SystemExit":
+        known = _previous is sys.__excepthook__
+        # An error of the engine has no traceback.
+        words = failure.traceback.rstrip() or f"{failure.type}: {failure.message}"
+        _say(words) if known else _previous(kind, error, trace)
+    sys.exit(exit_argument(failure))
+
+
+def _end_as_other(failure: Failure) -> None:
+    argument = exit_argument(failure)
+    code = argument if isinstance(argument, int) else int(argument is not None)
+    time.sleep(STARTER_ENDS_S)
+    _take_stderr_back()
+    if code != 0:
+        _say(f"lamina: {_summary(failure)}")
+    sys.exit(code)
+
+
+def _summary(failure: Failure) -> str:
+    what = f"{failure.type}: {failure.message}" if failure.message else failure.type
+    return f"rank {failure.rank} raised {what.splitlines()[0]}; its traceback is in what that rank wrote"
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hugging Face's models need: state dicts between their layers and sliced ones, and outputs that hooks collect.
+
+`tensor_parallel_degree` is 1 and no layer is replaced by a sliced one, so the names are Hugging Face's on both sides.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lamina.errors import UsageError
+
+
+def from_hugging_face(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state dict of a Hugging Face model, as the model takes it that lamina has distributed."""
+    return state_dict
+
+
+def to_hugging_face(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> Mapping[str, Any]:
+    """The state dict of a model that lamina has distributed, as the plain Hugging Face model takes it.
+
+    Args:
+        state_dict: the whole model's.
+        max_seq_len: for sliced layers, which may be built for longer sequences.
+    """
+    return state_dict
+
+
+def collect(module: nn.Module, args: tuple, output: Any) -> None:
+    """Hands what a module returned, which ran on another rank, to Hugging Face's hooks for `output_hidden_states` and
+    the like: they put it where only the caller's thread finds it.
+
+    Errors:
+        UsageError: something is asked for that modules inside of this one return, out of sight here.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    asked = capturing and capturing._active_collector.get()
+    if not asked:
+        return
+    for hook in collectors(module):
+        hook(module, args, output)
+    for part in module.modules():
+        for hook in collectors(part) if part is not module else ():
+            if (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
+                raise UsageError(
+                    f"{key} of a {type(part).__name__} inside a {type(module).__name__} that another rank owns cannot "
+                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it"
+                )
+
+
+def collectors(module: nn.Module) -> list[Callable[..., Any]]:
+    """Hugging Face's own hooks of a module: they keep what it returns for those who ask for it."""
+    return [hook for hook in module._forward_hooks.values() if is_collector(hook)]
+
+
+def is_collector(hook: Any) -> bool:
+    """Whether it is such a hook, which `collect` calls for modules of other ranks."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The current job. It knows none of its parts: who has installed something pushes its removal to `Job.on_end`."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina import _lamina
+from lamina.errors import UsageError
+
+
+@dataclass
+class Job:
+    """What one `init` started.
+
+    Attributes:
+        model, cut: the DistributedModel and its Cut; None before there is one.
+        optimizers: the OptimizerState of each DistributedOptimizer.
+        groups: the ProcessGroups, from the first use.
+        replicas: the Replicas, where gradients are averaged over several copies of the model.
+        uneven: in a step of fewer microbatches than configured: what a backward is.
+        loaded: a state was loaded into the model, and no step has been since.
+        on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
+        closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
+            began has ended.
+    """
+
+    session: _lamina.Session
+    microbatches: int
+    model: Any = None
+    cut: Any = None
+    optimizers: list[Any] = field(default_factory=list)
+    groups: Any = None
+    replicas: Any = None
+    uneven: UsageError | None = None
+    loaded: bool = False
+    on_end: ExitStack = field(default_factory=ExitStack)
+    closers: list[Callable[[bool], bool]] = field(default_factory=list)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the model is cut over several ranks."""
+        return self.session.group_size("pp") > 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank runs the bodies of step functions."""
+        return self.session.group_rank("pp") == 0
+
+    def close_rest(self, at_exit: bool = False) -> bool:
+        """Closes what outlives the session. Returns whether all of it has ended."""
+        return all([close(at_exit) for close in self.closers])
+
+
+_job: Job | None = None
+
+
+def begin(session: _lamina.Session, microbatches: int) -> Job:
+    """From now on there is a job."""
+    global _job
+    _job = Job(session, microbatches)
+    return _job
+
+
+def end() -> None:
+    """From now on there is none. Its session is for the caller to close."""
+    global _job
+    ended, _job = _job, None
+    ended.on_end.close()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, and `shutdown` not since."""
+    return _job is not None
+
+
+def job() -> Job:
+    """The current job. Raises UsageError before `init`."""
+    if _job is None:
+        raise UsageError("lamina is not initialised in this process: call lamina.init() first")
+    return _job
+
+
+def job_if_any() -> Job | None:
+    """The current job; None before `init`."""
+    return _job
+
+
+def session() -> _lamina.Session:
+    """The current session. Raises UsageError before `init`."""
+    return job().session
+
+
+def in_step() -> bool:
+    """Whether this thread runs a step body, or a module for another rank."""
+    return _lamina.in_step()
+
+
+def outside_step(what: str) -> Job:
+    """The current job; raises UsageError inside a step function, where `what` is not allowed."""
+    if in_step():
+        raise UsageError(
+            f"{what} was called inside a step function, which runs once per microbatch and on one rank of the pipeline "
+            "only: call it before or after the step"
+        )
+    return job()
+
+
+def everywhere(what: str) -> None:
+    """Refuses in the body of a step function what every rank of a pipeline is to do: one rank alone runs it."""
+    if _job is not None:
+        _job.session.require_everywhere(what)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's process groups of this rank, one per axis. See [Note: axes]."""
+
+import contextlib
+import itertools
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.job.ranks import CommGroup
+
+_AXES = ("mp", "dp", "pp", "tp", "rdp")
+_jobs = itertools.count()  # what one job leaves in the store is not the next one's
+
+
+class ProcessGroups:
+    """This rank's groups; making them is collective over the world.
+
+    torch's default group is made unless the script has made it: then that one is the world's, and stays the script's.
+    """
+
+    def __init__(self, session: _lamina.Session):
+        self.stuck = False  # a collective was left that may never end
+        self._made_default = not dist.is_initialized()
+        mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
+        everyone = session.all_gather("world", (self._made_default, list(mine.values())))
+        _check_default([made for made, _ in everyone])
+        timeout = timedelta(seconds=session.config.timeout_s)
+        if self._made_default:
+            make_default(session, timeout, _backend())
+        elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
+            raise UsageError(
+                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
+                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job"
+            )
+        # Every rank takes part in making every group, in the same order.
+        every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
+        made = {ranks: dist.new_group(list(ranks), timeout, _backend()) for ranks in every_group}
+        self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
+
+    def get(self, axis: str) -> dist.ProcessGroup:
+        """The group of that axis that this rank is in."""
+        return self._by_axis[axis]
+
+    def close(self, at_exit: bool = False) -> bool:
+        """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
+        aborts the process. False when a collective may never end: its group would wait for it."""
+        if self.stuck:
+            return False
+        own = {id(group): group for axis, group in self._by_axis.items() if axis != "world"}
+        self._by_axis.clear()
+        _destroy(list(own.values()), self._made_default or at_exit)
+        return True
+
+
+def of_job() -> ProcessGroups:
+    """The groups of the current job, made the first time; then collective over the world.
+
+    Errors:
+        UsageError: `ddp` is off, or inside a step function.
+    """
+    job = current.job()
+    if not job.session.config.ddp:
+        raise UsageError("process groups need the configuration ddp: true")
+    if job.groups is None:
+        job.groups = ProcessGroups(current.outside_step("the first use of process groups").session)
+        job.closers.append(job.groups.close)
+    return job.groups
+
+
+def get_world_process_group() -> dist.ProcessGroup:
+    """All ranks of the job, for torch.distributed. Needs `ddp`; the first call of any of these functions is collective,
+    unless there is a DistributedModel."""
+    return of_job().get("world")
+
+
+def get_mp_process_group() -> dist.ProcessGroup:
+    """The ranks that hold one copy of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("mp")
+
+
+def get_dp_process_group() -> dist.ProcessGroup:
+    """The ranks that read different data, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("dp")
+
+
+def get_pp_process_group() -> dist.ProcessGroup:
+    """The partitions of one copy of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("pp")
+
+
+def get_tp_process_group() -> dist.ProcessGroup:
+    """The slices of the same layers, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("tp")
+
+
+def get_rdp_process_group() -> dist.ProcessGroup:
+    """The copies of the same part of the model, for torch.distributed; see `get_world_process_group`."""
+    return of_job().get("rdp")
+
+
+def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
+    """The ranks as torch's DeviceMesh, made of the groups that the functions above return.
+
+    Args:
+        group: of one dimension, the ranks of that group, which is its name: "pp", "dp", ... None: all ranks of the job
+            by their coordinates, with the dimensions "rdp", "pp" and "tp".
+
+    Errors:
+        UsageError: `ddp` is off, or inside a step function.
+    """
+    groups, device = of_job(), "cuda" if torch.cuda.is_available() else "cpu"
+    if group is not None:
+        axis = CommGroup(group).value
+        return DeviceMesh.from_group(groups.get(axis), device, mesh_dim_names=(axis,))
+    session = current.session()
+    axes = ("rdp", "pp", "tp")
+    places = session.all_gather("world", [session.group_rank(axis) for axis in axes])
+    mesh = torch.empty([session.group_size(axis) for axis in axes], dtype=torch.int)
+    for rank, place in enumerate(places):
+        mesh[tuple(place)] = rank
+    return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
+
+
+def _backend() -> str:
+    """Gloo for tensors of the CPU, NCCL for those of CUDA."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _check_default(missing: list[bool]) -> None:
+    if any(missing) and not all(missing):
+        raise UsageError(
+            f"rank {missing.index(False)} called torch.distributed.init_process_group and rank {missing.index(True)} "
+            "did not: call it on all ranks, or on none"
+        )
+
+
+def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, backend: str) -> None:
+    """As init_process_group() would, with names of its own in a store that may outlive the job: torchrun's does."""
+    if world.launched:
+        _publish()
+        told = _lamina.read_world()
+        if _lamina.meets_at_loopback(told):  # Gloo would listen where the machine's name leads
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # torch's store would listen on every network: while this one lives, it shares that.
+        held = _lamina.JobStore(told, timeout.total_seconds())
+        # libuv's server asks for the name of whoever connects, and serves nobody meanwhile.
+        store, _, _ = next(rendezvous("env://?use_libuv=0", timeout=timeout))
+        del held
+    else:
+        store = dist.HashStore()
+    store.set_timeout(timeout)
+    store = dist.PrefixStore(f"lamina/groups/{next(_jobs)}", store)
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+
+
+def _publish() -> None:
+    """Under srun and mpirun torch, and scripts, find in the environment what torchrun would have set."""
+    world = _lamina.read_world()
+    told = {"RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": world.local_rank,
+            "LOCAL_WORLD_SIZE": world.local_size, "NODE_RANK": world.node_rank, "MASTER_ADDR": world.master_addr,
+            "MASTER_PORT": world.master_port}  # fmt: skip
+    for name, value in told.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _destroy(groups: list[dist.ProcessGroup], default: bool) -> None:
+    if not dist.is_initialized():  # the script destroyed them all
+        return
+    if default:
+        dist.destroy_process_group()
+        return
+    for group in groups:
+        with contextlib.suppress(ValueError):  # the script destroyed it
+            dist.destroy_process_group(group)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning and the end of a job: `init`, `shutdown`, and the end of the process."""
+
+import atexit
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lamina import _lamina
+from lamina.errors import ConfigError
+from lamina.exits import excepthook, interrupts
+from lamina.job import current
+from lamina.util import call_sites
+
+_process = 0  # that called init: a fork of it must not end its session
+_stuck = False  # a thread is still in the body of a step that failed
+
+
+def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
+    """Starts lamina in this process; every process of the job calls it.
+
+    A second call without configuration, or with the same, does nothing. Started without a launcher, the process is a
+    job of its own. In a job of one process degrees above 1 become 1, and one warning says so.
+
+    Args:
+        config: the keys of docs/configuration.md, either bare or as `{"enabled": ..., "parameters": {...}}`. The
+            environment variable SM_HP_MP_PARAMETERS, when it says anything, counts instead.
+        **keys: the same as keyword arguments: `init(partitions=2, microbatches=8, schedule="interleaved")`.
+
+    Errors:
+        ConfigError: wrong keys, all of them named at once; both forms at once; a configuration that differs from that
+            of an earlier call.
+        PeerError, TimeoutError: the ranks did not find each other.
+    """
+    global _process
+    text = _to_json(config, keys)
+    if current.is_initialized():
+        if text != "{}":
+            _require_same(current.session().config, text)
+        return
+    parsed, notes = _lamina.parse_config(text)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    session = _lamina.Session(parsed)
+    job = current.begin(session, parsed.microbatches)
+    excepthook.install(session)
+    job.on_end.callback(excepthook.remove)
+    if (replicas := session.group_size("dp")) > 1 and session.rank == 0 and not parsed.ddp:
+        warnings.warn(
+            f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
+            stacklevel=2,
+        )
+    if not _process:
+        atexit.register(_at_exit)
+    _process = os.getpid()
+
+
+def shutdown() -> None:
+    """Ends what `init` started; every rank calls it. Afterwards `init` may be called again. Does nothing when there is
+    nothing to end.
+
+    Errors:
+        UsageError: called inside a step function.
+    """
+    global _stuck
+    if current.is_initialized():
+        job = current.outside_step("shutdown()")
+        job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
+        current.end()
+        _stuck = not job.session.close(True) or _stuck
+        _stuck = not job.close_rest() or _stuck
+
+
+def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
+    if config is not None and keys:
+        raise ConfigError(f"init() takes a dictionary or keyword arguments, not both; keywords: {', '.join(keys)}")
+    given = keys if config is None else config
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"init() takes a dictionary, not {type(given).__name__}")
+    try:
+        return json.dumps(dict(given))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the configuration cannot be written as JSON: {error}") from None
+
+
+def _require_same(first: _lamina.Config, text: str) -> None:
+    asked, _ = _lamina.parse_config(text)
+    if difference := first.differences(asked):
+        raise ConfigError(
+            f"init() was called before with another configuration; call shutdown() first to change it. "
+            f"Then and now: {difference}"
+        )
+
+
+def _at_exit() -> None:
+    """Ends the threads. The peers learn of the end of this process from the system, when it has ended: so whoever looks
+    for the first cause finds this process first."""
+    if os.getpid() != _process:
+        return
+    last_error = getattr(sys, "last_value", None)
+    interrupted = interrupts.is_interrupt(last_error)
+    job = current.job_if_any()
+    if job is not None and last_error is None:
+        job.session.tell_leaving("came to the end of its program")
+    if interrupted:
+        excepthook.end_without_collecting()
+    if (job is None or _leave(job, interrupted)) and not _stuck and (job is None or job.close_rest(at_exit=True)):
+        return
+    # Python cannot end around a thread that never comes back from the user's code: the process can.
+    print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(interrupts.INTERRUPTED if interrupted else 1)
+
+
+def _leave(job: current.Job, interrupted: bool) -> bool:
+    current.end()
+    return job.session.leave(interrupted)

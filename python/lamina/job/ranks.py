@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this rank is.
+
+[Note: axes] A job's ranks have three coordinates: the partition of the pipeline (pp), the slice of its layers (tp), and
+the copy of the model (rdp). Two unions of axes have names as well: dp = tp x rdp, the ranks that read different data,
+and mp = pp x tp, those that hold one copy of the model. A group of an axis is the ranks that differ in that axis alone.
+"""
+
+import enum
+
+from lamina.job import current
+
+
+class CommGroup(enum.Enum):
+    """A group of ranks that this rank belongs to. See [Note: axes]."""
+
+    WORLD = "world"
+    MP_GROUP = "mp"
+    DP_GROUP = "dp"
+    PP_GROUP = "pp"
+    TP_GROUP = "tp"
+    RDP_GROUP = "rdp"
+
+
+class RankType(enum.Enum):
+    """How a rank is counted: in the world, or within one of this rank's groups. See [Note: axes]."""
+
+    WORLD_RANK = "world"
+    MP_RANK = "mp"
+    DP_RANK = "dp"
+    PP_RANK = "pp"
+    TP_RANK = "tp"
+    RDP_RANK = "rdp"
+
+
+WORLD, MP_GROUP, DP_GROUP, PP_GROUP, TP_GROUP, RDP_GROUP = CommGroup
+WORLD_RANK, MP_RANK, DP_RANK, PP_RANK, TP_RANK, RDP_RANK = RankType
+
+
+def rank() -> int:
+    """This rank in the world."""
+    return current.session().rank
+
+
+def size() -> int:
+    """The number of ranks in the job."""
+    return current.session().size
+
+
+def local_rank() -> int:
+    """This rank among those of its machine."""
+    return current.session().local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this machine."""
+    return current.session().local_size
+
+
+def num_microbatches() -> int:
+    """The number of microbatches that a step's batch is split into."""
+    return current.job().microbatches
+
+
+def mp_rank() -> int:
+    """This rank among the ranks that hold one copy of the model."""
+    return current.session().group_rank("mp")
+
+
+def mp_size() -> int:
+    """The number of the ranks that hold one copy of the model."""
+    return current.session().group_size("mp")
+
+
+def get_mp_group() -> list[int]:
+    """The world ranks of the ranks that hold one copy of the model."""
+    return current.session().group_members("mp")
+
+
+def dp_rank() -> int:
+    """This rank among the ranks that read different data."""
+    return current.session().group_rank("dp")
+
+
+def dp_size() -> int:
+    """The number of the ranks that read different data."""
+    return current.session().group_size("dp")
+
+
+def get_dp_group() -> list[int]:
+    """The world ranks of the ranks that read different data."""
+    return current.session().group_members("dp")
+
+
+def pp_rank() -> int:
+    """This rank among the partitions of one copy of the model."""
+    return current.session().group_rank("pp")
+
+
+def pp_size() -> int:
+    """The number of the partitions of one copy of the model."""
+    return current.session().group_size("pp")
+
+
+def get_pp_group() -> list[int]:
+    """The world ranks of the partitions of one copy of the model."""
+    return current.session().group_members("pp")
+
+
+def tp_rank() -> int:
+    """This rank among the slices of the same layers."""
+    return current.session().group_rank("tp")
+
+
+def tp_size() -> int:
+    """The number of the slices of the same layers."""
+    return current.session().group_size("tp")
+
+
+def get_tp_group() -> list[int]:
+    """The world ranks of the slices of the same layers."""
+    return current.session().group_members("tp")
+
+
+def rdp_rank() -> int:
+    """This rank among the copies of the same part of the model."""
+    return current.session().group_rank("rdp")
+
+
+def rdp_size() -> int:
+    """The number of the copies of the same part of the model."""
+    return current.session().group_size("rdp")
+
+
+def get_rdp_group() -> list[int]:
+    """The world ranks of the copies of the same part of the model."""
+    return current.session().group_members("rdp")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the random numbers of a job with the key `seed` are. The states of optimizers carry it, as what everybody saves
+and loads besides the model."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lamina.errors import UsageError
+from lamina.job import current
+
+_KEY = "_lamina_rng_step"  # in a state, where torch's optimizers look at no key but their own
+
+
+def rng_step() -> int:
+    """How many steps have drawn random numbers, in this job and those that it goes on with: with the key `seed`, that
+    says what the next one draws. Saved in the states of optimizers.
+
+    Errors:
+        UsageError: without `seed`, where torch.get_rng_state() says; inside a step function.
+    """
+    return _seeded("rng_step()").seeded_steps
+
+
+def set_rng_step(steps: int) -> None:
+    """Goes on with the random numbers of a job after so many steps; on every rank alike.
+
+    Args:
+        steps: what `rng_step()` was.
+
+    Errors:
+        UsageError: no such number; without `seed`, where torch.set_rng_state() says; inside a step function.
+    """
+    session = _seeded("set_rng_step()")
+    if type(steps) is not int or steps < 0:
+        raise UsageError(f"set_rng_step() takes a number of steps, not {steps!r}")
+    session.seeded_steps = steps
+
+
+def with_steps(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer, and with it where the random numbers are."""
+    steps = current.session().seeded_steps if current.is_initialized() else None
+    return state if steps is None or not state else state | {_KEY: steps}
+
+
+def taken_from(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of an optimizer alone; the random numbers go on where it says."""
+    seeded = current.is_initialized() and current.session().seeded_steps is not None
+    if seeded and _KEY in state:
+        current.session().seeded_steps = state[_KEY]
+    elif seeded and current.session().seeded_steps == 0 and current.session().rank == 0:
+        warnings.warn(
+            "the state of an optimizer was loaded that was saved without `seed`: the random numbers of this job begin "
+            "with those of its first step; set_rng_step() says otherwise",
+            stacklevel=4,
+        )
+    return state if _KEY not in state else {key: value for key, value in state.items() if key != _KEY}
+
+
+def note_loaded_model(job: current.Job) -> None:
+    """A state was loaded into the model."""
+    job.loaded = True
+
+
+def check(job: current.Job) -> None:
+    """Before a step: says once that a loaded model begins with the random numbers of a first step."""
+    loaded, job.loaded = job.loaded, False
+    if loaded and job.session.seeded_steps == 0 and job.session.rank == 0:
+        warnings.warn(
+            "a state was loaded into the model, and with `seed` its steps draw the random numbers of a first step: to "
+            "go on with a training, load its optimizer's state_dict() too, or use set_rng_step()",
+            stacklevel=5,
+        )
+
+
+def _seeded(what: str) -> Any:
+    session = current.outside_step(what).session
+    if session.seeded_steps is None:
+        raise UsageError(f"{what} needs the key `seed`; without it the state of torch's generator says")
+    return session

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
+
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.deferred_init import delayed
+from lamina.errors import ConfigError, UsageError
+from lamina.modules import placement
+from lamina.modules.runs import Run
+from lamina.modules.slots import Parts
+from lamina.modules.tree import ModuleTree, is_called
+from lamina.torch_patches import printing
+from lamina.tracing.state import Tie
+from lamina.tracing.trace import Trace, planned_rows, summary, tell
+
+Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
+
+_TIES_SAID = 3
+_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "anywhere": [], "written": [], "table": "", "report": {}}
+_PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
+
+
+class PartitionedModel:
+    """A model whose modules have owners.
+
+    Attributes:
+        tree: its modules.
+        owners: per node of the tree, the partition that owns it.
+        anywhere: the node of each module that runs where its argument lies (`tracing/anywhere.py`), by id(module).
+        partition: this rank's.
+        runs: modules that are called at once, numbered on from the nodes.
+        parts: filled by `remote.calls`; for one step or more, while no parameter is replaced.
+        report: how it was cut, as `DistributedModel.partition_report` has it.
+        conversions: how often dtypes or devices have changed.
+        homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
+    """
+
+    def __init__(
+        self,
+        tree: ModuleTree,
+        owners: list[int],
+        report: dict[str, Any],
+        partition: int,
+        anywhere: Iterable[int] = (),
+        written: Iterable[tuple[int, str, int]] = (),
+    ):
+        self.tree = tree
+        self.owners = owners
+        self.anywhere = {id(tree.modules[node]): node for node in anywhere}
+        self.report = report
+        self.partition = partition
+        self.runs: list[Run] = []
+        self.parts: dict[int, Parts] = {}
+        self.conversions = 0
+        self.homes = [(place, name, owners[node]) for place, name, node in written]
+        self._paths = tree.paths()
+        self._positions = {path: position for position, path in enumerate(self._paths)}
+
+    def callee(self, number: int) -> nn.Module | Run:
+        """What calls of that number are of."""
+        nodes = len(self.tree.modules)
+        return self.tree.modules[number] if number < nodes else self.runs[number - nodes]
+
+    def callee_name(self, number: int) -> str:
+        """Its name, for messages."""
+        nodes = len(self.tree.names)
+        return self.tree.names[number] or "the model" if number < nodes else self.runs[number - nodes].name
+
+    def callee_owner(self, number: int) -> int:
+        """The partition that owns it."""
+        nodes = len(self.owners)
+        return self.owners[number] if number < nodes else self.runs[number - nodes].owner
+
+    def owner_of(self, name: str) -> int:
+        """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
+        return self.owners[self._paths[self._path_of(name)]]
+
+    def home_of(self, name: str, session: _lamina.Session) -> str:
+        """Where what has that name lives, for messages; see `owner_of`."""
+        partition = self.owner_of(name)
+        return f"partition {partition} on rank {session.translate('pp', partition)}"
+
+    def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """The owners' parts of a state dict as one, in the order that the plain model's has."""
+        parts = [item for state in states for item in state.items()]
+        return dict(sorted(parts, key=lambda item: self._positions[self._path_of(item[0])]))
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank owns what has that name; see `owner_of`."""
+        return self.owner_of(name) == self.partition
+
+    def whole_parts(self) -> dict[str, nn.Module]:
+        """The largest modules below the root that are this rank's with all that is under them, by name."""
+
+        def under(module: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
+            if name and is_called(module) and all(self.elsewhere(part) is None for part in module.modules()):
+                yield name, module
+                return
+            for child_name, child in module.named_children():
+                yield from under(child, f"{name}.{child_name}" if name else child_name)
+
+        return dict(under(self.tree.modules[0], ""))
+
+    def elsewhere(self, module: nn.Module) -> int | None:
+        """The partition of a module that another rank owns, None for any other module."""
+        node = self.tree.node(module)
+        is_here = node is None or self.owners[node] == self.partition or id(module) in self.anywhere
+        return None if is_here else self.owners[node]
+
+    def tensors(self) -> list[Row]:
+        """(name, tensor, owner) of every parameter and buffer, each once."""
+        return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
+
+    def _path_of(self, name: str) -> str:
+        """The path of the module that a part of a state dict belongs to."""
+        while name not in self._paths:
+            name = name.rpartition(".")[0]
+        return name
+
+    def remote(self) -> dict[int, int]:
+        """The number of each module that other ranks own, by id(module)."""
+        return {
+            id(module): number
+            for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
+            if owner != self.partition and id(module) not in self.anywhere
+        }
+
+    def places(self) -> list[int]:
+        """Per node of the tree its owner, -1 for none: what the engine takes."""
+        return [
+            -1 if id(module) in self.anywhere else owner
+            for module, owner in zip(self.tree.modules, self.owners, strict=True)
+        ]
+
+
+def partition(
+    module: nn.Module, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
+) -> PartitionedModel:
+    """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
+    owns, and nothing of the rest.
+
+    Args:
+        module: the model.
+        session: of the job.
+        tracer: finds out what its modules cost, on world rank 0; None for no trace.
+
+    Errors:
+        ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
+    """
+    tree = ModuleTree(module)
+    plan = _agree(tree, session, tracer)
+    mine = session.group_rank("pp")
+    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["anywhere"], plan["written"])
+    _keep_dense(model)
+    printing.install()
+    for rows in _portions(model.tensors()):
+        # World rank 0 has the values that count, if only for the moment.
+        delayed.initialise(row[1] for row in rows if row[2] == model.partition or session.rank == 0)
+        if session.size > 1:
+            session.synchronize(rows)
+        _release(rows, model, session)
+    return model
+
+
+def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Frees the values of what other ranks own."""
+    _release(model.tensors(), model, session)
+
+
+def _release(rows: list[Row], model: PartitionedModel, session: _lamina.Session) -> None:
+    for name, tensor, owner in rows:
+        if owner != model.partition:
+            tensor.grad = None
+            like = (
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if delayed.forget(tensor) else None
+            )
+            session.release(tensor, name, owner, like)
+
+
+def _portions(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows in portions of about _PORTION_BYTES, cut alike on all ranks."""
+    portion, size_bytes = [], 0
+    for row in rows:
+        portion.append(row)
+        size_bytes += row[1].numel() * row[1].element_size()
+        if size_bytes >= _PORTION_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+    if portion:
+        yield portion
+
+
+def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+    """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
+    pipeline."""
+    root = model.tree.root
+    named = [*root.named_parameters(), *root.named_buffers()]
+    own = {
+        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
+    }
+    for part in session.all_gather("pp", own):
+        for name, (value, is_parameter) in part.items():
+            if not model.owns(name):
+                _give(root, name, value, is_parameter)
+
+
+def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:
+    path, _, attribute = name.rpartition(".")
+    module = root.get_submodule(path)
+    tensors = module._parameters if is_parameter else module._buffers
+    tensor = tensors.get(attribute)
+    if tensor is None:  # it came after the model was cut
+        tensors[attribute] = nn.Parameter(value) if is_parameter else value
+    elif _lamina.is_released(tensor):
+        _lamina.restore(tensor, value)
+
+
+@contextmanager
+def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
+    """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
+    foreign = [row for row in model.tensors() if row[2] != model.partition]
+    scripted = [
+        (module._modules, name, child)
+        for module in _unscripted(model.tree.root)
+        for name, child in module._modules.items()
+        if isinstance(child, torch.jit.ScriptModule) and model.elsewhere(child) is not None
+    ]  # nothing in one can be None: it is another rank's as a whole
+    with _absent(scripted), without(model.tree.root, (tensor for _, tensor, _ in foreign)):
+        yield foreign
+
+
+@contextmanager
+def without(root: nn.Module, hidden: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, the modules under `root` do not have these parameters and buffers."""
+    ids = set(map(id, hidden))
+    taken = [
+        (tensors, name, tensor)
+        for module in _unscripted(root)
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if id(tensor) in ids
+    ]
+    with _absent(taken):
+        yield
+
+
+def _unscripted(root: nn.Module) -> list[nn.Module]:
+    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
+@contextmanager
+def _absent(taken: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Inside, these dictionaries have None in these places."""
+    for held, name, _ in taken:
+        held[name] = None
+    try:
+        yield
+    finally:
+        for held, name, value in taken:
+            held[name] = value
+
+
+def _keep_dense(model: PartitionedModel) -> None:
+    """Where layers of a TransformerEncoder live elsewhere, it leaves off its nested tensors, which do not travel: in
+    evaluation with a padding mask its results at padded positions are then a layer's, as in training, and not 0."""
+    for module, owner in zip(model.tree.modules, model.owners, strict=True):
+        if isinstance(module, nn.TransformerEncoder):
+            inside = {id(part) for part in module.modules()}
+            parts = zip(model.tree.modules, model.owners, strict=True)
+            if any(id(part) in inside and other != owner for part, other in parts):
+                module.use_nested_tensor = False
+
+
+def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """What world rank 0 planned: see `_plan`. It is sure then that all ranks have the same model."""
+    if session.size == 1:
+        return _plan(tree, session, tracer)
+    lines = tree.describe()
+    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest(), "constants": tree.constants()}
+    if session.rank == 0:
+        mine |= _plan(tree, session, tracer) | {"lines": lines}
+    everyone = session.all_gather("world", mine)
+    first = everyone[0]
+    if first["error"]:
+        raise ConfigError(first["error"])
+    if any(other["digest"] != first["digest"] for other in everyone):
+        differences = session.all_gather("world", _difference(first["lines"], lines))
+        raise UsageError(
+            next(
+                f"rank {rank} built another model than rank 0: {text}" for rank, text in enumerate(differences) if text
+            )
+        )
+    if session.rank == 0:
+        _tell_of_constants([each["constants"] for each in everyone])
+    if session.rank == 0 and session.group_size("pp") > 1:
+        print(first["table"].rstrip(), file=sys.stderr, flush=True)
+    return first
+
+
+def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
+    """The error, if any, per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
+    try:
+        found = tracer(tree) if tracer is not None else Trace()
+        ties = _said(tree, found.ties)
+        for note in found.notes + placement.ignored(tree.modules) + ties:
+            tell(note)
+        rows, nodes = planned_rows(tree, found.measures)
+        owners, table, report = session.plan(rows)
+        if session.group_size("pp") == 1:
+            owners = [0] * len(rows)
+    except Exception as error:
+        return _NO_PLAN | {"error": str(error) or type(error).__name__}
+    by_node = dict(zip(nodes, owners, strict=True))
+    ordered = [by_node[node] for node in range(len(nodes))]
+    report |= summary(tree, found)
+    return _NO_PLAN | {
+        "owners": ordered,
+        "anywhere": [node for node, row in zip(nodes, rows, strict=True) if row.get("anywhere")],
+        "written": found.written,
+        "table": table,
+        "report": report,
+    }
+
+
+def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
+    apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
+    if apart:
+        tell(
+            f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
+            "as buffers, of which all get those of rank 0, or give the ranks one seed"
+        )
+
+
+def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:
+    """Lines for whoever wonders why modules are together."""
+    lines = [
+        f"{' and '.join(tree.names[node] or 'the model' for node in sorted(tie.nodes))} share {tie.attribute}: they "
+        "are on one rank"
+        for tie in ties
+    ]
+    more = f"{len(lines) - _TIES_SAID} more attributes tie modules: see partition_report()"
+    return lines if len(lines) <= _TIES_SAID else [*lines[:_TIES_SAID], more]
+
+
+def _difference(first: list[str], mine: list[str]) -> str:
+    for expected, found in itertools.zip_longest(first, mine, fillvalue="nothing"):
+        if expected != found:
+            return f"{found} instead of {expected}"
+    return ""

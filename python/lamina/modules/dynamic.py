@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules whose results are not known before they have run.
+
+A call of a module on another rank returns at once when a call with arguments of the same kind was made before: what it
+will look like is known. Modules that read numbers out of tensors are seen to do so and are always waited for. The rest,
+whose results vary by what is no argument (a counter, a random choice), have to be named.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from lamina.errors import UsageError
+from lamina.job import current
+
+_DYNAMIC = "_lamina_dynamic"
+
+
+def set_dynamic(module: nn.Module) -> None:
+    """Tells that the structure, shapes or dtypes of what `module` returns vary from call to call. Calls of it from
+    other ranks, and of the modules it is in, wait for their results.
+
+    Args:
+        module: a module of the model, before the first step.
+
+    Errors:
+        UsageError: no module, or the model is partitioned.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
+    model = current.job().model if current.is_initialized() else None
+    if model is not None and model.partitioned and current.job().pipelined:
+        raise UsageError("set_dynamic() after the model was partitioned; call it before the first step")
+    module.__dict__[_DYNAMIC] = True
+
+
+def waited_for(modules: Sequence[nn.Module]) -> list[bool]:
+    """Of each module of a model, the root first, whether all of its calls are waited for: where it, or one under it,
+    was named to `set_dynamic`, or keeps statistics and has several parents. So they see their calls in the order of the
+    program, which calls by different parents would not keep."""
+    parents = Counter(id(child) for module in modules[0].modules() for child in module.children())
+    shared = {
+        id(module) for module in modules if parents[id(module)] > 1 and any(map(_has_statistics, module.modules()))
+    }
+
+    def waited(part: nn.Module) -> bool:
+        return _DYNAMIC in part.__dict__ or id(part) in shared
+
+    return [any(map(waited, module.modules())) for module in modules]
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.track_running_stats

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules placed on partitions by hand.
+
+With `auto_partition`, which is the default, `partition` contexts do not count and `set_partition` does: lamina places
+the others. Without it both count, and all else is on `default_partition`.
+
+A placement is kept in the module itself, so that a copy of the module has it too.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.torch_patches import scoped
+
+_SET = "_lamina_placed"  # by set_partition
+_CREATED = "_lamina_created_in"  # by the partition() around its creation
+
+_index: contextvars.ContextVar[int | None] = contextvars.ContextVar("lamina_partition", default=None)
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Places the modules created inside on a partition, where `auto_partition` is off; else it is ignored, as scripts
+    expect that are run either way. Of nested contexts the innermost counts; what is in none goes to
+    `default_partition`. May be used before `init`.
+
+    Args:
+        index: the partition, below `partitions`. Without a launcher there is only partition 0, and any index is taken.
+
+    Errors:
+        UsageError: not an index of a partition.
+    """
+    token = _index.set(_checked(index) if _contexts_count() else _an_index(index))
+    try:
+        with scoped.creations(_note_creation):
+            yield
+    finally:
+        _index.reset(token)
+
+
+def set_partition(module: nn.Module, index: int) -> None:
+    """Places a module, and those under it that have no `set_partition` of their own, on a partition.
+
+    Args:
+        module: a module of the model, before the model is partitioned.
+        index: the partition, below `partitions`. Without a launcher there is only partition 0, and any index is taken.
+
+    Errors:
+        UsageError: not an index of a partition, or the model is partitioned.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"set_partition() places a module, not {type(module).__name__}")
+    index = _checked(index)
+    if current.is_initialized() and current.job().pipelined:
+        model = current.job().model
+        if model is not None and model.partitioned and any(part is module for part in model.modules()):
+            raise UsageError("set_partition() after the model was partitioned; call it before the first step")
+    for part in module.modules():
+        part.__dict__.pop(_CREATED, None)
+    module.__dict__[_SET] = index
+
+
+def of(module: nn.Module) -> int | None:
+    """The partition that `module` was placed on, None for none."""
+    placed = module.__dict__.get(_SET)
+    if placed is None and _contexts_count():
+        placed = module.__dict__.get(_CREATED)
+    if placed is None or not current.is_initialized():
+        return placed
+    return _checked(placed)
+
+
+def ignored(modules: Iterable[nn.Module]) -> list[str]:
+    """A line for whoever wonders why a `partition` context has no effect, where one has none."""
+    count = sum(_CREATED in module.__dict__ for module in modules)
+    if not count or _contexts_count():
+        return []
+    return [
+        f"{count} modules were created in partition() contexts, which auto_partition ignores: set auto_partition to "
+        "false, or place them by set_partition()"
+    ]
+
+
+def _contexts_count() -> bool:
+    return not current.is_initialized() or not current.session().config.auto_partition
+
+
+def _checked(index: int) -> int:
+    index = _an_index(index)
+    if not current.is_initialized():
+        return index
+    session = current.session()
+    if session.size == 1:
+        return 0
+    if index >= session.config.partitions:
+        raise UsageError(f"there is no partition {index}: `partitions` is {session.config.partitions}")
+    return index
+
+
+def _an_index(index: int) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise UsageError(f"a partition is an integer from 0, not {index!r}")
+    return index
+
+
+def _note_creation(module: nn.Module) -> None:
+    if (index := _index.get()) is not None:
+        module.__dict__[_CREATED] = index

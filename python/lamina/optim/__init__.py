@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of a model that is cut."""

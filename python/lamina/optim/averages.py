@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's averages of weights (EMA, SWA) over a model that is cut.
+
+`AveragedModel(module)`, made before the first step, holds a whole copy. Updated from the model once that is cut, it
+averages what this rank owns, and lets go of the rest: other ranks have the averages of that.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from lamina.job import current
+from lamina.model.partitioned import PartitionedModel, only_own, without
+
+
+def update(original: Callable[[AveragedModel, nn.Module], None], average: AveragedModel, model: nn.Module) -> None:
+    """Updates an average by `original`, which is torch's own; of the job's model that of this rank's part."""
+    job = current.job()
+    if job.cut.whole or model not in (job.model, job.model.module):
+        return original(average, model)
+    cut = job.cut.model
+    _let_go(average.module, cut)
+    held = dict(_named(average.module))
+    foreign = [held[name] for name, _, owner in cut.tensors() if owner != cut.partition]
+    with only_own(cut), without(average.module, foreign):
+        original(average, model)
+
+
+def _let_go(averaged: nn.Module, model: PartitionedModel) -> None:
+    """Of averages that other ranks keep, the value here would be an old one."""
+    held = dict(_named(averaged))
+    for name, _, owner in model.tensors():
+        if owner != model.partition:
+            current.session().release(held[name], f"the average of {name}", owner)
+
+
+def _named(module: nn.Module) -> Any:
+    yield from module.named_parameters()
+    yield from module.named_buffers()

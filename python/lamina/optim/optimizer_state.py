@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of an optimizer whose parameters live on several ranks: as one dictionary, and in parts."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job import current, seeds
+from lamina.optim import named_state
+from lamina.optim.param_groups import Layout, Roster
+from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, collect, is_partial, saved_elsewhere
+
+
+class OptimizerState:
+    """The methods that a DistributedOptimizer has in the place of torch's, and besides them.
+
+    Args:
+        optimizer: of the parameters of the model, all of them or those of this rank.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+        self.roster = Roster(optimizer)
+        self._torchs = type(optimizer)
+        self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
+
+    def install(self) -> None:
+        """Gives the optimizer these methods."""
+        for name in METHODS:
+            setattr(self.optimizer, name, getattr(self, name))
+        self.optimizer.register_step_pre_hook(lambda *_: current.everywhere("optimizer.step()"))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        current.everywhere("optimizer.zero_grad()")
+        self._torchs.zero_grad(self.optimizer, set_to_none)
+
+    def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
+        """The whole optimizer's state, which the plain optimizer loads as it is. With `seed` it has where the random
+        numbers of the job are, too.
+
+        Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
+
+        Args:
+            gather_to_rank0: only mp_rank 0 gets it; the others get {}.
+
+        Errors:
+            UsageError: inside a step function, or while a state waits for the model to be partitioned.
+        """
+        self._nothing_waits()
+        if self.roster.is_whole() and not _cut():
+            return seeds.with_steps(self._torchs.state_dict(self.optimizer))
+        session = self._job("state_dict()").session
+        layout = self.roster.layout()
+        parts = collect(session, self._named(), gather_to_rank0)
+        return {} if parts is None else seeds.with_steps(named_state.by_number(parts, layout))
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
+
+        Args:
+            gather_if_shard: accepted; optimizer states are not sharded.
+
+        Errors:
+            UsageError: before the model is partitioned, or inside a step function.
+        """
+        self._nothing_waits()
+        job = self._job("local_state_dict()")
+        if job.model is None or not job.model.partitioned:
+            raise UsageError("optimizer.local_state_dict(): nothing is local before the model is partitioned")
+        place = (job.session.group_rank("pp"), job.session.group_size("pp"))
+        return seeds.with_steps(self._named() | {PARTIAL: True, SAVED_BY: place})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state, full or partial: every rank keeps what it owns. Before the model is partitioned the options of
+        the groups are loaded at once, and the rest then. Collective over the ranks of the pipeline.
+
+        Args:
+            state_dict: from `state_dict()` of this or of the plain optimizer, or from `local_state_dict()`.
+
+        Errors:
+            UsageError: it does not fit the optimizer, or inside a step function.
+        """
+        state_dict = seeds.taken_from(state_dict)
+        job = current.job_if_any()
+        if self.roster.is_whole() and (job is None or not (job.pipelined or is_partial(state_dict))):
+            self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
+            return
+        job = self._job("load_state_dict()")
+        if job.model is not None and job.model.partitioned:
+            self._waiting = None
+            self._load(state_dict, job)
+            return
+        if problem := self._problem(state_dict, job, self.roster.known()):
+            raise UsageError(f"optimizer.load_state_dict(): {problem}")
+        self._waiting = state_dict
+        for group, saved in zip(self.optimizer.param_groups, state_dict["param_groups"], strict=True):
+            group.update(copy.deepcopy(named_state.options(saved)))
+
+    def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """`local_state_dict(gather_if_shard)`, by its older name."""
+        return self.local_state_dict(gather_if_shard)
+
+    def load_optimizer_backcompat(self, state_dict: Mapping[str, Any], gather_if_shard: bool = True) -> None:
+        """`load_state_dict(state_dict)`, by its older name."""
+        self.load_state_dict(state_dict)
+
+    def load_what_waits(self) -> None:
+        """Loads what came before the model was partitioned. What schedulers have written to the groups since stays."""
+        if self._waiting is None:
+            return
+        waited, self._waiting = self._waiting, None
+        groups = list(self.optimizer.param_groups)
+        written = [named_state.options(group) for group in groups]
+        self._load(waited, current.job())
+        for group, options, loaded in zip(groups, written, self.optimizer.param_groups, strict=True):
+            group.update(loaded | options)
+        self.optimizer.param_groups[:] = groups
+
+    # Inside.
+
+    def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:
+        layout, own = self.roster.layout(), self.roster.own_names()
+        named = self._by_name(state_dict, layout, own, job)
+        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+
+    def _by_name(
+        self, state_dict: Mapping[str, Any], layout: Layout, own: list[list[str]], job: current.Job
+    ) -> Mapping[str, Any]:
+        """The state by name, of at least what this rank has; the same error on every rank when it does not fit."""
+        partial = is_partial(state_dict)
+        fits = partial and [set(names) for names in own] == [set(g["params"]) for g in state_dict["param_groups"]]
+        mine = (partial, self._problem(state_dict, job, layout), fits)
+        partials, problems, fitting = zip(*job.session.all_gather("pp", mine), strict=True)
+        if any(problems):
+            raise UsageError(f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}")
+        if any(partials) != all(partials):
+            raise UsageError(
+                f"the rank of partition {partials.index(True)} was given a partial state dict of the optimizer and "
+                f"that of partition {partials.index(False)} a full one: load the same kind on every rank"
+            )
+        if not partial:
+            return named_state.by_name(state_dict, [[name for name, _ in group] for group in layout])
+        if all(fitting):
+            return named_state.without_marks(state_dict)
+        parts = job.session.all_gather("pp", named_state.without_marks(state_dict))
+        named = named_state.merged(parts, parts[job.session.group_rank("pp")])
+        named_state.check_names(named, layout, lambda name: job.cut.model.home_of(name, job.session))
+        return named
+
+    def _problem(self, state_dict: Mapping[str, Any], job: current.Job, layout: Layout) -> str:
+        if is_partial(state_dict):
+            return saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
+        return named_state.check_lengths(state_dict, layout)
+
+    def _named(self) -> dict[str, Any]:
+        """The state of this rank, by name."""
+        return named_state.by_name(self._torchs.state_dict(self.optimizer), self.roster.own_names())
+
+    def _job(self, what: str) -> current.Job:
+        job = current.outside_step(f"optimizer.{what}")
+        if not any(known is self for known in job.optimizers):
+            raise UsageError(f"optimizer.{what} of a DistributedOptimizer whose job was shut down")
+        return job
+
+    def _nothing_waits(self) -> None:
+        if self._waiting is not None:
+            raise UsageError(
+                "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state "
+                "after the first step"
+            )
+
+
+def _cut() -> bool:
+    """Whether there is a model that is cut over several ranks."""
+    job = current.job_if_any()
+    return job is not None and job.pipelined and job.model is not None and job.model.partitioned
+
+
+METHODS = (
+    "zero_grad",
+    "state_dict",
+    "local_state_dict",
+    "load_state_dict",
+    "save_optimizer_backcompat",
+    "load_optimizer_backcompat",
+)

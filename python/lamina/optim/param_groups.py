@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in the groups of an optimizer whose parameters live on several ranks.
+
+[Note: names of parameters] In a full state dict of an optimizer a parameter is a number, as in torch's: its position in
+the groups as they were made. In a partial one, and between ranks, it is its name in the model; a parameter that is not
+the model's goes by its place, "group:position".
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.model.partitioned import PartitionedModel
+
+# Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
+Layout = list[list[tuple[str, str | None]]]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter in a group."""
+
+    parameter: torch.Tensor
+    name: str  # see [Note: names of parameters]
+    given: str | None  # the name it was given to the optimizer with
+    local: bool
+
+
+class Roster:
+    """The members of an optimizer's groups, those that live elsewhere included.
+
+    Args:
+        optimizer: of the parameters of the model, all of them or those of this rank.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+        self._made_with: list[list[tuple[torch.Tensor, str | None]]] = []  # per group
+
+    def trim(self, model: PartitionedModel) -> None:
+        """Drops the parameters that other ranks own from the optimizer, in place, and remembers them."""
+        foreign = {id(tensor) for _, tensor, owner in model.tensors() if owner != model.partition}
+        for number, group in enumerate(self._optimizer.param_groups):
+            if number == len(self._made_with):
+                self._made_with.append(_given(group))
+            elif any(id(parameter) in foreign for parameter in group["params"]):
+                self._made_with[number] = _given(group)
+        _drop(self._optimizer, foreign)
+
+    def is_whole(self) -> bool:
+        """Whether no parameter was dropped."""
+        groups = zip(self._made_with, self._optimizer.param_groups, strict=False)
+        return all(len(whole) <= len(group["params"]) for whole, group in groups)
+
+    def members(self) -> list[list[Member]]:
+        """Per group, its members as far as this rank knows them."""
+        model = current.job().model
+        names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
+        groups = []
+        for number, group in enumerate(self._optimizer.param_groups):
+            local = {id(parameter) for parameter in group["params"]}
+            whole = self._made_with[number] if number < len(self._made_with) else []
+            if not local <= {id(parameter) for parameter, _ in whole}:
+                whole = _given(group)  # others have come in since
+            groups.append(
+                [
+                    Member(parameter, names.get(id(parameter), f"{number}:{place}"), given, id(parameter) in local)
+                    for place, (parameter, given) in enumerate(whole)
+                ]
+            )
+        return groups
+
+    def own_names(self) -> list[list[str]]:
+        """Per group, the names of the parameters that this rank has, in the optimizer's order."""
+        return [[member.name for member in group if member.local] for group in self.members()]
+
+    def known(self) -> Layout:
+        """The groups of the whole optimizer as far as this rank knows them."""
+        return [[(member.name, member.given) for member in group] for group in self.members()]
+
+    def layout(self) -> Layout:
+        """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
+        parameters have the order of the model."""
+        mine = self.known()
+        everyone = current.session().all_gather("pp", mine)
+        if all(other == mine for other in everyone):
+            return mine
+        if len(counts := {len(other) for other in everyone}) > 1:
+            raise UsageError(f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank")
+        order = {name: place for place, (name, _) in enumerate(current.job().model.named_parameters())}
+        merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*everyone, strict=True)]
+        return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]
+
+
+def trim(optimizer: torch.optim.Optimizer, model: PartitionedModel) -> None:
+    """Drops the parameters that other ranks own from `optimizer`, in place."""
+    Roster(optimizer).trim(model)
+
+
+def _drop(optimizer: torch.optim.Optimizer, foreign: set[int]) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in foreign:
+                optimizer.state.pop(parameter, None)
+        kept = [(parameter, name) for parameter, name in _given(group) if id(parameter) not in foreign]
+        group["params"][:] = [parameter for parameter, _ in kept]
+        if "param_names" in group:
+            group["param_names"] = [name for _, name in kept]
+
+
+def _given(group: dict) -> list[tuple[torch.Tensor, str | None]]:
+    """Its parameters, with the names that it was given them by."""
+    return list(itertools.zip_longest(group["params"], group.get("param_names", ())))

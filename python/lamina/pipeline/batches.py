@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches of a step function: into how many microbatches each is split, and what is said of it."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.pipeline.split import Splitter, UnevenError, most_even
+from lamina.tracing.trace import tell
+
+_OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
+
+
+class Batches:
+    """Splits the arguments of the calls of one step function.
+
+    Args:
+        name: of the function.
+        whole: names of arguments that every microbatch gets whole.
+        axes: the axis along which the tensors of an argument are split, by the argument's name; else 0.
+    """
+
+    def __init__(self, name: str, whole: frozenset[str], axes: Mapping[str, int]):
+        self._name = name
+        self._whole = whole
+        self._axes = axes
+        self._said: set[str] = set()
+
+    def split(
+        self, bound: inspect.BoundArguments, owners: int, job: current.Job
+    ) -> tuple[list[inspect.BoundArguments], UnevenError | None]:
+        """The arguments of each microbatch. Where they cannot be split into as many as configured, into fewer, and the
+        error that a backward of them is.
+
+        Args:
+            bound: the arguments of the call.
+            owners: how many of the first are no batch: the object of a method.
+            job: the current one.
+
+        Errors:
+            UsageError: see `Splitter.split`.
+        """
+        count = job.microbatches
+        try:
+            return self._pieces(bound, owners, count, job), None
+        except UnevenError as error:
+            uneven = error
+        fewer, pieces = most_even(count, lambda fewer: self._pieces(bound, owners, fewer, job))
+        self._say_once(job, "fewer", f"a batch is split into {fewer} microbatches: it cannot be into {count}")
+        return pieces, uneven
+
+    def _pieces(
+        self, bound: inspect.BoundArguments, owners: int, count: int, job: current.Job
+    ) -> list[inspect.BoundArguments]:
+        splitter = Splitter(count)
+        pieces: dict[str, list[Any]] = {}
+        asked = False  # to split anything
+        for place, (name, value) in enumerate(bound.arguments.items()):
+            if place < owners:
+                pieces[name] = [value] * count
+            elif bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                each = [self._pieces_of(splitter, key, item, count) for key, item in value.items()]
+                pieces[name] = [dict(zip(value, parts, strict=True)) for parts in zip(*each, strict=True)]
+                asked = asked or not self._whole >= value.keys()
+            else:
+                pieces[name] = self._pieces_of(splitter, name, value, count)
+                asked = asked or name not in self._whole
+        if count > 1 and asked:
+            self._tell(splitter, count, job)
+        return [
+            inspect.BoundArguments(bound.signature, {name: piece[microbatch] for name, piece in pieces.items()})
+            for microbatch in range(count)
+        ]
+
+    def _pieces_of(self, splitter: Splitter, name: str, value: Any, count: int) -> list[Any]:
+        return [value] * count if name in self._whole else splitter.split(value, self._axes.get(name, 0), name)
+
+    def _tell(self, splitter: Splitter, count: int, job: current.Job) -> None:
+        if splitter.splits():
+            line = f"split into {count} microbatches: {splitter.summary()}. {_OTHERWISE}"
+            self._say_once(job, "split", line)
+        elif "nothing" not in self._said:
+            self._said.add("nothing")
+            warnings.warn(
+                f"{self._name}: nothing in its arguments can be split: each of {count} microbatches gets all of them. "
+                "Pass tensors, or containers of them; list what is to be whole in non_split_inputs",
+                stacklevel=2,
+            )
+
+    def _say_once(self, job: current.Job, what: str, line: str) -> None:
+        if what not in self._said and job.session.rank == 0:
+            tell(f"{self._name}: {line}")
+        self._said.add(what)
+
+
+def without_backward(job: current.Job, body: Callable[[], Any]) -> Any:
+    """Runs the body of a step with fewer microbatches than configured, over which gradients would not be the mean: a
+    backward is the error that the batch is.
+
+    Errors:
+        UsageError: there was a backward.
+    """
+    before = _gradients(job)
+    output = body()
+    if any(before.get(key) != now for key, now in _gradients(job).items()):
+        raise UsageError(str(job.uneven))
+    return output
+
+
+def _gradients(job: current.Job) -> dict[int, Any]:
+    """What a backward changes."""
+    model = job.model
+    parameters = [] if model is None else model.local_parameters() if model.partitioned else model.parameters()
+    gradients = {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+    return gradients | {0: job.session.backwards()}

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cut of a job's model: made in the first step, taken back for a while by `cpu()`; the way of its calls since."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import ConfigError, DesyncError, UsageError
+from lamina.integrations import hugging_face
+from lamina.job import current
+from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
+from lamina.model.statistics import Statistics
+from lamina.modules import rng_streams, runs
+from lamina.modules.dynamic import waited_for
+from lamina.modules.slots import Slots
+from lamina.optim.averages import update as update_average
+from lamina.pipeline.first_call import FirstCall, Tracer
+from lamina.remote import closures
+from lamina.remote.calls import call_remote
+from lamina.saved_state.state_dicts import ModelState
+from lamina.torch_patches import (
+    averages,
+    clipping,
+    compiled,
+    foreign,
+    module_attributes,
+    module_call,
+    sequential,
+    swapping,
+)
+from lamina.tracing.trace import TraceOptions
+
+
+class Cut:
+    """What becomes of a job's model: whole at first, then cut, then one whose calls go to the owners of its modules.
+
+    Args:
+        module: says which model is wrapped.
+        pipelined: whether there are several ranks to cut it over.
+        trace_options: how it is traced.
+        when_routed: called once, when its calls go to the owners.
+
+    Attributes:
+        model: who owns what of it; None before it is cut.
+        routed: whether its calls go to the owners.
+        whole: whether it was brought together again, until the next step.
+        slots: where its parameters and buffers are; None before the first step.
+        waiting: partial states that came before the cut: what `ModelState.load` takes.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], nn.Module],
+        pipelined: bool,
+        trace_options: TraceOptions,
+        when_routed: Callable[[], None],
+    ):
+        self.model: PartitionedModel | None = None
+        self.routed = False
+        self.whole = False
+        self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
+        self._module = module
+        self._pipelined = pipelined
+        self._trace_options = trace_options
+        self._when_routed = when_routed
+        self._waited: list[str] = []  # names of modules that are
+        self.slots: Slots | None = None
+        current.job().on_end.callback(_end_routing)
+
+    def enter_step(self) -> FirstCall | None:
+        """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
+        is cut at its first call: the ranks that lead get what lets their step do so, the others wait for them here."""
+        job = current.job()
+        self._watch_flags(job.session)
+        config = job.session.config
+        traced = self._pipelined and self.model is None and config.auto_partition and not config.skip_tracing
+        if traced and job.leads:
+            return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route)
+        try:
+            self._make_and_route(None)
+        except (ConfigError, UsageError) as error:
+            if traced and not isinstance(error, DesyncError):
+                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+            raise
+        return None
+
+    def make(self, tracer: Tracer | None = None) -> None:
+        """Cuts the model, the first time, with what the tracer finds; collective over the world."""
+        if self.model is not None:
+            return
+        job = current.job()
+        model = partition(self._module(), job.session, tracer)
+        for optimizer in job.optimizers:
+            optimizer.roster.trim(model)
+        self.model = model
+        self._statistics = Statistics(self._module(), model)
+        self.watch()
+        if self._pipelined:
+            clipping.install(self._module(), model.owns)
+            foreign.install()
+            averages.install(update_average)
+            for patch in (clipping, foreign, averages, compiled):
+                job.on_end.callback(patch.remove)
+        self._load_what_waits()
+        for optimizer in job.optimizers:
+            optimizer.load_what_waits()
+
+    def watch(self) -> None:
+        """Has the replicas, if any, notice backwards into what the parameters are now: those may begin anywhere, by
+        loss.backward() and, with one partition, outside step functions. Nothing before the model is cut."""
+        if (replicas := current.job().replicas) is not None and self.model is not None:
+            replicas.watch()
+
+    def take_back(self) -> None:
+        """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
+        over the pipeline."""
+        bring_together(self.model, current.session())
+        _end_routing()
+        self.whole = True
+
+    def make_again(self) -> None:
+        """Ends what `take_back` began."""
+        if not self.whole:
+            return
+        self.whole = False
+        let_go(self.model, current.session())
+        self._intercept()
+        self.name_turns(_lamina.records_events(current.session()))
+
+    def name_turns(self, recorded: bool = True) -> None:
+        """Whether a timeline shows the modules that this rank calls itself."""
+        if self.routed and self._pipelined:
+            module_call.name_turns(self.model.whole_parts() if recorded else {})
+
+    def state(self) -> ModelState:
+        """The state of the model, which is cut."""
+        return ModelState(self._module(), self.model, current.session())
+
+    def _make_and_route(self, tracer: Tracer | None) -> None:
+        self.make(tracer)
+        self.make_again()
+        session, model = current.session(), self.model
+        if self._pipelined:
+            compiled.install()
+        if self._pipelined and session.config.deterministic_server:
+            own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
+            session.set_order(own, not self._statistics.are_all_buffers())
+        if not self.routed:
+            self._route(session, model)
+        if self._pipelined:  # after hooks, which may load a state
+            session.set_statistics(self._statistics.rows())
+
+    def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
+        own_stream = rng_streams.agree(model.tree.modules, session)
+        if self._pipelined:
+            waited = waited_for(model.tree.modules)
+            model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
+            session.set_model(
+                [*model.tree.names, *(run.name for run in model.runs)],
+                [*model.places(), *(run.owner for run in model.runs)],
+                [*own_stream, *(False for _ in model.runs)],
+                [*map(int, own_stream), *(run.streams for run in model.runs)],
+                [*waited, *(False for _ in model.runs)],
+            )
+            self._waited = list(itertools.compress(model.tree.names, waited))
+        streamed = list(itertools.compress(model.tree.modules, own_stream))
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere)
+        self._intercept()
+        self.routed = True
+        if _lamina.records_events(session):
+            self.name_turns()
+        self._when_routed()
+
+    def _watch_flags(self, session: _lamina.Session) -> None:
+        """Which tensors are the model's in this step: others may have taken their places since the last one."""
+        if not self._pipelined:
+            return
+        if self.slots is None:
+            self.slots = Slots(self._module())
+        if self.slots.watch(session) and self.model is not None:
+            self.model.parts.clear()
+
+    def _intercept(self) -> None:
+        remote, _, streamed, anywhere = self._interception
+        if remote or streamed or anywhere:
+            module_call.install(*self._interception)
+        if self._pipelined:
+            model = self.model
+            sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
+            module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
+            module_attributes.hear(model.homes, by_all=True)
+            config = current.session().config
+            in_turns = config.active_microbatches != 1 and config.microbatches > 1
+            swapping.install(self._module().modules(), in_turns)
+            owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
+            closures.install(owned, model.partition, in_turns)
+
+    def _load_what_waits(self) -> None:
+        waited, self.waiting = self.waiting, []
+        for arguments in waited:
+            self.state().load(*arguments)
+
+    def _call_remote(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not current.in_step():
+            name = self.model.callee_name(number)
+            raise UsageError(
+                f"{name} lives on partition {self.model.callee_owner(number)}: call it inside a function decorated "
+                "with @lamina.step"
+            )
+        output = call_remote(current.session(), number, args, kwargs)
+        hugging_face.collect(self.model.callee(number), args, output)
+        return output
+
+
+def _end_routing() -> None:
+    """Calls, attributes and names are the plain model's again."""
+    for patch in (module_call, sequential, module_attributes, swapping, closures):
+        patch.remove()

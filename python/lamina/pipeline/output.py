@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step function returns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lamina.util import pytree
+
+_HINT = (
+    "it holds one of each microbatch: take reduce_mean() (of losses), reduce_sum(), concat() or stack() of it, or its "
+    "list `outputs`"
+)
+
+
+class StepOutput:
+    """A tensor that a step function returned, once per microbatch.
+
+    Attributes:
+        outputs: the tensors, in the order of the microbatches.
+    """
+
+    # Containers of other libraries take what can be iterated over for something else.
+    __iter__ = None
+
+    def __init__(self, outputs: Sequence[torch.Tensor]):
+        self.outputs = list(outputs)
+
+    def reduce_mean(self) -> torch.Tensor:
+        """The mean over microbatches, a new tensor of the shape of each; of integers, in the default dtype."""
+        stacked = self.stack()
+        if not (stacked.is_floating_point() or stacked.is_complex()):
+            stacked = stacked.to(torch.get_default_dtype())
+        return stacked.mean(0)
+
+    def reduce_sum(self) -> torch.Tensor:
+        """The sum over microbatches, a new tensor of the shape of each; of integers and bool, in int64."""
+        return self.stack().sum(0)
+
+    def concat(self) -> torch.Tensor:
+        """The tensors one after the other along axis 0: the whole batch again. 0-dimensional ones are stacked."""
+        return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs, 0)
+
+    def stack(self) -> torch.Tensor:
+        """The tensors along a new axis 0, a new tensor of shape (microbatches, ...)."""
+        return torch.stack(self.outputs, 0)
+
+    def __repr__(self) -> str:
+        return f"StepOutput({self.outputs!r})"
+
+    # It is no tensor: how its parts become one number is for the caller to say.
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"; {_HINT}" if hasattr(torch.Tensor, name) and not name.startswith("__") else ""
+        raise AttributeError(f"StepOutput has no {name}{hint}", name=name, obj=self)
+
+    def __format__(self, form: str) -> str:
+        return self._refuse() if form else repr(self)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"a StepOutput is no tensor; {_HINT}")
+
+    __float__ = __int__ = __index__ = __getitem__ = __array__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __torch_function__ = classmethod(_refuse)
+
+
+def merge(outputs: Sequence[Any]) -> Any:
+    """The outputs of the microbatches as one tree: a StepOutput in the place of each tensor, a list of one value per
+    microbatch in the place of anything else, None where all are None. Containers keep their class; where microbatches
+    differ in structure, the list holds what each returned."""
+    first = outputs[0]
+    if all(output is None for output in outputs):
+        return None
+    if all(isinstance(output, torch.Tensor) for output in outputs):
+        return StepOutput(outputs)
+    trees = [_labelled(output) for output in outputs]
+    if isinstance(first, (set, frozenset)) or trees[0] is None:
+        return list(outputs)
+    labels = [label for label, _ in trees[0]]
+    for output, tree in zip(outputs, trees, strict=True):
+        if type(output) is not type(first) or [label for label, _ in tree] != labels:
+            return list(outputs)
+    return pytree.rebuild(first, [merge([tree[at][1] for tree in trees]) for at in range(len(labels))])
+
+
+def _labelled(output: Any) -> list[tuple[str, Any]] | None:
+    held = pytree.children(output)
+    return None if held is None else list(held)

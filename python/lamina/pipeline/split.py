@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a step function, split into microbatches."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
+
+from lamina.errors import UsageError
+from lamina.util import pytree
+
+_NAMED = 8  # so many tensors are named in a summary
+
+Parts = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]
+
+
+class UnevenError(UsageError):
+    """A batch that cannot be split evenly."""
+
+
+class Splitter:
+    """Splits the arguments of one call.
+
+    Args:
+        count: the number of microbatches.
+    """
+
+    def __init__(self, count: int):
+        self._count = count
+        self._split: dict[tuple[int, int], tuple[Any, list[Any]]] = {}  # by id and axis: the whole one, and its pieces
+        self._sizes: list[str] = []
+        self._rows: set[int] = set()
+        self._lists: list[tuple[str, int]] = []  # that hold nothing to split, and their lengths
+
+    def split(self, value: Any, axis: int, name: str) -> list[Any]:
+        """One value per microbatch.
+
+        Tensors and numpy arrays are split into equal pieces, which are views; one that is given twice has the same
+        pieces twice. Lists, tuples, sets, mappings, dataclasses, namespaces and what is registered with torch's pytree
+        are searched for them. An object that has a method `smp_slice(num_mb, mb, axis)` is asked for its pieces.
+        Everything else, 0-dimensional tensors too, goes to every microbatch as it is.
+
+        Args:
+            value: an argument of the step function.
+            axis: the axis along which its tensors are split.
+            name: what the argument is called in errors.
+
+        Errors:
+            UsageError: a tensor without that axis, or of a kind that has no pieces; UnevenError, which is one: a size
+                there that is no multiple of the number of microbatches.
+        """
+        return self._pieces(value, axis, name, ())
+
+    def splits(self) -> bool:
+        """Whether anything was split."""
+        return bool(self._sizes)
+
+    def summary(self) -> str:
+        """What was split along which axis, and which lists of the batch's length were not."""
+        named = ", ".join(self._sizes[:_NAMED])
+        more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
+        whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]
+        return named + more + (f"; whole to each: {', '.join(whole)}" if whole else "")
+
+    def _pieces(self, value: Any, axis: int, name: str, inside: tuple[int, ...]) -> list[Any]:
+        whole = [value] * self._count
+        if isinstance(value, torch.Tensor) or _is_array(value):
+            return whole if value.ndim == 0 else self._pieces_of_tensor(value, axis, name)
+        if callable(smp_slice := getattr(value, "smp_slice", None)):
+            self._sizes.append(f"{name} ({type(value).__name__}.smp_slice)")
+            return [smp_slice(self._count, microbatch, axis) for microbatch in range(self._count)]
+        if isinstance(value, PackedSequence):
+            raise UsageError(
+                f"argument {name} is a PackedSequence, which has no pieces: pass the padded tensor and the lengths and "
+                "pack them in the step function, or list the argument in non_split_inputs"
+            )
+        parts = None if id(value) in inside else _parts(value)
+        if parts is None:
+            return whole
+        held, rebuild = parts
+        pieces = [self._pieces(child, axis, name + label, (*inside, id(value))) for label, child in held]
+        if all(piece is child for (_, child), split in zip(held, pieces, strict=True) for piece in split):
+            if isinstance(value, (list, tuple)) and len(inside) < 2:
+                self._lists.append((name, len(value)))
+            return whole
+        return [rebuild(list(parts)) for parts in zip(*pieces, strict=True)]
+
+    def _pieces_of_tensor(self, tensor: Any, axis: int, name: str) -> list[Any]:
+        key = (id(tensor), axis)
+        if key not in self._split:
+            self._split[key] = (tensor, _cut(tensor, self._count, axis, name))
+            shape = tuple(tensor.shape)
+            self._sizes.append(f"{name} {shape} along axis {axis}")
+            self._rows.add(shape[axis])
+        return self._split[key][1]
+
+
+def most_even(count: int, splits: Callable[[int], Any]) -> tuple[int, Any]:
+    """The most microbatches, fewer than `count`, that the batch can be split into, and what `splits` gives for them."""
+    for fewer in range(count - 1, 1, -1):
+        try:
+            return fewer, splits(fewer)
+        except UnevenError:
+            continue
+    return 1, splits(1)
+
+
+def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
+    is_tensor = isinstance(tensor, torch.Tensor)
+    if is_tensor and (tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo)):
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise UsageError(
+            f"argument {name} is a tensor of the kind {kind}, which has no pieces: pass a dense one, or list the "
+            "argument in non_split_inputs"
+        )
+    shape = tuple(tensor.shape)
+    if not -len(shape) <= axis < len(shape):
+        raise UsageError(f"argument {name} of shape {shape} has no axis {axis} to split it along")
+    size = shape[axis]
+    if size % count:
+        raise UnevenError(
+            f"argument {name} of shape {shape} cannot be split into {count} microbatches: its size {size} along axis "
+            f"{axis} is not a multiple of {count}. Change the batch size or `microbatches`, or list the argument in "
+            "non_split_inputs"
+        )
+    length = size // count
+    if not is_tensor:
+        before = (slice(None),) * (axis % len(shape))
+        return [tensor[(*before, slice(first * length, (first + 1) * length))] for first in range(count)]
+    if tensor.layout != torch.strided:
+        return [tensor.narrow_copy(axis, microbatch * length, length) for microbatch in range(count)]
+    pieces = [tensor.narrow(axis, microbatch * length, length) for microbatch in range(count)]
+    # A step body may write its piece. Views count the writes to all of the batch together, and autograd would take
+    # those of other microbatches for a write to this one.
+    return pieces if tensor.requires_grad else [piece.data for piece in pieces]
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _parts(value: Any) -> Parts | None:
+    """What stands in a container, with labels, and what makes one like it around other values. None: no container."""
+    if isinstance(value, torch.nn.Module):
+        return None
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return [(f"[{key!r}]", child) for key, child in value.items()], lambda parts: _mapping(value, parts)
+    if (held := pytree.children(value)) is not None:
+        return list(held), lambda parts: pytree.rebuild(value, parts)
+    if isinstance(value, SimpleNamespace):
+        names = list(vars(value))
+        return [(f".{name}", getattr(value, name)) for name in names], lambda parts: _with(value, names, parts)
+    if (node := _pytree.SUPPORTED_NODES.get(type(value))) is not None and not isinstance(value, torch.Size):
+        children, context = node.flatten_fn(value)
+        return _numbered(children), lambda parts: node.unflatten_fn(parts, context)
+    return None
+
+
+def _numbered(children: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [(f"[{index}]", child) for index, child in enumerate(children)]
+
+
+def _mapping(value: Mapping, parts: list[Any]) -> Mapping:
+    items = dict(zip(value, parts, strict=True))
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)
+    other = copy.copy(value)  # with its other attributes
+    before = dict(value)
+    other.update(items)
+    if any(value[key] is not child for key, child in before.items()):  # the copy has no items of its own
+        value.update(before)
+        return type(value)(items)
+    return other
+
+
+def _with(value: SimpleNamespace, names: list[str], parts: list[Any]) -> SimpleNamespace:
+    other = copy.copy(value)
+    vars(other).update(zip(names, parts, strict=True))
+    return other

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step functions: the part of a training loop that runs once per microbatch."""
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job import current, seeds
+from lamina.pipeline import other_random
+from lamina.pipeline.batches import Batches, without_backward
+from lamina.pipeline.first_call import FirstCall
+from lamina.pipeline.output import merge
+from lamina.remote import closures
+from lamina.torch_patches import module_attributes
+from lamina.util import call_sites, pytree
+from lamina.util.checks import require_booleans
+
+
+def step(
+    function: Callable | None = None,
+    /,
+    *,
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+) -> Callable:
+    """Makes a function a step function: `@lamina.step`, or `@lamina.step(...)`; methods too.
+
+    Calling it splits the tensors among its arguments into microbatches (`Splitter.split` says how; the first call says
+    what it found) and runs the function once for each, on the rank of partition 0. The other ranks of the pipeline call
+    it as well, and run what they own of the model; of their call only the function's name is looked at. All of them get
+    the result: a StepOutput in the place of each tensor that the function returns, a list of one value per microbatch
+    in the place of anything else (see `output.merge`).
+
+    Args:
+        function: the function. It may call the model and `model.backward`.
+        non_split_inputs: names of arguments that every microbatch gets whole.
+        input_split_axes: the axis along which the tensors of an argument are split, by the argument's name; else 0.
+        detach_outputs: whether the tensors returned are detached from their graph.
+
+    Errors:
+        DesyncError: on every rank of the pipeline, where one has entered another step function, or waits in another
+            call of ours for the others.
+        UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
+            a batch that cannot be split evenly and a backward (without one there are then fewer microbatches), a step
+            inside a step, or no `init`. What the function, or a module on any rank, raises is raised on every rank of
+            the pipeline; with `ddp`, of the other replicas too, where they average their gradients.
+    """
+
+    def decorate(function: Callable) -> StepFunction:
+        return StepFunction(function, non_split_inputs, input_split_axes or {}, detach_outputs)
+
+    return decorate if function is None else decorate(function)
+
+
+class StepFunction:
+    """A function decorated with `step`."""
+
+    def __init__(
+        self, function: Callable, non_split_inputs: Iterable[str], axes: Mapping[str, int], detach_outputs: bool
+    ):
+        if not callable(function):
+            raise UsageError(f"step() decorates a function, not {type(function).__name__}; its options are keywords")
+        if isinstance(non_split_inputs, str):
+            raise UsageError(f"non_split_inputs is a list of names: [{non_split_inputs!r}]")
+        if not isinstance(axes, Mapping) or not all(type(axis) is int for axis in axes.values()):
+            raise UsageError(f"input_split_axes is a dictionary of names and axes, such as {{'x': 1}}, not {axes!r}")
+        require_booleans(detach_outputs=detach_outputs)
+        functools.update_wrapper(self, function)
+        self._function = function
+        # By which ranks compare what they have entered.
+        self.name = ".".join(getattr(function, part, "?") for part in ("__module__", "__qualname__"))
+        self._signature = inspect.signature(function)
+        self._whole = frozenset(non_split_inputs)
+        self._axes = dict(axes)
+        self._detach_outputs = detach_outputs
+        self._check_names()
+        self._batches = Batches(getattr(function, "__qualname__", type(function).__name__), self._whole, self._axes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run((), args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable:
+        if instance is None:
+            return self
+        bound = lambda *args, **kwargs: self._run((instance,), args, kwargs)  # noqa: E731
+        return functools.update_wrapper(bound, self._function)
+
+    def _check_names(self) -> None:
+        parameters = self._signature.parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+        known = [parameter.name for parameter in parameters]
+        unknown = sorted((self._whole | self._axes.keys()) - set(known))
+        if unknown:
+            raise UsageError(
+                f"{self._function.__qualname__} has no argument {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )
+
+    def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
+        job = current.outside_step(f"the step function {self._function.__qualname__}")
+        seeds.check(job)
+        first_call = job.cut.enter_step() if job.cut is not None else None
+        if job.model is None:
+            return self._run_microbatches(job, owner, args, kwargs, first_call)
+        with job.model._backwards_watched():
+            merged = self._run_microbatches(job, owner, args, kwargs, first_call)
+        job.model._leave_step()
+        return merged
+
+    def _run_microbatches(
+        self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None
+    ) -> Any:
+        if job.replicas is None:
+            return merge(self._run_bodies(job, owner, args, kwargs, first_call))
+        with job.replicas.step() as passed:
+            # The ranks that follow hear from the leading one whether there was a backward.
+            outputs = self._run_bodies(job, owner, args, kwargs, first_call, passed)
+            merged = merge([output for output, _ in outputs])
+        if any(passed for _, passed in outputs):
+            job.replicas.finish_pass()
+        return merged
+
+    def _run_bodies(
+        self,
+        job: current.Job,
+        owner: tuple,
+        args: tuple,
+        kwargs: dict[str, Any],
+        first_call: FirstCall | None,
+        note: Callable[[], Any] | None = None,
+    ) -> list[Any]:
+        """What the function returned for each microbatch; with `note`, pairs of it and of what `note` returned then.
+        With `first_call` the model is cut in this step."""
+
+        def noted(output: Any) -> Any:
+            return output if note is None else (output, note())
+
+        if not job.pipelined:
+            outputs = []
+            bodies = self._bodies(job, owner, args, kwargs)
+            job.session.run_step_here(len(bodies), lambda microbatch: outputs.append(noted(bodies[microbatch]())))
+            return outputs
+        closures.begin_step(self._function, owner)
+        # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
+        bodies, failure, count = None, None, job.microbatches
+        if job.leads:
+            try:
+                bodies = self._bodies(job, owner, args, kwargs)
+                count = len(bodies)  # which may be fewer: the others take what comes
+            except Exception as error:
+                failure = error
+
+        deterministic = job.session.config.deterministic_server
+
+        def body(microbatch: int) -> Any:
+            if failure is not None:
+                raise failure
+            if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
+                torch.set_autocast_cache_enabled(False)
+            try:
+                return noted(bodies[microbatch]())
+            finally:
+                module_attributes.end_microbatch(microbatch)
+
+        drawn = other_random.states()
+        try:
+            call = (self.name, call_sites.where())
+            if first_call is None:
+                outputs = job.session.run_step(count, body, call=call)
+            else:
+                outputs = job.session.run_step(count, first_call.around(body), first_call.serve, call)
+        except BaseException:
+            module_attributes.end_step(failed=True)
+            raise
+        module_attributes.end_step()
+        other_random.tell_if_drawn(drawn)
+        return outputs
+
+    def _bodies(self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
+        """One call of the function per microbatch, each in a copy of the caller's context."""
+        pieces, job.uneven = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
+        bodies = []
+        for arguments in pieces:
+            body = functools.partial(self._body, arguments.args, arguments.kwargs)
+            if job.uneven is not None:
+                body = functools.partial(without_backward, job, body)
+            bodies.append(functools.partial(contextvars.copy_context().run, body))
+        return bodies
+
+    def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        output = self._function(*args, **kwargs)
+        return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine calls back, handed to it when the package is imported."""
+
+from lamina import _lamina
+from lamina.errors import ENGINE_ERRORS
+from lamina.exits import failures
+from lamina.remote import calls, codec
+from lamina.util import call_sites
+
+_lamina.set_hooks(
+    run_module=calls.run_module,
+    capture_state=calls.capture_state,
+    describe_exception=failures.describe,
+    rebuild_exception=failures.rebuild,
+    pack=codec.pack,
+    unpack=codec.unpack,
+    name_call=call_sites.name_call,
+    errors=ENGINE_ERRORS,
+)

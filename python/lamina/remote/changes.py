@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that a module on another rank has changed: what became of its copies becomes of the caller's objects.
+
+[Note: changes] Lists, dictionaries and objects reach another rank as copies. Those that the module changed come back
+with its result, and the caller's are made equal to them: the same objects as before, with other content; so it goes on
+over several ranks. Such a call is waited for. While an object is with one call, no other may change it.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.remote import codec
+from lamina.util import pytree
+
+Position = int | str  # of an argument: among those without a keyword, or its keyword
+
+
+@dataclass
+class Changed:
+    """A result, and the arguments that changed on the way to it."""
+
+    output: Any
+    arguments: dict[Position, Any]
+
+    def packed(self) -> tuple["_Packed", list[torch.Tensor]]:
+        """As it travels: all in one, so that what is one object here is one on the other side; its tensors for
+        themselves, so that those of the caller are known there as the caller's and do not travel."""
+        data, tensors = codec.pack((self.output, self.arguments))
+        return _Packed(data), tensors
+
+
+@dataclass
+class _Packed:
+    data: bytes
+
+
+def unpacked(result: Any) -> Changed | None:
+    """What arrived of a `Changed`; None for any other result."""
+    if type(result) is not tuple or len(result) != 2 or type(result[0]) is not _Packed:
+        return None
+    return Changed(*codec.unpack(result[0].data, result[1]))
+
+
+class Lent:
+    """The objects that are with calls of other ranks' modules."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._calls: dict[int, tuple[Any, int]] = {}  # by id: the object, and how many calls have it
+
+    @contextmanager
+    def to_a_call(self, values: list[Any]) -> Iterator[None]:
+        self._count(values, +1)
+        try:
+            yield
+        finally:
+            self._count(values, -1)
+
+    def to_several(self, value: Any) -> bool:
+        """Whether more than one call has it."""
+        with self._lock:
+            return self._calls.get(id(value), (None, 0))[1] > 1
+
+    def _count(self, values: list[Any], change: int) -> None:
+        with self._lock:
+            for value in values:
+                calls = self._calls.pop(id(value), (value, 0))[1] + change
+                if calls:
+                    self._calls[id(value)] = value, calls
+
+
+def adopt(changed: Changed, args: tuple, kwargs: dict[str, Any], lent: Lent) -> Any:
+    """Makes the caller's arguments equal to the changed ones; returns the result.
+
+    Errors:
+        UsageError: an argument that cannot be changed in place, or that another call has at the same time.
+    """
+    adopted: dict[int, Any] = {}  # by id of what came back: the caller's
+    for position, new in changed.arguments.items():
+        old = args[position] if isinstance(position, int) else kwargs[position]
+        if lent.to_several(old):
+            raise UsageError(
+                f"its argument {position!r} was changed by one call while another, of the same step, had it: no order "
+                "of the microbatches is kept here; give each microbatch an object of its own"
+            )
+        if _grafted(old, new, adopted) is not old:
+            raise UsageError(
+                f"its argument {position!r}, of type {type(old).__qualname__}, was changed on another rank in a way "
+                "that cannot be repeated here: return what changes, or place both on one partition"
+            )
+    return _replaced(changed.output, adopted)
+
+
+def _grafted(old: Any, new: Any, adopted: dict[int, Any]) -> Any:
+    """What stands for `new` here: `old` with its content, or where that is impossible `new` itself."""
+    if id(new) in adopted:
+        return adopted[id(new)]
+    if old is new or type(old) is not type(new) or isinstance(new, (torch.Tensor, type)):
+        return new
+    if isinstance(new, tuple):
+        return _grafted_tuple(old, new, adopted)
+    adopted[id(new)] = old
+    if isinstance(new, (list, deque)):
+        parts = [_grafted(*pair, adopted) for pair in zip(old, new, strict=False)]
+        parts += list(new)[len(parts) :]
+        old.clear()
+        old.extend(parts)
+    elif isinstance(new, dict):
+        items = {key: _grafted(old[key], value, adopted) if key in old else value for key, value in new.items()}
+        kind = OrderedDict if isinstance(old, OrderedDict) else dict  # a class of its own may forbid changes
+        kind.clear(old)
+        for key, value in items.items():
+            kind.__setitem__(old, key, value)
+    elif isinstance(new, set):
+        content = set(new)
+        old.clear()
+        old.update(content)
+    elif isinstance(new, bytearray):
+        old[:] = new
+    elif hasattr(new, "__array_interface__") and old.shape == new.shape:
+        old[...] = new
+    elif not _attributes(new) and not isinstance(new, nn.Module):
+        del adopted[id(new)]
+        return new
+    _graft_attributes(old, new, adopted)
+    return old
+
+
+def _grafted_tuple(old: tuple, new: tuple, adopted: dict[int, Any]) -> tuple:
+    if len(old) != len(new):
+        return new
+    parts = [_grafted(*pair, adopted) for pair in zip(old, new, strict=True)]
+    if all(_same(part, before) for part, before in zip(parts, old, strict=True)):
+        return old
+    return pytree.rebuild(new, parts)
+
+
+def _same(part: Any, before: Any) -> bool:
+    plain = (bool, int, float, complex, str, bytes, type(None), slice)
+    return part is before or (type(part) is type(before) and isinstance(part, plain) and part == before)
+
+
+def _graft_attributes(old: Any, new: Any, adopted: dict[int, Any]) -> None:
+    before, after = _attributes(old), _attributes(new)
+    for name in before.keys() - after.keys():
+        object.__delattr__(old, name)
+    for name, value in after.items():
+        value = _grafted(before[name], value, adopted) if name in before else value
+        object.__setattr__(old, name, value)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """By name, those in slots too."""
+    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return found | getattr(value, "__dict__", {})
+
+
+def _names(slots: Any) -> tuple:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _replaced(value: Any, adopted: dict[int, Any]) -> Any:
+    """A result, with the caller's objects in the place of those that came back."""
+    if id(value) in adopted:
+        return adopted[id(value)]
+    held = pytree.children(value)
+    if held is None:
+        return value
+    before = [child for _, child in held]
+    after = [_replaced(child, adopted) for child in before]
+    return value if all(a is b for a, b in zip(before, after, strict=True)) else pytree.rebuild(value, after)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of models, and files of them."""

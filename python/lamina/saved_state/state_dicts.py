@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a model whose parts live on several ranks: as one dictionary, and in parts.
+
+[Note: partial] A partial dictionary holds what one partition owns. It says so under the key `_smp_is_partial`; for
+messages it also knows which partition of how many saved it.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.model.partitioned import PartitionedModel, only_own
+
+PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
+SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
+_EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+_CHANNEL = "parts"
+
+
+class ModelState:
+    """The state of a partitioned model, for all ranks of one pipeline.
+
+    Args:
+        module: the model.
+        partitioned: who owns what of it.
+        session: of the job.
+    """
+
+    def __init__(self, module: nn.Module, partitioned: PartitionedModel, session: _lamina.Session):
+        self._module = module
+        self._partitioned = partitioned
+        self._session = session
+
+    def local(self) -> OrderedDict[str, Any]:
+        """What this rank owns, as a partial dictionary."""
+        state = self._own()
+        state._metadata[SAVED_BY] = self._place()
+        state[PARTIAL] = True
+        return state
+
+    def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
+        """All of it on every rank, or else on the first alone; collective."""
+        own = self._own()
+        parts = collect(self._session, dict(own), gather_to_rank0)
+        if parts is None:
+            return OrderedDict()
+        state = OrderedDict(self._partitioned.in_order(parts))
+        state._metadata = own._metadata
+        return state
+
+    def load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> Any:
+        """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
+        unless it fits on all."""
+        given = self._for_this_rank(state_dict, same_partition_load)
+        checked = None if _calls_back(self._module) else self._agree(self._rehearse(given), strict)
+        loaded = self._load_own(given)
+        return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
+
+    # What this rank owns.
+
+    def _place(self) -> tuple[int, int]:
+        return self._partitioned.partition, self._session.group_size("pp")
+
+    def _own(self) -> OrderedDict[str, Any]:
+        with only_own(self._partitioned):
+            state = self._module.state_dict()
+        for name in [name for name in state if not self._partitioned.owns(name)]:
+            del state[name]  # what modules of other ranks add by get_extra_state()
+        return state
+
+    def _load_own(self, given: OrderedDict[str, Any]) -> Any:
+        """torch's load_state_dict of what this rank owns: what others own is unexpected to it."""
+        owns = self._partitioned.owns
+        foreign_extra = [name for name in given if name.endswith(_EXTRA_STATE) and not owns(name)]
+        own = _copy(given, leave=foreign_extra)
+        with only_own(self._partitioned):
+            missing, unexpected = self._module.load_state_dict(own, strict=False)
+        return nn.modules.module._IncompatibleKeys([name for name in missing if owns(name)], unexpected + foreign_extra)
+
+    # Partial dictionaries.
+
+    def _for_this_rank(self, state_dict: Mapping[str, Any], same_partition_load: bool) -> OrderedDict[str, Any]:
+        """The dictionary; in the place of a partial one that holds not just what this rank owns, all partial ones."""
+        given, own = _copy(state_dict, leave=(PARTIAL,)), self._own().keys()
+        foreign = saved_elsewhere(state_dict, self._session)
+        mine = (is_partial(state_dict), foreign, given.keys() == own, self._difference(given, own, state_dict))
+        partial, origins, fits, differences = zip(*self._session.all_gather("pp", mine), strict=True)
+        if any(origins):
+            raise UsageError(next(text for text in origins if text))
+        if not any(partial):
+            return given
+        if not all(partial):
+            raise UsageError(
+                f"the rank of partition {partial.index(True)} was given a partial state dict and that of partition "
+                f"{partial.index(False)} a full one: load the same kind on every rank"
+            )
+        if all(fits):
+            return given
+        if same_partition_load:
+            raise UsageError(next(text for text in differences if text))
+        metadata = given._metadata
+        parts = self._session.all_gather("pp", dict(given))
+        given = OrderedDict(itertools.chain.from_iterable(part.items() for part in parts))
+        given._metadata = metadata
+        return given
+
+    def _difference(self, given: Mapping[str, Any], own: Any, state_dict: Mapping[str, Any]) -> str:
+        saved, here = _saved_by(state_dict), self._place()
+        origin = _nth(*saved) if saved else "another partition"
+        texts = [f"it has {name}, which lives on {self._home(name)}" for name in given if name not in own][:1]
+        texts += [f"it lacks {name}, which lives here" for name in own if name not in given][:1]
+        if not texts:
+            return ""
+        return (
+            f"same_partition_load=True, but the state dict of {origin} is not that of {_nth(*here)}, as the model is "
+            f"cut now: {', '.join(texts)}. Load it without same_partition_load"
+        )
+
+    def _home(self, name: str) -> str:
+        return self._partitioned.home_of(name, self._session)
+
+    # Before anything is written.
+
+    def _rehearse(self, given: OrderedDict[str, Any]) -> tuple[list[str], list[str], str]:
+        """(missing, unexpected, error) of loading into tensors without memory."""
+        extra = {name for name in given if name.endswith(_EXTRA_STATE)}
+        light = _copy(given, leave=extra)
+        for name, value in light.items():
+            light[name] = value.to("meta") if isinstance(value, torch.Tensor) else value
+        with _stand_ins(self._module):
+            try:
+                missing, unexpected = self._load_own(light)
+            except Exception as error:
+                return [], [], str(error)
+        return [name for name in missing if name not in extra], unexpected, ""
+
+    def _agree(self, found: tuple[list[str], list[str], str], strict: bool) -> Any:
+        """torch's answer for the whole model: missing is what its owner misses, unexpected what no rank takes."""
+        missing, unexpected, errors = zip(*self._session.all_gather("pp", found), strict=True)
+        if any(errors):
+            raise UsageError(next(error for error in errors if error))
+        missing = list(dict.fromkeys(itertools.chain(*missing)))
+        unexpected = [name for name in unexpected[0] if all(name in others for others in unexpected)]
+        if strict and (missing or unexpected):
+            homes = "".join(f"; {name} lives on {self._home(name)}" for name in missing[:3])
+            raise UsageError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}")
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def is_partial(state_dict: Mapping[str, Any]) -> bool:
+    """See [Note: partial]."""
+    return bool(state_dict.get(PARTIAL, False))
+
+
+def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
+    """What is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
+    saved, partitions = _saved_by(state_dict), session.group_size("pp")
+    if saved is None or saved[1] == partitions:
+        return ""
+    return (
+        f"this partial state dict was saved by {_nth(*saved)}, and this rank has "
+        f"{_nth(session.group_rank('pp'), partitions)}: a state is carried over to another number of partitions whole, "
+        "by state_dict()"
+    )
+
+
+def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict as the plain model takes it."""
+    return _copy(state_dict, leave=(PARTIAL,)) if PARTIAL in state_dict else state_dict
+
+
+def collect(session: _lamina.Session, own: Any, to_rank0: bool) -> list[Any] | None:
+    """The objects of all ranks of the pipeline, in order; None on all but the first when they go `to_rank0` alone."""
+    if not to_rank0:
+        return session.all_gather("pp", own)
+    session.all_gather("pp", None)  # all are in this call: what one sends alone would be taken by a later one
+    first, *others = session.group_members("pp")
+    if session.rank != first:
+        session.send(first, _CHANNEL, own)
+        return None
+    return [own, *(session.receive(rank, _CHANNEL) for rank in others)]
+
+
+def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, int] | None:
+    holder = state_dict if SAVED_BY in state_dict else getattr(state_dict, "_metadata", None) or {}
+    return holder.get(SAVED_BY) if is_partial(state_dict) else None
+
+
+def _nth(partition: int, partitions: int) -> str:
+    return f"partition {partition} of {partitions}"
+
+
+def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, Any]:
+    copy = OrderedDict((name, value) for name, value in state_dict.items() if name not in leave)
+    copy._metadata = dict(getattr(state_dict, "_metadata", None) or {})
+    return copy
+
+
+def _calls_back(module: nn.Module) -> bool:
+    """Whether loading runs code that looks at the values, which a rehearsal does not have."""
+    return any(part._load_state_dict_post_hooks for part in module.modules())
+
+
+@contextmanager
+def _stand_ins(root: nn.Module) -> Iterator[None]:
+    """Inside, parameters and buffers are tensors on the meta device."""
+    taken = [
+        (tensors, name, tensor)
+        for module in root.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+    for tensors, name, tensor in taken:
+        tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in taken:
+            tensors[name] = tensor

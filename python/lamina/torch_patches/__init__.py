@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that replaces something of torch's, in this table and nowhere else.
+
+While a model is cut over several ranks, until `shutdown`:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.nn.Module.__call__ | module_call | a call of a module on another rank goes there |
+| torch.nn.Sequential.forward | sequential | modules of one other rank are one call |
+| torch.nn.Module.__setattr__ | module_attributes | each microbatch sees the attributes that it set |
+| torch.nn.Module.register_forward_pre_hook | foreign | no hook is hung in a step where it is not called |
+| torch.nn.Module.register_forward_hook | foreign | likewise |
+| torch.nn.Module.register_full_backward_pre_hook | foreign | likewise |
+| torch.nn.Module.register_full_backward_hook | foreign | likewise |
+| torch.nn.Module.register_backward_hook | foreign | likewise |
+| torch.nn.Parameter.register_hook | foreign | likewise |
+| torch.nn.Parameter.register_post_accumulate_grad_hook | foreign | likewise |
+| torch.nn.Module._apply | foreign | no part of another rank is converted in a step |
+| torch.nn.Module.zero_grad | foreign | the gradients of no such part are zeroed in a step |
+| torch.nn.Module.load_state_dict | foreign | no state is loaded into such a part in a step |
+| torch.optim.Optimizer.zero_grad | foreign | one rank alone does not zero the model's gradients |
+| torch.autograd._engine_run_backward | foreign | no gradient is asked for that is on another rank |
+| torch.nn.Parameter.grad | foreign | who reads a gradient that is on another rank is told |
+| torch.nn.Parameter.data | foreign | nobody sets values that are on another rank |
+| torch.nn.utils.get_total_norm | clipping | the norm of the model's gradients is that of all ranks |
+| torch.nn.utils.clip_grad_norm_ | clipping | likewise |
+| torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype | clipping | a rank may have no gradients to clip |
+| torch.nn.utils.stateless._reparametrize_module | swapping | functional_call() swaps nothing for other microbatches |
+| torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average is one of this rank's part |
+| torch._dynamo.eval_frame._callback_from_stance | compiled | compiled code gets values, where it is imported |
+| torch._dynamo.convert_frame.CatchErrorsWrapper.__call__ | compiled | nobody waits in the compiler's lock |
+| torch._tensor_str._str | printing | a tensor without a value says where that is; for good |
+
+Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`). By torch's
+public functions `foreign` also registers hooks that are called before any optimizer's step, and when a module gets a
+parameter, buffer or submodule.
+
+For the time of a context:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.nn.Module.__call__ | scoped.calls | a trace knows which module runs |
+| torch.nn.Module.__setattr__ | scoped.attributes | a trace knows who sets what |
+| torch.nn.Module.__getattribute__ | scoped.attributes | a trace knows who reads what |
+| torch.nn.Module.__init__ | scoped.creations | modules know the `partition` that they were made in |
+"""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms over the whole of a partitioned model, in torch's own functions.
+
+While a model is partitioned, `torch.nn.utils.clip_grad_norm_` and `get_total_norm` count what other ranks own when they
+are given tensors of it, and all ranks of the pipeline call them. Other tensors are torch's business as before.
+"""
+
+from collections.abc import Callable, Iterable
+from types import CellType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from lamina.job import current
+
+
+def install(module: nn.Module, owns: Callable[[str], bool]) -> None:
+    """From now on norms of this model's tensors are global.
+
+    Args:
+        module: the model.
+        owns: whether this rank owns what has a name.
+    """
+    remove()
+    for function, ours in ((nn.utils.get_total_norm, _total_norm), (nn.utils.clip_grad_norm_, _clip)):
+        cell = _implementation(function)
+        _originals[function] = cell.cell_contents
+        cell.cell_contents = ours
+    clip_grad._group_tensors_by_device_and_dtype = _group
+    _model.append((module, owns))
+
+
+def remove() -> None:
+    """Every norm is local again."""
+    for function, original in _originals.items():
+        _implementation(function).cell_contents = original
+    clip_grad._group_tensors_by_device_and_dtype = _torchs_group
+    _originals.clear()
+    _model.clear()
+
+
+_originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
+_model: list[tuple[nn.Module, Callable[[str], bool]]] = []  # one at most
+
+
+_torchs_group = clip_grad._group_tensors_by_device_and_dtype
+
+
+def _group(tensors: list[list[torch.Tensor]], *args: Any) -> dict:
+    """torch's `clip_grad_value_` does not bear that there are no gradients; a rank may own nothing that has one."""
+    return _torchs_group(tensors, *args) if tensors[0] else {}
+
+
+def _implementation(function: Callable) -> CellType:
+    """What a function wrapped by torch's `_no_grad` runs. Replaced there, it is so for every script that imported the
+    function, under whatever name and however early."""
+    return function.__closure__[function.__code__.co_freevars.index("func")]
+
+
+def _total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    names = {}
+    for name, parameter in _model[0][0].named_parameters():
+        names[id(parameter)] = name
+        if parameter.grad is not None:
+            names[id(parameter.grad)] = name
+    return _norm(tensors, [names.get(id(tensor)) for tensor in tensors], norm_type, error_if_nonfinite, foreach)
+
+
+def grad_norm(
+    parameters: list[nn.Parameter], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> torch.Tensor:
+    """The norm of the gradients of these parameters, of this model's wherever they are."""
+    gradients = [parameter.grad for parameter in parameters]
+    if not _model:
+        present = [gradient for gradient in gradients if gradient is not None]
+        return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
+    names = {id(parameter): name for name, parameter in _model[0][0].named_parameters()}
+    mine = [names.get(id(parameter)) for parameter in parameters]
+    with torch.no_grad():
+        return _norm(gradients, mine, norm_type, error_if_nonfinite, foreach)
+
+
+def _clip(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    total = grad_norm(parameters, norm_type, error_if_nonfinite, foreach)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, total, foreach)
+    return total
+
+
+def _norm(
+    tensors: list[torch.Tensor | None],
+    names: list[str | None],
+    norm_type: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+) -> torch.Tensor:
+    """The norm of tensors, some None; `names` has a name for what is the model's. A rank that has nothing to give takes
+    part: on the others there may be something."""
+    plain = _originals[nn.utils.get_total_norm]
+    present = [(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None]
+    if names and not any(names):
+        return plain([tensor for _, tensor in present], norm_type, error_if_nonfinite, foreach)
+    module, owns = _model[0]
+    own = {name: _one(tensor, norm_type) for name, tensor in present if name and owns(name)}
+    session = current.outside_step("the norm of a partitioned model").session
+    known = {name: norm for rank in session.all_gather("pp", own) for name, norm in rank.items()}
+    # In the model's order on every rank, so that all get the same bits.
+    norms = [known[name] for name, _ in module.named_parameters() if name in known]
+    norms += [_one(tensor, norm_type) for name, tensor in present if not name]
+    if not norms:
+        return torch.tensor(0.0)
+    return plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
+
+
+def _one(tensor: torch.Tensor, norm_type: float) -> torch.Tensor:
+    return torch.linalg.vector_norm(tensor, float(norm_type))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile in steps: what compiled code reads has its value before the compiler looks at it.
+
+A reference is to the compiler another kind of tensor than its value, so that each one would be compiled for anew; and
+the compiler holds a lock while it works, in which nobody may wait for another rank.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+from lamina.util import pytree
+
+_engine = torch._C._dynamo.eval_frame
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def install() -> None:
+    """From now on compiled functions and modules are called with values. Does nothing until torch's compiler has been
+    imported, which takes seconds, and nothing again afterwards."""
+    if _replaced or "torch._dynamo.convert_frame" not in sys.modules:
+        return
+    _replace(torch._dynamo.eval_frame, "_callback_from_stance", _before_a_call)
+    _replace(torch._dynamo.convert_frame.CatchErrorsWrapper, "__call__", _before_the_lock)
+
+
+def remove() -> None:
+    """Ends `install`."""
+    while _replaced:
+        setattr(*_replaced.pop())
+
+
+def outside(function: Callable) -> Callable:
+    """`function` as compiled code may call it: it is left there, and what `function` returned is waited for."""
+
+    def call(*args: Any) -> Any:
+        compiling = _engine.set_eval_frame(None)
+        try:
+            result = function(*args)
+            return result if compiling is None else _fetched(result)
+        finally:
+            _engine.set_eval_frame(compiling)
+
+    call._torchdynamo_disable = True
+    action = _engine._FrameAction
+    _engine.set_code_exec_strategy(call.__code__, _engine._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return call
+
+
+def _before_a_call(original: Callable) -> Callable:
+    """Of a compiled function, whose wrapper asks `original` what to do with it."""
+
+    def callback(given: Any) -> Any:
+        wrapper = sys._getframe(1).f_locals
+        _fetched((wrapper.get("args"), wrapper.get("kwargs")))
+        return original(given)
+
+    return callback
+
+
+def _before_the_lock(original: Callable) -> Callable:
+    """Of the compiler, which was called for a frame that fits nothing that is compiled."""
+
+    def compile_frame(self: Any, frame: Any, *rest: Any) -> Any:
+        _fetched(list(frame.f_locals.values()))
+        return original(self, frame, *rest)
+
+    return compile_frame
+
+
+def _replace(where: Any, name: str, wrap: Callable) -> None:
+    original = getattr(where, name)
+    _replaced.append((where, name, original))
+    setattr(where, name, functools.wraps(original)(wrap(original)))
+
+
+def _fetched(tree: Any) -> Any:
+    """`tree`, whose references have become their values."""
+    return pytree.map_tensors(_fetched_one, tree)
+
+
+def _fetched_one(tensor: torch.Tensor) -> torch.Tensor:
+    _lamina.materialise(tensor)
+    return tensor

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code does to parameters and modules that another rank owns, other than calling them.
+
+Their owner does not learn of it: what would be ignored in silence is an error, or a warning where it only misleads.
+Whether parameters require grad, training flags, autocast and the like travel with each call.
+"""
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import autograd, nn
+from torch.nn.modules import module as registrations
+from torch.optim import optimizer as optimizers
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.integrations import hugging_face
+from lamina.job import current
+
+_HOOKS = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+    "register_backward_hook",
+)
+_TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+
+_replaced: list[tuple[Any, str, Any]] = []  # owner of an attribute, its name, what was there
+_handles: list[torch.utils.hooks.RemovableHandle] = []
+_told: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def install() -> None:
+    """From now on what is done to parts of other ranks is refused, or told."""
+    remove()
+    _lamina.watch_parameters(nn.Parameter)
+    for name in _HOOKS:
+        _replace(nn.Module, name, _refuse_hook)
+    for name in ("_apply", "zero_grad", "load_state_dict"):
+        _replace(nn.Module, name, _refuse_for_parts)
+    for name in _TENSOR_HOOKS:
+        _replace(nn.Parameter, name, _refuse_tensor_hook)
+    _replace(torch.optim.Optimizer, "zero_grad", _refuse_zero_grad)
+    _replace(autograd, "_engine_run_backward", _refuse_inputs)
+    for kind in ("parameter", "buffer", "module"):
+        register = getattr(registrations, f"register_module_{kind}_registration_hook")
+        _handles.append(register(_refuse_registration))
+    _handles.append(optimizers.register_optimizer_step_pre_hook(_before_optimizer_step))
+
+
+def remove() -> None:
+    """All that is torch's own again."""
+    if _replaced:
+        _lamina.forget_parameters(nn.Parameter)
+    while _replaced:
+        owner, name, had = _replaced.pop()
+        if had is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, had)
+    while _handles:
+        _handles.pop().remove()
+    _told.clear()
+
+
+def _replace(owner: Any, name: str, check: Callable) -> None:
+    """Has `check(name, *args)` look at each call of a function first."""
+    original = getattr(owner, name)
+    _replaced.append((owner, name, vars(owner).get(name)))
+
+    @functools.wraps(original)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(name, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, checked)
+
+
+def _home_of(module: nn.Module) -> tuple[str, int] | None:
+    """In a step: the name and partition of a module that another rank owns; None for any other."""
+    if not _lamina.in_step() or (job := current.job_if_any()) is None or job.cut is None or job.cut.model is None:
+        return None
+    model = job.cut.model
+    partition = model.elsewhere(module)
+    return None if partition is None else (model.tree.names[model.tree.node(module)] or "the model", partition)
+
+
+def _refuse_hook(method: str, module: nn.Module, hook: Any, *_: Any, **__: Any) -> None:
+    if not hugging_face.is_collector(hook) and (home := _home_of(module)) is not None:
+        raise UsageError(
+            f"{home[0]}.{method}() in a step: the module runs on partition {home[1]}, where the hook is not known; "
+            "register it before the step, on every rank"
+        )
+
+
+def _refuse_tensor_hook(method: str, parameter: nn.Parameter, *_: Any, **__: Any) -> None:
+    if _lamina.in_step() and (where := _lamina.where_released(parameter)):
+        raise UsageError(
+            f"{method}() of a parameter in a step ({where}): there the hook is not known; register it before the "
+            "step, on every rank"
+        )
+
+
+def _refuse_for_parts(method: str, module: nn.Module, *_: Any, **__: Any) -> None:
+    if not _lamina.in_step():
+        return
+    for part in module.modules():
+        if (home := _home_of(part)) is not None:
+            what = "to(), half() and the like" if method == "_apply" else f"{method}()"
+            raise UsageError(
+                f"{what} of a module in a step, whose part {home[0]} lives on partition {home[1]}, where it would not "
+                "happen: call it before or after the step function, on every rank"
+            )
+
+
+def _refuse_registration(module: nn.Module, name: str, value: Any) -> None:
+    if (home := _home_of(module)) is not None:
+        raise UsageError(
+            f"{home[0]}.{name} was set to a new {type(value).__name__} in a step: the module runs on partition "
+            f"{home[1]}, which goes on with the one that it has; change a model between steps, on every rank"
+        )
+
+
+def _of_model(optimizer: torch.optim.Optimizer) -> bool:
+    model = current.job().model
+    known = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+    return any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _refuse_zero_grad(_: str, optimizer: torch.optim.Optimizer, *__: Any, **___: Any) -> None:
+    if _lamina.in_step() and _of_model(optimizer):
+        current.everywhere("optimizer.zero_grad()")
+
+
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Looks at an optimizer that is no DistributedOptimizer, at its first step."""
+    job = current.job_if_any()
+    if job is None or any(known.optimizer is optimizer for known in job.optimizers):
+        return
+    if _lamina.in_step() and _of_model(optimizer):
+        current.everywhere("optimizer.step()")
+    if optimizer in _told:
+        return
+    _told.add(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if (elsewhere := sum(map(_lamina.is_released, parameters))) > 0:
+        warnings.warn(
+            f"{type(optimizer).__name__} was not given to lamina.DistributedOptimizer: of its {len(parameters)} "
+            f"parameters {elsewhere} live on other ranks, whose optimizers update them, and its state_dict() has a "
+            "part of the state on each rank. optimizer = lamina.DistributedOptimizer(optimizer) saves and loads all",
+            stacklevel=4,
+        )
+
+
+def _refuse_inputs(
+    _: str,
+    outputs: Any,
+    gradients: Any = None,
+    keep_graph: Any = None,
+    create_graph: Any = None,
+    inputs: Any = (),
+    *__: Any,
+    **___: Any,
+) -> None:
+    """autograd.grad(), and backward(inputs=...)."""
+    for tensor in inputs or ():
+        if isinstance(tensor, torch.Tensor) and (where := _lamina.where_released(tensor)):
+            raise UsageError(
+                f"autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: {where}; use "
+                "model.backward(loss) and read .grad after the step on the rank that owns it "
+                "(model.local_named_parameters(); lamina.allgather brings them together)"
+            )

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of modules that other ranks own, and of those that run in a random stream of their own.
+
+One wrapper of nn.Module.__call__, there from the first step on. It costs the other modules one look into a dictionary.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.torch_patches import compiled
+from lamina.util import pytree
+
+Route = Callable[[int, tuple, dict[str, Any]], Any]
+
+_IN_STREAM = -1
+_NAMED = -2
+_ANYWHERE = -3
+
+# By id(module): the number of each module owned elsewhere, _ANYWHERE for those that nobody owns, _IN_STREAM for the
+# others that start a stream, _NAMED for those among `_names`.
+_listed: dict[int, int] = {}
+_anywhere: dict[int, int] = {}
+_in_stream: set[int] = set()
+_names: dict[int, str] = {}
+_given: Route | None = None  # the route as it was given
+_route: Route | None = None  # the same, as compiled code may call it
+_original = nn.Module.__call__
+_installed = False
+
+
+def install(
+    remote: Mapping[int, int],
+    route: Route,
+    streams: Iterable[nn.Module] = (),
+    anywhere: Mapping[int, int] | None = None,
+) -> None:
+    """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
+    `streams` runs in a random stream of its own, if it is made in a step.
+
+    Args:
+        remote: the number of each module by id(module).
+        route: what carries the call out.
+        anywhere: the number of each module by id(module) of which only calls are routed whose arguments lie elsewhere.
+        streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
+    """
+    global _given, _route, _original, _installed
+    _listed.clear()
+    _names.clear()
+    _in_stream.clear()
+    _in_stream.update(map(id, streams))
+    _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
+    _listed.update(remote)
+    _anywhere.clear()
+    _anywhere.update(anywhere or {})
+    _listed.update(dict.fromkeys(_anywhere, _ANYWHERE))
+    _given, _route = route, compiled.outside(route)
+    if not _installed:
+        _original = nn.Module.__call__
+    if nn.Module.__call__ is _original:  # else what somebody put around our wrapper calls it
+        nn.Module.__call__ = _call
+    _installed = True
+
+
+def name_turns(modules: Mapping[str, nn.Module]) -> None:
+    """From now on what these modules of this rank do, forward and backward, is recorded under their names, which takes
+    a little time; under those of no others. Nothing without an `install` before."""
+    for key in _names:
+        if key in _in_stream:
+            _listed[key] = _IN_STREAM
+        else:
+            _listed.pop(key, None)
+    _names.clear()
+    _names.update((id(module), name) for name, module in modules.items() if id(module) not in _anywhere)
+    _listed.update(dict.fromkeys(_names, _NAMED))
+
+
+def remove() -> None:
+    """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
+    global _given, _installed
+    _listed.clear()
+    _given = None
+    if nn.Module.__call__ is _call:
+        nn.Module.__call__ = _original
+    _installed = nn.Module.__call__ is not _original
+
+
+def forget(route: Route) -> None:
+    """Ends what `install` did with that route; nothing when another was installed since."""
+    if _given == route:
+        remove()
+
+
+def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Calls a module that this rank owns, hooks included, whatever its class adds around calls: the caller did that."""
+    return _original(module, *args, **kwargs)
+
+
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    number = _listed.get(id(self))
+    if number is None:
+        return _original(self, *args, **kwargs)
+    if number == _IN_STREAM:
+        return _lamina.call_in_stream(_original, self, *args, **kwargs)
+    if number == _NAMED:
+        return _call_named(self, args, kwargs)
+    if number == _ANYWHERE:
+        return _call_anywhere(self, args, kwargs)
+    return _route(number, args, kwargs)
+
+
+def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())):
+        return _route(_anywhere[id(module)], args, kwargs)
+    if id(module) in _in_stream:
+        return _lamina.call_in_stream(_original, module, *args, **kwargs)
+    return _original(module, *args, **kwargs)
+
+
+def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    key = id(module)
+    name = _names[key]
+    outer = _lamina.name_turn(name)
+    try:
+        if key in _in_stream:
+            output = _lamina.call_in_stream(_original, module, *args, **kwargs)
+        else:
+            output = _original(module, *args, **kwargs)
+    finally:
+        _lamina.name_turn(outer)
+    pytree.map_tensors(lambda tensor: _name_backward(tensor, name), output)
+    return output
+
+
+def _name_backward(output: torch.Tensor, name: str) -> torch.Tensor:
+    """What follows the gradient of `output` in a backward is the module's, until it reaches another one's output."""
+
+    def reached(gradient: torch.Tensor) -> None:
+        _lamina.name_turn(name)
+
+    if output.requires_grad and torch.is_grad_enabled() and not _lamina.is_pending(output):
+        output.register_hook(reached)
+    return output

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacements for the time of a context: of calls of modules, of uses of their attributes, of their making."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+_lock = threading.Lock()
+_makers = 0  # threads that are inside `creations`
+_original_init = nn.Module.__init__
+
+
+@contextmanager
+def calls(call: Callable[[Callable, nn.Module, tuple, dict[str, Any]], Any]) -> Iterator[None]:
+    """Inside, `module(*args, **kwargs)` is `call(original, module, args, kwargs)`."""
+    original = nn.Module.__call__
+    nn.Module.__call__ = lambda module, *args, **kwargs: call(original, module, args, kwargs)
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original
+
+
+@contextmanager
+def attributes(
+    set_one: Callable[[Callable, nn.Module, str, Any], None], get_one: Callable[[nn.Module, str], Any]
+) -> Iterator[None]:
+    """Inside, `module.name = value` is `set_one(original, module, name, value)`, and `module.name` is
+    `get_one(module, name)`."""
+    original = nn.Module.__setattr__
+    nn.Module.__setattr__ = lambda module, name, value: set_one(original, module, name, value)
+    nn.Module.__getattribute__ = lambda module, name: get_one(module, name)
+    try:
+        yield
+    finally:
+        del nn.Module.__getattribute__
+        nn.Module.__setattr__ = original
+
+
+@contextmanager
+def creations(made: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Inside, `made(module)` is called for each module that any thread makes. Contexts that overlap have one `made`."""
+    global _makers, _original_init
+    with _lock:
+        if _makers == 0:
+            _original_init = nn.Module.__init__
+            nn.Module.__init__ = _telling(_original_init, made)
+        _makers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _makers -= 1
+            if _makers == 0:
+                nn.Module.__init__ = _original_init
+
+
+def _telling(original: Callable, made: Callable[[nn.Module], None]) -> Callable:
+    @functools.wraps(original)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made(self)
+
+    return init

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The costs of a model, found out module by module."""

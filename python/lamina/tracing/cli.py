@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `lamina plan --model` asks: a model's modules and their costs, as the file that `lamina plan` reads.
+
+    python -m lamina.tracing.cli --model package.module:build --input "torch.zeros(1, 128, dtype=torch.long)"
+
+The model is built with fake tensors, so that one that no machine has room for can be planned on a laptop. Where it
+cannot be built or traced so, it is built as it is. No ranks are started.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lamina.errors import Error, UsageError
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.record import WritesParameterError
+from lamina.tracing.sandbox import Call
+from lamina.tracing.trace import TraceOptions, planned_rows, tell, trace
+
+
+def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:
+    """The rows of a plan for the model that `build` returns, called with `inputs`: see `arguments`.
+
+    Errors:
+        UsageError: it returns no module, an input is no Python, or the model cannot be called with the inputs. What
+            `build` raises.
+    """
+    notes: list[str] = []
+    for mode in ([] if times else [FakeTensorMode(allow_non_fake_inputs=True)]) + [nullcontext()]:
+        real = not isinstance(mode, FakeTensorMode)
+        try:
+            with mode:
+                model = _module(build())
+                call = Call(*arguments(inputs))
+        except UsageError:
+            raise
+        except Exception as error:
+            if real:
+                raise
+            notes.append(f"it cannot be built without memory ({type(error).__name__}: {error}): it is built as it is")
+            continue
+        tree = ModuleTree(model)
+        found = trace(tree, call, TraceOptions(times=times))
+        if found.measures is not None or real:
+            notes += found.notes
+            break
+    if inputs and found.measures is None and not isinstance(found.error, WritesParameterError):
+        raise UsageError("the model cannot be called with what --input gives") from found.error
+    for note in notes:
+        tell(note)
+    return [_row(row) for row in planned_rows(tree, found.measures)[0]]
+
+
+def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call: each input is a Python expression, in which torch is known, or NAME=EXPRESSION.
+
+    Errors:
+        UsageError: it is neither, or it raises.
+    """
+    args, kwargs = [], {}
+    for text in inputs:
+        name, equals, rest = text.partition("=")
+        named = bool(equals) and name.strip().isidentifier() and not rest.startswith("=")
+        try:
+            value = eval(rest if named else text, {"torch": torch})
+        except Exception as error:
+            raise UsageError(f"--input {text!r}: {type(error).__name__}: {error}") from error
+        if named:
+            kwargs[name.strip()] = value
+        else:
+            args.append(value)
+    return tuple(args), kwargs
+
+
+def find(name: str) -> Callable[[], Any]:
+    """The callable of "package.module:callable"; modules are looked for in the current folder, too.
+
+    Errors:
+        UsageError: there is none.
+    """
+    module, colon, path = name.partition(":")
+    if not colon or not path:
+        raise UsageError(f"--model {name!r}: expected MODULE:CALLABLE, such as package.models:build")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--model {name!r}: {error}") from None
+    if isinstance(found, nn.Module):
+        raise UsageError(f"--model {name!r}: it is a model already; give a function or a class that returns one")
+    if not callable(found):
+        raise UsageError(f"--model {name!r}: it is no callable, but {type(found).__name__}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="lamina plan", description="Prints the costs of a model's modules as JSON.")
+    parser.add_argument("--model", required=True, help="MODULE:CALLABLE; the callable returns the model")
+    parser.add_argument("--input", action="append", default=[], help="an argument of one microbatch: [NAME=]EXPRESSION")
+    parser.add_argument("--times", action="store_true", help="run the model and measure, instead of counting")
+    given = parser.parse_args()
+    try:
+        with redirect_stdout(sys.stderr):
+            rows = rows_of(find(given.model), given.input, given.times)
+        print(json.dumps(rows))
+    except Exception as error:
+        _show(error)
+        return 2
+    return 0
+
+
+def _show(error: Exception) -> None:
+    """One line; before it, what the user's own code raised, from where the user's code begins."""
+    theirs = error.__cause__ if isinstance(error, Error) else error
+    if theirs is not None:
+        found = traceback.TracebackException.from_exception(theirs)
+        found.stack = traceback.StackSummary.from_list(_of_the_user(found.stack))
+        print("".join(found.format()), end="", file=sys.stderr)
+    said = str(error) if isinstance(error, Error) else f"--model: {type(error).__name__}: {error}".splitlines()[0]
+    print(f"lamina plan: {said}", file=sys.stderr)
+
+
+def _of_the_user(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """Without the frames of this package and of torch that come first."""
+    ours = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+    return list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), stack))
+
+
+def _module(built: Any) -> nn.Module:
+    if not isinstance(built, nn.Module):
+        raise UsageError(f"--model: the callable returned no module, but {type(built).__name__}")
+    return built
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    costs = dict.fromkeys(("forward_us", "backward_us", "activation_bytes", "output_bytes"), 0)
+    row = costs | row
+    row["parent"] = None if row["parent"] < 0 else row["parent"]
+    return {key: value for key, value in row.items() if key != "placed_at" and value != []}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operation costs on a nominal device, from its arguments alone: the same on every machine.
+
+A device computes and moves memory at once, so an operation takes as long as the slower of both, and never less than it
+takes to start it. What counts are ratios between modules; times of a real device come from `times`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+_BACKWARD_OF_ATTENTION = 2.5  # flash attention computes the scores once more
+
+
+@dataclass(frozen=True)
+class Device:
+    """Speeds of a device.
+
+    Attributes:
+        flops_per_us, bytes_per_us: of large operations.
+        start_us: of the smallest operation.
+    """
+
+    flops_per_us: float
+    bytes_per_us: float
+    start_us: float
+
+    def time_us(self, flops: float, moved_bytes: float) -> float:
+        return self.start_us + max(flops / self.flops_per_us, moved_bytes / self.bytes_per_us)
+
+
+CPU = Device(flops_per_us=4e4, bytes_per_us=1e4, start_us=4)
+GPU = Device(flops_per_us=1e8, bytes_per_us=1.5e6, start_us=5)
+
+
+def nominal(device: torch.device) -> Device:
+    """The speeds that stand for a device of that type."""
+    return CPU if device.type in ("cpu", "meta") else GPU
+
+
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or results of an operation."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value)
+
+
+def times_us(device: Device, operation: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> tuple[float, float]:
+    """Forward and backward time of one operation; (0, 0) for those that only look at memory in another way."""
+    if operation.is_view or operation.namespace == "prim":
+        return 0.0, 0.0
+    inputs = list(tensors_of((*args, *kwargs.values())))
+    outputs = list(tensors_of((output,)))
+    moved_bytes = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
+    flops = _flops(operation, args, kwargs, output)
+    forward_us = device.time_us(flops, moved_bytes)
+    trained = [t for t in inputs if t.requires_grad]
+    if not trained or not torch.is_grad_enabled():
+        return forward_us, 0.0
+    if "attention" in operation.name():
+        return forward_us, device.time_us(_BACKWARD_OF_ATTENTION * flops, 2 * moved_bytes)
+    # One product for the gradient of each factor; a bias takes a sum.
+    factors = sum(t.dim() > 1 for t in trained) if flops else 1
+    return forward_us, sum(device.time_us(flops, moved_bytes) for _ in range(max(factors, 1)))
+
+
+def _flops(operation: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> float:
+    count = flop_registry.get(operation.overloadpacket)
+    if count is not None:
+        return count(*args, **kwargs, out_val=output)
+    if "scaled_dot_product" in operation.name() and "backward" not in operation.name():
+        return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
+    return 0

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows one forward of a model, operation by operation, and notes what each module costs and does."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lamina.integrations import hugging_face
+from lamina.modules.tree import ModuleTree
+from lamina.torch_patches import scoped
+from lamina.tracing.costs import Device, tensors_of, times_us
+from lamina.tracing.route import Stretch, Way
+from lamina.util import pytree
+
+_READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_SLOW_S = 10
+
+
+class WritesParameterError(Exception):
+    """A forward writes to a parameter: executing it for a trace would change the model."""
+
+
+class RunsBackwardError(Exception):
+    """A forward runs a backward of its own, and what was saved for it was not kept."""
+
+
+@dataclass
+class Measures:
+    """What is known of a module, of one microbatch, without the modules that it calls.
+
+    Attributes:
+        forward_us, backward_us: times.
+        activation_bytes: kept for the backward, parameters not counted.
+        output_bytes: of what it returns, all calls together.
+        order: when it was first called, None when it was not.
+        calls: how often it was called.
+        reads: nodes whose parameters or buffers it reads itself.
+        ties: nodes with which it shares attributes.
+        stretches: its times by what it did before, between and after the calls that it made.
+        reads_data, draws: whether data decides what it does; whether it draws random numbers.
+    """
+
+    forward_us: float = 0.0
+    backward_us: float = 0.0
+    activation_bytes: int = 0
+    output_bytes: int = 0
+    order: int | None = None
+    calls: int = 0
+    reads: set[int] = field(default_factory=set)
+    ties: set[int] = field(default_factory=set)
+    reads_data: bool = False
+    draws: bool = False
+    stretches: list[Stretch] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode around one call of the model.
+
+    Args:
+        tree: the model's, with the tensors in its place that the call will see.
+        device: whose times are noted.
+        protect: whether writes to parameters raise WritesParameterError, before they happen.
+        keep: whether what is saved for the backward is kept, for forwards that run backwards of their own.
+        tell: told once when it takes long.
+    """
+
+    def __init__(self, tree: ModuleTree, device: Device, protect: bool, keep: bool, tell: Callable[[str], None]):
+        super().__init__()
+        self.measures = [Measures() for _ in tree.modules]
+        self._tree = tree
+        self._device = device
+        self._keep = keep
+        self._tell = tell
+        self._began = time.monotonic()
+        self._told = False
+        self._way = Way([each.stretches for each in self.measures])
+        self._stack: list[int] = []
+        self._recomputed = 0  # depth of modules that run once more in their backward
+        self.failed_in: int | None = None
+        self._holders = Holders(tree)
+        self._counted = {(storage := _storage(tensor)).cdata: storage for tensor in self._holders.tensors}
+        parameters = [tensor for tensor in self._holders.tensors if protect and isinstance(tensor, nn.Parameter)]
+        self._protected = {_storage(parameter).cdata for parameter in parameters}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        node = self.node()
+        measures = self.measures[node]
+        for tensor in tensors_of((*args, *kwargs.values())):
+            held_by = self._holders.of(tensor)
+            if held_by and node not in held_by:
+                measures.reads.add(min(held_by))
+        if self._protected and func._schema.is_mutable:
+            self._refuse_writes(func, args)
+        if any(tag in func.tags for tag in _READS_DATA):
+            measures.reads_data = True
+        measures.draws = measures.draws or _draws(func, args)
+        output = func(*args, **kwargs)
+        forward_us, backward_us = times_us(self._device, func, args, kwargs, output)
+        measures.forward_us += forward_us
+        backward_us += forward_us if self._recomputed else 0
+        measures.backward_us += backward_us
+        if func.namespace != "prim":
+            self._way.work(node, forward_us, backward_us)
+        return output
+
+    def node(self) -> int:
+        """The node whose forward runs."""
+        return self._stack[-1] if self._stack else 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, calls of modules and what is saved for their backward are noted."""
+        with scoped.calls(self._call), torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack), self:
+            yield
+
+    def _call(self, original: Callable, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        node = self._tree.node(module)
+        if node is None:
+            return original(module, *args, **kwargs)
+        self._tell_when_slow()
+        measures, inside = self.measures[node], node in self._stack[-1:]
+        if measures.order is None:
+            measures.order = sum(each.order is not None for each in self.measures)
+        args, kwargs = self._given(args), self._given(kwargs)
+        recomputed = hasattr(module.__dict__.get("forward"), "preserve_rng_state")
+        if not inside:
+            self._way.enter(node, (args, kwargs))
+        self._stack.append(node)
+        self._recomputed += recomputed
+        try:
+            output = self._given(forward_of(module, args, kwargs))
+        except BaseException:
+            self.failed_in = node if self.failed_in is None else self.failed_in
+            raise
+        finally:
+            self._stack.pop()
+            self._recomputed -= recomputed
+        if not inside:
+            self._way.leave(output)
+            measures.calls += 1
+            pytree.map_tensors(lambda tensor: self._add_output(measures, tensor), output)
+        return output
+
+    def _given(self, values: Any) -> Any:
+        """A parameter given to a module, or by it, is a value there and no reading of the parameter."""
+        return pytree.map_tensors(lambda t: t.view_as(t) if self._holders.of(t) else t, values)
+
+    def _add_output(self, measures: Measures, tensor: torch.Tensor) -> torch.Tensor:
+        measures.output_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        storage = _storage(tensor)
+        if storage.cdata not in self._counted:
+            self._counted[storage.cdata] = storage
+            self.measures[self.node()].activation_bytes += tensor.untyped_storage().nbytes()
+        return tensor if self._keep else None
+
+    def _refuse_writes(self, func: Any, args: tuple) -> None:
+        for argument, given in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tensors_of((given,)):
+                    if _storage(tensor).cdata in self._protected:
+                        raise WritesParameterError("it writes to a parameter in its forward")
+
+    def _tell_when_slow(self) -> None:
+        if not self._told and time.monotonic() - self._began > _SLOW_S:
+            self._told = True
+            seen = sum(each.order is not None for each in self.measures)
+            self._tell(f"tracing the model takes long: {seen} of {len(self.measures)} modules so far")
+
+
+class Holders:
+    """Which nodes hold a tensor as a parameter or buffer of their own."""
+
+    def __init__(self, tree: ModuleTree):
+        self.tensors: list[torch.Tensor] = []
+        self._nodes: dict[int, set[int]] = {}
+        for node, held in enumerate(tree.held):
+            for part in held:
+                for tensor in (*part._parameters.values(), *part._buffers.values()):
+                    if tensor is not None:
+                        self.tensors.append(tensor)
+                        self._nodes.setdefault(id(tensor), set()).add(node)
+
+    def of(self, tensor: torch.Tensor) -> set[int] | None:
+        return self._nodes.get(id(tensor))
+
+
+def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The module without the script's hooks, which may count; torch's own, which compute weights, are called, and
+    Hugging Face's, which collect what the model returns."""
+    for hook in list(module._forward_pre_hooks.values()):
+        if type(hook).__module__.startswith("torch.nn.utils."):
+            hook(module, args)
+    output = module.forward(*args, **kwargs)
+    for hook in hugging_face.collectors(module):
+        hook(module, args, output)
+    return output
+
+
+def _draws(func: Any, args: tuple) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    # Attention has dropout built in, which mostly is off.
+    return "attention" not in func.name() or any(isinstance(each, float) and each > 0 for each in args[3:5])
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    """Names a tensor's memory, as long as the result is kept; it keeps no memory itself."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is None:
+        raise RunsBackwardError("it runs a backward in its forward")
+    return kept

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a trace runs: stand-ins in the place of the model's tensors, and everything as it was afterwards."""
+
+import random
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.remote import codec
+from lamina.util import pytree
+from lamina.util.default_dtype import default_dtype
+
+_LISTS = (list, deque)
+_DICTIONARIES = (dict, OrderedDict, defaultdict)
+_CONTAINERS = (*_LISTS, *_DICTIONARIES, set)
+
+Make = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Ambience:
+    """What torch's operations depend on besides their arguments, in one thread."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    default_dtype: torch.dtype
+
+    @classmethod
+    def current(cls) -> "Ambience":
+        devices = ("cpu", "cuda")
+        found = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+        return cls(found, torch.get_default_dtype())
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """As there, in this thread; with gradients, and nothing left in autocast's cache."""
+        with default_dtype(self.default_dtype), ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for device, enabled, dtype in self.autocast:
+                if enabled != torch.is_autocast_enabled(device) or enabled:
+                    stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
+            yield
+
+
+@contextmanager
+def undisturbed(root: nn.Module) -> Iterator[None]:
+    """Afterwards the attributes of all modules under `root`, containers in them included, and all streams of random
+    numbers are as before."""
+    attributes = [(module.__dict__, dict(module.__dict__)) for module in root.modules()]
+    held: dict[int, tuple[Any, Any]] = {}
+    for _, before in attributes:
+        _remember(before.values(), held)
+    streams = _Streams()
+    try:
+        yield
+    finally:
+        streams.restore()
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
+        for container, before in held.values():
+            _refill(container, before)
+
+
+def put_stand_ins(root: nn.Module, make: Make) -> None:
+    """Puts `make(tensor)` in the place of every parameter, buffer and tensor that a module under `root` holds, for one
+    tensor always the same. Inside `undisturbed`."""
+    made: dict[int, torch.Tensor] = {}
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in made:
+                made[id(value)] = make(value)
+            return made[id(value)]
+        if type(value) in _LISTS:
+            value.__init__(list(map(stand_in, value)), *([value.maxlen] if isinstance(value, deque) else []))
+        elif type(value) in _DICTIONARIES:
+            for key, item in list(value.items()):
+                value[key] = stand_in(item)
+        return value
+
+    for module in root.modules():
+        for name, value in list(module.__dict__.items()):
+            if not name.endswith("_hooks") and name != "_modules":
+                module.__dict__[name] = stand_in(value)
+
+
+def copied(value: Any, make: Make) -> Any:
+    """Arguments of the model, with `make(tensor)` in the place of every tensor. Objects are copied where they can be:
+    the trace changes none of the script's."""
+    try:
+        data, tensors = codec.pack(value)
+        return codec.unpack(data, list(map(make, tensors)))
+    except UsageError:
+        return pytree.map_tensors(make, value)
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in with a tensor's value: of a parameter the same memory, with a gradient of its own; else a copy."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach(), tensor.requires_grad)
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+class _Streams:
+    """The generators of torch, Python and, where a script uses it, NumPy."""
+
+    def __init__(self):
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._python = random.getstate()
+        self._numpy = sys.modules["numpy"].random.get_state() if "numpy.random" in sys.modules else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        random.setstate(self._python)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def _remember(values: Any, held: dict[int, tuple[Any, Any]]) -> None:
+    for value in values:
+        if type(value) in _CONTAINERS and id(value) not in held:
+            held[id(value)] = value, value.copy()
+            _remember(list(value.values()) if type(value) in _DICTIONARIES else list(value), held)
+
+
+def _refill(container: Any, before: Any) -> None:
+    container.clear()
+    if type(container) in _LISTS:
+        container.extend(before)
+    else:
+        container.update(before)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the model: its arguments, and what torch's operations depend on around it."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    ambience: Ambience = field(default_factory=Ambience.current)

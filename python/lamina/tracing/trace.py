@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model costs and does, module by module, found out before it is cut.
+
+[Note: trace] The first call of the model in a step body is traced, with its own arguments, on world rank 0. First with
+fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
+the model reads data, or cannot be run so for another reason, one microbatch is computed. Where that is impossible too,
+the model is cut by the bytes of its parameters. A trace leaves nothing behind: random numbers, buffers, gradients,
+attributes of modules and arguments are as before, and hooks of the script are not called.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from lamina.errors import UsageError
+from lamina.modules.tree import ModuleTree
+from lamina.tracing.anywhere import owned_by_nobody
+from lamina.tracing.costs import nominal
+from lamina.tracing.record import Measures, Recorder, RunsBackwardError
+from lamina.tracing.route import scaled
+from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.state import StateWatch, Tie
+from lamina.tracing.times import measure_times
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What `DistributedModel` was asked for.
+
+    Attributes:
+        device: where a model is run whose times or memory are measured; None: where its parameters are.
+        times: whether times are measured, instead of counted.
+        memory: whether memory is measured while the model runs, instead of with fake tensors.
+    """
+
+    device: torch.device | None = None
+    times: bool = False
+    memory: bool = False
+
+
+@dataclass
+class Trace:
+    """What was found out.
+
+    Attributes:
+        measures: per node of the tree; None where nothing could be found out.
+        ties: the attributes that modules share.
+        written: attributes that are set, as `StateWatch.written` has them.
+        notes: one line for each thing that was asked for and could not be done.
+        error: the last that the model raised in a trace.
+    """
+
+    measures: list[Measures] | None = None
+    ties: list[Tie] = field(default_factory=list)
+    written: list[tuple[int, str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+
+_running = False
+
+
+def is_tracing() -> bool:
+    """Whether this process is tracing a model."""
+    return _running
+
+
+def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
+    """Traces one call of the model, see [Note: trace].
+
+    Args:
+        tree: of the model.
+        call: the model's first.
+        options: what to measure.
+    """
+    found = Trace()
+    with _tracing():
+        if not options.memory:
+            found.measures = _attempt(tree, call, None, True, found)
+        if found.measures is None and not _is_fake(tree):
+            found.measures = _run(tree, call, options, found)
+        if found.measures is None:
+            found.notes.append("it is cut by the bytes of its parameters")
+        elif options.times:
+            try:
+                measure_times(tree, call, options.device, found.measures)
+            except Exception as error:
+                found.notes.append(f"times could not be measured ({_short(error)}): operations were counted instead")
+        else:
+            found.notes.clear()
+    return found
+
+
+def tell(line: str) -> None:
+    """Says something to whoever started the job."""
+    print(f"lamina: {line}", file=sys.stderr, flush=True)
+
+
+def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:
+    """What the arguments of `DistributedModel` ask for.
+
+    Errors:
+        UsageError: no such device; times of a host that has another device to run the model.
+    """
+    if trace_device not in ("cpu", "gpu"):
+        raise UsageError(f'trace_device is "cpu" or "gpu", not {trace_device!r}')
+    has_device = torch.cuda.is_available()
+    if trace_device == "cpu" and times and has_device:
+        raise UsageError(
+            'trace_execution_times=True with trace_device="cpu": times of the host say nothing about the device that '
+            'trains; leave trace_device at "gpu", or trace_execution_times out'
+        )
+    if trace_device == "cpu":
+        return TraceOptions(torch.device("cpu"), times, memory)
+    return TraceOptions(torch.device("cuda", local_rank) if has_device else None, times, memory)
+
+
+def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of a plan, children in the order in which they were called, and the node that each row stands for."""
+    plain = tree.rows()
+    for node in owned_by_nobody(tree, measures):
+        plain[node]["anywhere"] = True
+    if measures is None:
+        return plain, list(range(len(plain)))
+    nodes = _in_call_order(tree, measures)
+    place = {node: position for position, node in enumerate(nodes)}
+    rows = []
+    for node in nodes:
+        found, row = measures[node], plain[node]
+        rows.append(
+            row
+            | {
+                "id": place[node],
+                "parent": place.get(tree.parents[node], -1),
+                "forward_us": found.forward_us,
+                "backward_us": found.backward_us,
+                "activation_bytes": found.activation_bytes,
+                "output_bytes": found.output_bytes,
+                "stretches": scaled(found.stretches, found.forward_us, found.backward_us),
+                "together": sorted(place[other] for other in found.reads | found.ties),
+            }
+        )
+    return rows, nodes
+
+
+def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
+    """What a report says of a trace."""
+    named = list(zip(tree.names, found.measures or [], strict=False))
+    return {
+        "reads_data": [name for name, each in named if each.reads_data],
+        "draws": [name for name, each in named if each.draws],
+        "ties": {tie.attribute: [tree.names[node] for node in sorted(tie.nodes)] for tie in found.ties},
+        "notes": found.notes,
+    }
+
+
+def _in_call_order(tree: ModuleTree, measures: list[Measures]) -> list[int]:
+    """Parents before children; what is never called, and holds others, comes where the first of these is called."""
+    first: list[float] = [math.inf if each.order is None else each.order for each in measures]
+    children: list[list[int]] = [[] for _ in measures]
+    for node in reversed(range(1, len(measures))):
+        parent = tree.parents[node]
+        children[parent].insert(0, node)
+        if measures[parent].order is None:
+            first[parent] = min(first[parent], first[node])
+    ordered, ahead = [], [0]
+    while ahead:
+        node = ahead.pop()
+        ordered.append(node)
+        ahead += sorted(reversed(children[node]), key=lambda child: first[child], reverse=True)
+    return ordered
+
+
+@contextmanager
+def _tracing():
+    global _running
+    _running = True
+    try:
+        with _eager():
+            yield
+    finally:
+        _running = False
+
+
+def _eager() -> Any:
+    """Modules that are compiled run as they were written."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
+    """The measures of one microbatch that is computed; of its activations only what the model itself needs is kept."""
+    try:
+        return _attempt(tree, call, options, False, found)
+    except RunsBackwardError:
+        return _attempt(tree, call, options, True, found)
+
+
+def _attempt(
+    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, found: Trace
+) -> list[Measures] | None:
+    """The measures of one forward: with fake tensors, or a `real` one. Else what was `found` is why there are none."""
+    recorder = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(tree.root))
+            device, make = _device(tree, real), _moved(real.device) if real else None
+            if make is None:
+                make = _faked(fake := _fake_mode(tree))
+                stack.enter_context(fake)
+                stack.enter_context(_quiet())
+            put_stand_ins(tree.root, make)
+            args, kwargs = copied((call.args, call.kwargs), make)
+            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
+            stack.enter_context(call.ambience.entered())
+            stack.enter_context(recorder.watching())
+            watch = StateWatch(tree, recorder.node)
+            with watch.watching():
+                tree.root(*args, **kwargs)
+            found.ties, found.written = watch.ties(), watch.written()
+        for tie in found.ties:
+            for node in tie.nodes:
+                recorder.measures[node].ties |= tie.nodes - {node}
+        return recorder.measures
+    except RunsBackwardError:
+        raise
+    except Exception as error:
+        found.notes.append(_why(tree, recorder, error, real))
+        found.error = error
+        return None
+
+
+def _why(tree: ModuleTree, recorder: Recorder | None, error: Exception, real: TraceOptions | None) -> str:
+    how = "one microbatch could not be run to trace it" if real else "it could not be traced without running it"
+    where = "" if recorder is None or recorder.failed_in is None else tree.names[recorder.failed_in] or "the model"
+    return f"{how} ({where}: {_short(error)})" if where else f"{how} ({_short(error)})"
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
+    if real is not None and real.device is not None:
+        return real.device
+    first = next((tensor for _, tensor, _ in tree.tensors()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What fake tensors cannot do is no error of the job: torch does not write its traceback."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _is_fake(tree: ModuleTree) -> bool:
+    return any(isinstance(tensor, FakeTensor) for _, tensor, _ in tree.tensors())
+
+
+def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
+    """That of a model which was built without memory, else a new one."""
+    modes = (tensor.fake_mode for _, tensor, _ in tree.tensors() if isinstance(tensor, FakeTensor))
+    return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _faked(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+
+def _moved(device: torch.device | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Makes stand-ins with values, on `device`."""
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        if device is None or tensor.device == device:
+            return alias(tensor)
+        moved = tensor.detach().to(device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(moved, tensor.requires_grad)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    return make

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says which modules of python/lamina import one from a package that is not below their own, and which import each
+other in a circle. Imports in functions count, and those under TYPE_CHECKING."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent / "python" / "lamina"
+
+# Packages, and the modules beside them, lowest first.
+ORDER = (
+    "errors",
+    "_lamina",
+    "util",
+    "integrations",
+    "exits",
+    "job",
+    "torch_patches",
+    "modules",
+    "remote",
+    "deferred_init",
+    "tracing",
+    "model",
+    "saved_state",
+    "optim",
+    "data_parallel",
+    "pipeline",
+    "activation_checkpointing",
+    "observe",
+    "dist",
+    "state",
+    "hugging_face",
+    "__init__",
+)
+
+
+def module_of(path: Path) -> str:
+    """Its name below `lamina`: "job.current", "job" for the package itself, "__init__" for lamina's own."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """The modules of ours that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("."):
+                raise SystemExit(f"python/lamina: line {node.lineno} imports {name}: give the whole path")
+            if name.partition(".")[0] == "lamina":
+                below = name.partition(".")[2]
+                while below and below not in known:  # a name in a module
+                    below = below.rpartition(".")[0]
+                yield below or "__init__"
+
+
+def circle(module: str, imports: dict[str, set[str]], way: list[str], done: set[str]) -> list[str]:
+    """A circle of imports that can be reached from a module; [] for none."""
+    if module in way:
+        return [*way[way.index(module) :], module]
+    if module in done:
+        return []
+    done.add(module)
+    ways = (circle(other, imports, [*way, module], done) for other in sorted(imports[module]))
+    return next((found for found in ways if found), [])
+
+
+def main() -> int:
+    height = {name: place for place, name in enumerate(ORDER)}
+    paths = {module_of(path): path for suffix in ("py", "pyi") for path in sorted(ROOT.rglob(f"*.{suffix}"))}
+    known, problems = set(paths), []
+    imports = {module: set(imported(ast.parse(path.read_text()), known)) for module, path in paths.items()}
+    for module, others in imports.items():
+        own = module.partition(".")[0]
+        if own not in height:
+            problems.append(f"python/lamina/{own} is not listed in scripts/check_python_layers.py")
+            continue
+        for other in sorted(others):
+            package = other.partition(".")[0]
+            if package != own and height.get(package, len(ORDER)) > height[own]:
+                problems.append(f"lamina.{module}: {own} stands below {package} and may not import lamina.{other}")
+    done: set[str] = set()
+    circles = filter(None, (circle(module, imports, [], done) for module in imports))
+    problems += [f"imports in a circle: {' -> '.join(found)}" for found in circles]
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

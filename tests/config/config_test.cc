@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/config/config.h"
+
+#include "lamina/base/str.h"
+#include "tests/config/config_fixture.h"
+
+namespace lamina::config {
+namespace {
+
+TEST(Config, NothingGivenMeansOnePartitionAndOneMicrobatch) {
+  const Config config = parsed("{}");
+  EXPECT_EQ(config.partitions, 1);
+  EXPECT_EQ(config.microbatches, 1);
+  EXPECT_EQ(config.schedule, Schedule::kInterleaved);
+  EXPECT_EQ(config, with_defaults(Config{}));
+}
+
+TEST(Config, DefaultsFollowTheKeysTheyDependOn) {
+  EXPECT_EQ(parsed(R"({"partitions": 3})").active_microbatches, 7);
+  EXPECT_EQ(parsed(R"({"optimize": "speed"})").memory_weight, 0.2);
+  EXPECT_EQ(parsed("{}").memory_weight, 0.8);
+  EXPECT_EQ(parsed("{}").default_partition, 0);
+  EXPECT_EQ(parsed("{}").ddp_dist_backend, std::nullopt);
+  EXPECT_EQ(parsed(R"({"ddp": true})").ddp_dist_backend, DistBackend::kAuto);
+}
+
+TEST(Config, BothShapesAreTheSameConfiguration) {
+  const std::string bare = R"({"partitions": 2, "pipeline": "simple"})";
+  EXPECT_EQ(parsed(bare), parsed(R"({"enabled": true, "parameters": )" + bare + "}"));
+  EXPECT_EQ(parsed(bare), parsed(R"({"parameters": )" + bare + "}"));
+}
+
+TEST(Config, KeysOutsideTheParametersAreErrors) {
+  EXPECT_EQ(parse_error(R"({"enabled": 1, "parameters": 2, "partitions": 3})"),
+            "configuration: 3 errors\n"
+            "  enabled: 1 is not allowed; expected true or false\n"
+            "  parameters: 2 is not allowed; expected an object with the parameters\n"
+            "  partitions: 3 is not allowed beside \"enabled\" and \"parameters\"; expected inside \"parameters\"");
+}
+
+TEST(Config, ADisabledConfigurationIsCheckedButNotUsed) {
+  const ParsedConfig off = parse_config({R"({"enabled": false, "parameters": {"partitions": 4}})", {}, true});
+  EXPECT_EQ(off.config, parsed("{}"));
+  EXPECT_EQ(off.warnings.size(), 1u);
+  EXPECT_NE(parse_error(R"({"enabled": false, "parameters": {"partitions": 0}})"), "");
+}
+
+TEST(Config, AllErrorsComeAtOnceInAnOrderThatDoesNotDependOnTheText) {
+  const std::string expected =
+      "configuration: 4 errors\n"
+      "  microbatches: \"8\" is not allowed; expected an integer, at least 1\n"
+      "  partition: 2 is not allowed, there is no such key; the nearest is partitions\n"
+      "  placement_strategy: \"close\" is not allowed; expected \"cluster\", \"spread\" or the letters D, P and T in "
+      "any "
+      "order\n"
+      "  ddp_port: 80 needs ddp: true; set it, or leave ddp_port out";
+  EXPECT_EQ(parse_error(R"({"partition":2,"microbatches":"8","placement_strategy":"close","ddp_port":80})"), expected);
+  EXPECT_EQ(parse_error(R"({"ddp_port":80,"placement_strategy":"close","microbatches":"8","partition":2})"), expected);
+}
+
+TEST(Config, TwoNamesOfOneKeyMustAgree) {
+  EXPECT_EQ(parsed(R"({"partitions": 2, "pipeline_parallel_degree": 2})").partitions, 2);
+  EXPECT_EQ(parsed(R"({"pipeline_parallel_degree": 4})").partitions, 4);
+  EXPECT_EQ(parsed(R"({"pipeline": "simple", "schedule": "simple"})").schedule, Schedule::kSimple);
+  EXPECT_EQ(
+      parse_error(R"({"partitions": 2, "pipeline_parallel_degree": 4})"),
+      "configuration: 1 error\n  pipeline_parallel_degree: 4 is not allowed with partitions: 2; they are two names "
+      "of one key, expected the same value");
+}
+
+TEST(Config, RulesBetweenKeys) {
+  const std::vector<std::pair<std::string, std::string>> broken{
+      {R"({"auto_partition": false})", "default_partition: null is not allowed when auto_partition is false"},
+      {R"({"partitions": 2, "default_partition": 2})", "default_partition: 2 is not allowed with partitions: 2"},
+      {R"({"pipeline_parallel_degree": 2, "default_partition": 5})", "expected an integer from 0 to 1"},
+      {R"({"tensor_parallel_degree": 2})", "tensor_parallel_degree: 2 needs ddp: true"},
+      {R"({"ddp_port": 0})", "ddp_port: 0 needs ddp: true"},
+      {R"({"ddp_dist_backend": "auto"})", "ddp_dist_backend: \"auto\" needs ddp: true"},
+      {R"({"ddp": true, "horovod": true})", "ddp: true is not allowed together with horovod: true"},
+      {R"({"fp16": true, "bf16": true})", "fp16: true is not allowed together with bf16: true"},
+  };
+  for (const auto& [json, text] : broken) {
+    EXPECT_NE(parse_error(json).find("configuration: 1 error\n  "), std::string::npos) << json;
+    EXPECT_NE(parse_error(json).find(text), std::string::npos) << parse_error(json);
+  }
+}
+
+TEST(Config, ARuleDoesNotRepeatWhatIsAlreadyWrong) {
+  EXPECT_EQ(parse_error(R"({"partitions": "4", "default_partition": 3})"),
+            "configuration: 1 error\n  partitions: \"4\" is not allowed; expected an integer, at least 1");
+  EXPECT_EQ(parse_error(R"({"pipeline_parallel_degree": 0, "default_partition": 3})"),
+            "configuration: 1 error\n  pipeline_parallel_degree: 0 is not allowed; expected an integer, at least 1");
+}
+
+TEST(Config, EveryCombinationOfShardingAndPrecisionIsValid) {
+  EXPECT_NO_THROW(parsed(R"({"partitions": 2, "tensor_parallel_degree": 2, "ddp": true, "bf16": true,
+                             "sharded_data_parallel_degree": 4, "shard_optimizer_state": true})"));
+  EXPECT_NO_THROW(parsed(R"({"bf16": true})"));
+}
+
+TEST(Config, TheEnvironmentReplacesTheDictionaryWhole) {
+  const ParsedConfig read = parse_config({R"({"microbatches": 0})", R"({"partitions": 2})", true});
+  EXPECT_EQ(read.config, parsed(R"({"partitions": 2})"));
+  EXPECT_EQ(parse_config({R"({"microbatches": 8})", "  ", true}).config.microbatches, 8);
+  const std::string error = config_error([] { parse_config({"{}", R"({"partitions": 0})", true}); });
+  EXPECT_EQ(error.find("configuration (SM_HP_MP_PARAMETERS): 1 error"), 0u) << error;
+}
+
+TEST(Config, TextThatIsNotJsonIsAnErrorWithItsPosition) {
+  EXPECT_EQ(parse_error("{\"partitions\": 2,\n \"a\" 3}").find("configuration is not valid JSON: line 2, column 6"), 0u)
+      << parse_error("{\"partitions\": 2,\n \"a\" 3}");
+  EXPECT_NE(parse_error("").find("line 1, column 1"), std::string::npos);
+  EXPECT_EQ(parse_error(R"({"timeout_s": 1e999})").find("configuration is not valid JSON: "), 0u);
+  EXPECT_EQ(parse_error("[1]"), "configuration: [1] is not allowed; expected an object");
+}
+
+TEST(Config, ScriptsMaySetUndocumentedKeysForOneWarning) {
+  const ParsedConfig read = parse_config({R"({"static_mode": 1, "fast_mode": true, "partitions": 2})", {}, true});
+  EXPECT_EQ(read.config, parsed(R"({"partitions": 2})"));
+  ASSERT_EQ(read.warnings.size(), 1u);
+  EXPECT_NE(read.warnings[0].find("fast_mode, static_mode"), std::string::npos);
+}
+
+TEST(Config, WithoutALauncherDegreesBecomeOneBeforeAnythingIsChecked) {
+  const ParsedConfig read = parse_config(
+      {R"({"partitions": 4, "tensor_parallel_degree": 2, "default_partition": 3, "auto_partition": false})",
+       {},
+       false});
+  EXPECT_EQ(read.config, parsed(R"({"default_partition": 0, "auto_partition": false})"));
+  ASSERT_EQ(read.warnings.size(), 1u);
+  EXPECT_NE(read.warnings[0].find("partitions: 4, tensor_parallel_degree: 2 became 1"), std::string::npos);
+  EXPECT_TRUE(parse_config({"{}", {}, false}).warnings.empty());
+  EXPECT_THROW(parse_config({R"({"partitions": 0})", {}, false}), base::ConfigError);
+}
+
+TEST(Config, AStructFilledByHandIsCheckedLikeText) {
+  Config config;
+  config.microbatches = 0;
+  config.placement_strategy = "DD";
+  config.ddp_port = 80;
+  EXPECT_EQ(config_error([&] { validate(config); }),
+            parse_error(R"({"microbatches": 0, "placement_strategy": "DD", "ddp_port": 80})"));
+  EXPECT_NO_THROW(validate(Config{}));
+  EXPECT_NO_THROW(validate(with_defaults(Config{})));
+}
+
+TEST(Config, ItsJsonReadsBackEqual) {
+  for (const char* json : {"{}", R"({"partitions": 2, "seed": 7, "memory_weight": 0.1, "partition_file": "a\"b"})",
+                           R"({"ddp": true, "ddp_port": 1, "timeout_s": 2, "sdp_gradient_clipping": 0.1})",
+                           R"({"auto_partition": false, "default_partition": 0})"}) {
+    EXPECT_EQ(parsed(to_json(parsed(json))), parsed(json)) << json;
+  }
+}
+
+TEST(Config, DifferencesNameTheKeysAndBothValues) {
+  EXPECT_EQ(differences(parsed("{}"), parsed("{}")), "");
+  EXPECT_EQ(differences(parsed(R"({"partitions": 2})"), parsed(R"({"partitions": 4, "active_microbatches": 5})")),
+            "partitions: 2 and 4");
+  EXPECT_EQ(differences(parsed(R"({"seed": 1})"), parsed(R"({"ddp": true, "ddp_dist_backend": "nccl"})")),
+            "ddp: false and true; ddp_dist_backend: null and \"nccl\"; seed: 1 and null");
+}
+
+}  // namespace
+}  // namespace lamina::config

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/messaging/mutual_waits.h"
+
+#include <gtest/gtest.h>
+
+#include "lamina/base/error.h"
+#include "tests/messaging/mailboxes.h"
+
+namespace lamina::messaging {
+namespace {
+
+using base::Rank;
+using value::Value;
+using Clock = base::Deadline::Clock;
+
+constexpr auto kPromised = std::chrono::seconds(2);
+
+base::Patience in(const std::string& name, const std::string& where) {
+  base::Patience patience{std::chrono::seconds(60), nullptr};
+  patience.call = [=] { return base::Call{name, where, name}; };
+  return patience;
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const base::DesyncError& desync) {
+    return desync.what();
+  } catch (const std::exception& other) {
+    return std::string("not a DesyncError: ") + other.what();
+  }
+  return "";
+}
+
+void expect_all(const std::vector<std::exception_ptr>& errors, const std::vector<std::string>& words) {
+  for (const auto& error : errors) {
+    for (const auto& word : words) EXPECT_NE(message_of(error).find(word), std::string::npos) << message_of(error);
+  }
+}
+
+void expect_exact(Mailboxes& boxes, std::int64_t base) {
+  const auto errors = boxes.run([&](int rank) {
+    for (std::int64_t round = base; round < base + 20; ++round) {
+      boxes[rank].barrier(boxes.ranks(), in("barrier()", "d.py:1"));
+      const auto values = boxes[rank].all_gather(boxes.ranks(), 10 * round + rank, in("allgather()", "d.py:2"));
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(values[i].as<std::int64_t>(), 10 * round + static_cast<std::int64_t>(i));
+      }
+    }
+  });
+  for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
+}
+
+TEST(MutualWaits, InTwoCallsAreToldOnBothSidesWithin2sWithBothCallsAndTheNextOnesAreExact) {
+  Mailboxes boxes(2, 1);
+  for (std::int64_t round = 0; round < 2; ++round) {
+    const auto began = Clock::now();
+    const auto errors = boxes.run([&](int rank) {
+      if (rank == 0) {
+        boxes[0].all_gather(boxes.ranks(), std::int64_t{-1}, in("model.state_dict()", "a.py:1"));
+      } else {
+        boxes[1].barrier(boxes.ranks(), in("lamina.barrier()", "b.py:2"));
+      }
+    });
+    EXPECT_LT(Clock::now() - began, kPromised);
+    expect_all(errors, {"rank 0 waits in model.state_dict() at a.py:1 for rank 1",
+                        "rank 1 waits in lamina.barrier() at b.py:2 for rank 0"});
+    expect_exact(boxes, 100 * round);
+  }
+}
+
+TEST(MutualWaits, OfThreeInACircleAreToldOnAll) {
+  Mailboxes boxes(3, 2);
+  const auto began = Clock::now();
+  const auto errors = boxes.run([&](int rank) {
+    boxes[rank].receive(Rank((rank + 1) % 3), "user", in("lamina.recv_from()", base::str("c.py:", rank)));
+  });
+  EXPECT_LT(Clock::now() - began, kPromised);
+  expect_all(errors, {"rank 0 waits in lamina.recv_from() at c.py:0 for rank 1",
+                      "rank 1 waits in lamina.recv_from() at c.py:1 for rank 2",
+                      "rank 2 waits in lamina.recv_from() at c.py:2 for rank 0"});
+  expect_exact(boxes, 0);
+}
+
+TEST(MutualWaits, EndACallForThoseWhoHaveOnlyJoinedIt) {
+  Mailboxes boxes(3, 3);
+  const std::vector<Rank> pair = {Rank(0), Rank(1)};
+  const auto errors = boxes.run([&](int rank) {
+    if (rank == 1) {
+      boxes[1].all_gather(pair, std::int64_t{1}, in("clip_grad_norm_()", "b.py:1"));
+    } else {
+      boxes[rank].all_gather(boxes.ranks(), std::int64_t{-1}, in("Metrics.close()", "a.py:1"));
+    }
+  });
+  expect_all(errors, {"clip_grad_norm_() at b.py:1", "Metrics.close() at a.py:1"});
+  expect_exact(boxes, 0);
+}
+
+// Rank 0 waits long for a rank that waits long for one that computes: all come in the end.
+TEST(MutualWaits, AreNotSeenWhereSomebodyComputesOrWaitsForOneWhoDoes) {
+  Mailboxes boxes(3, 4);
+  const std::vector<Rank> front = {Rank(0), Rank(1)}, back = {Rank(1), Rank(2)};
+  const auto errors = boxes.run([&](int rank) {
+    const auto computed = Clock::now() + std::chrono::milliseconds(1500);
+    while (rank == 2 && Clock::now() < computed) std::this_thread::yield();
+    if (rank > 0) boxes[rank].barrier(back, in("barrier()", "b.py:1"));
+    if (rank < 2) boxes[rank].barrier(front, in("barrier()", "b.py:2"));
+    boxes[rank].barrier(boxes.ranks(), in("barrier()", "b.py:3"));
+  });
+  for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
+}
+
+// A value that was sent before its sender waited for its receiver is on its way: delivery is slow, nothing is wrong.
+TEST(MutualWaits, AreNotSeenWhereWhatIsLackedWasSentBefore) {
+  Mailboxes boxes(2, 5);
+  const auto errors = boxes.run([&](int rank) {
+    for (std::int64_t round = 0; round < 3; ++round) {
+      boxes[rank].send(Rank(1 - rank), "user", round);
+      const auto slow = Clock::now() + std::chrono::milliseconds(rank == 0 ? 700 : 0);
+      auto patience = in("lamina.recv_from()", "c.py:1");
+      patience.check_interrupt = [slow] {
+        while (Clock::now() < slow) std::this_thread::yield();
+      };
+      boxes[rank].receive(Rank(1 - rank), "user", patience);
+      boxes[rank].barrier(boxes.ranks(), patience);
+    }
+  });
+  for (const auto& error : errors) EXPECT_EQ(message_of(error), "");
+}
+
+TEST(AllGather, OfDifferentCallsIsAnErrorOnAllThatNamesThem) {
+  Mailboxes boxes(3, 6);
+  const auto errors = boxes.run([&](int rank) {
+    const auto name = rank == 1 ? "optimizer.state_dict()" : "model.state_dict()";
+    boxes[rank].all_gather(boxes.ranks(), std::int64_t{-1}, in(name, base::str("e.py:", rank)));
+  });
+  expect_all(errors, {"rank 0 is in model.state_dict() at e.py:0, rank 1 in optimizer.state_dict() at e.py:1"});
+  expect_exact(boxes, 0);
+}
+
+TEST(MutualWaits, TellHowARankLeft) {
+  Mailboxes boxes(2);
+  boxes[1].waits().tell_leaving("came to the end of its program");
+  boxes[1].send(Rank(0), "after", std::int64_t{0});
+  boxes[0].receive(Rank(1), "after", in("", ""));
+  EXPECT_EQ(boxes[0].waits().left(Rank(1)), "came to the end of its program");
+  EXPECT_EQ(boxes[1].waits().left(Rank(0)), "");
+}
+
+}  // namespace
+}  // namespace lamina::messaging
