@@ -24,3 +24,9 @@ def test_every_link_of_a_page_leads_somewhere(page):
         there = page.parent / path if path else page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
+
+
+def test_the_recipes_name_files_that_there_are():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:lamina|python|tests|docs|scripts|cmake)/[\w/.]+)`", text)
+    assert named and not [path for path in named if not (ROOT / path).exists()]
