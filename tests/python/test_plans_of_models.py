@@ -119,7 +119,7 @@ def of_the_benchmarks(name):
 def visits(rows, found):
     """The partitions that a microbatch comes to, one after the other, also for what a module does between calls."""
     way = sorted(
-        (stretch[0], found["partition"][str(row["id"])]) for row in rows for stretch in row["stretches"] if stretch[4]
+        (stretch[0], found["partition"][str(row["id"])]) for row in rows for stretch in row.get("stretches", ()) if stretch[4]
     )
     return [partition for partition, _ in itertools.groupby(partition for _, partition in way)]
 
