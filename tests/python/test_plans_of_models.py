@@ -133,7 +133,7 @@ MODELS = {  # model, input, and how often a microbatch may go from one partition
     "vgg": (plan_models.VGG, IMAGES, 2),
     "alexnet": (AlexNet, "torch.ones(4, 3, 64, 64)", 2),
     "resnet": (of_the_benchmarks("resnet"), IMAGES, 2),
-    "unet": (plan_models.UNet, IMAGES, 6),
+    "unet": (plan_models.UNet, IMAGES, 7),
     "moe": (of_the_benchmarks("moe"), "torch.ones(64, 256)", 5),
 }
 
