@@ -343,7 +343,7 @@ std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>&
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (!modules_) throw base::UsageError("a module was called before the model was set");
   const auto placed = owners_.at(id.value);
-  const auto owner = placed == kAnywhere ? place_of(arguments).value_or(rank()) : placed;
+  const auto owner = placed == remote::kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
     const auto stream = modules_->starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));

@@ -60,7 +60,8 @@ std::string_view rest_of(std::string_view head) {
   if (head.size() < sizeof(prefix)) throw base::FormatError("a frame's prefix is cut off");
   std::memcpy(&prefix, head.data(), sizeof(prefix));
   head.remove_prefix(sizeof(prefix));
-  if (prefix.magic != kMagic || prefix.version != kFrameVersion) throw base::FormatError("a frame's version is another");
+  if (prefix.magic != kMagic || prefix.version != kFrameVersion)
+    throw base::FormatError("a frame's version is another");
   if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
     throw base::FormatError("a frame's prefix is malformed");
   }

@@ -61,7 +61,8 @@ void enter_network_of(pid_t process) {
 void mount_sys() {
   enter_new(CLONE_NEWNS);
   ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-  if (::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0) throw base::Error(base::str("no /sys: ", base::system_error()));
+  if (::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0)
+    throw base::Error(base::str("no /sys: ", base::system_error()));
 }
 
 void ip(const std::string& words) {

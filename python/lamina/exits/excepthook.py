@@ -14,8 +14,7 @@ from types import TracebackType
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
-from lamina.exits import interrupts
-from lamina.exits.failures import Failure, exit_argument, sendable
+from lamina.exits.failures import INTERRUPTED, Failure, exit_argument, interrupted_rank, sendable
 
 # How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
 RAISER_ENDS_S = 5.0
@@ -58,7 +57,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if session is not None and session.size > 1:
         end_without_collecting()
         threading.Thread(target=_leave_threads, daemon=True).start()
-    interrupted = interrupts.interrupted_rank(error)
+    interrupted = interrupted_rank(error)
     failure = getattr(error, "_failure", None) if isinstance(error, RemoteError) else None
     if isinstance(error, PeerError):
         failure = None  # the rank that is its cause has ended already
@@ -109,7 +108,7 @@ def _end_as_interrupted(session: _lamina.Session | None, rank: int) -> None:
         time.sleep(STARTER_ENDS_S)
     _take_stderr_back()
     _say(f"lamina: rank {rank} was interrupted")
-    sys.exit(interrupts.INTERRUPTED)
+    sys.exit(INTERRUPTED)
 
 
 def _end_as_raiser(

@@ -11,7 +11,7 @@ from typing import Any
 
 from lamina import _lamina
 from lamina.errors import ConfigError
-from lamina.exits import excepthook, interrupts
+from lamina.exits import excepthook, failures
 from lamina.job import current
 from lamina.util import call_sites
 
@@ -101,7 +101,7 @@ def _at_exit() -> None:
     if os.getpid() != _process:
         return
     last_error = getattr(sys, "last_value", None)
-    interrupted = interrupts.is_interrupt(last_error)
+    interrupted = failures.is_interrupt(last_error)
     job = current.job_if_any()
     if job is not None and last_error is None:
         job.session.tell_leaving("came to the end of its program")
@@ -113,7 +113,7 @@ def _at_exit() -> None:
     print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(interrupts.INTERRUPTED if interrupted else 1)
+    os._exit(failures.INTERRUPTED if interrupted else 1)
 
 
 def _leave(job: current.Job, interrupted: bool) -> bool:
