@@ -55,5 +55,6 @@ def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
 
 @pytest.mark.parametrize("phase", ["backward", "reduction"])
 def test_the_launcher_ends_within_5_s_with_the_signal_on_its_first_line(phase, launcher):
-    victim, fraction = random.Random(phase).randrange(4), random.Random(phase).random()
-    check_launcher(launcher, 4, MOMENTS, victim, phase, fraction, 2)
+    ranks, partitions = (4, 2) if SOAK else PHASES[phase][0]
+    victim, fraction = random.Random(phase).randrange(ranks), random.Random(phase).random()
+    check_launcher(launcher, ranks, MOMENTS, victim, phase, fraction, partitions)

@@ -38,12 +38,19 @@ def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
 
 
 @pytest.mark.parametrize("how", HOW)
+def test_so_do_those_that_are_told_by_torchruns_variables(launcher, how):
+    for rank in launcher.start_ranks(2, PROGRAM, how):
+        _, errors = rank.communicate(timeout=DEADLINE_S)
+        assert rank.returncode == 0, errors
+
+
+@pytest.mark.parametrize("how", some(HOW, 1, seed=5))
 def test_so_do_those_of_lamina_run(launcher, how):
     run = launcher.run("run", "-n", 2, PROGRAM, how)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("how", some(HOW, 1, seed=2))
+@pytest.mark.parametrize("how", some(HOW, 1, seed=0))
 def test_so_do_those_of_torchrun(launcher, how):
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", PROGRAM, how]
     run = launcher.run(*words, binary=sys.executable)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import DEADLINE_S
 from soak import some
 
 PROGRAM = Path(__file__).with_name("own_groups.py")
@@ -16,6 +17,13 @@ WHEN = ["before", "after", "never"]
 
 @pytest.mark.parametrize("when", WHEN)
 def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
+    for rank in launcher.start_ranks(2, PROGRAM, when):
+        _, errors = rank.communicate(timeout=DEADLINE_S)
+        assert rank.returncode == 0, errors
+
+
+@pytest.mark.parametrize("when", some(WHEN, 1, seed=2))
+def test_they_do_so_under_lamina_run(when, launcher):
     run = launcher.run("run", "-n", 2, PROGRAM, when)
     assert run.returncode == 0, run.stderr
 
