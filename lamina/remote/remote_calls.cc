@@ -131,7 +131,9 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   require_can_cross(call->name, arguments);
   Message request;
   request.kind = Kind::kForward;
-  CallState state{runtime::capture_modes(), {}, modules.capture_state(id),
+  CallState state{runtime::capture_modes(),
+                  {},
+                  modules.capture_state(id),
                   runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
   call->learned = experience_.of(kind_of(id, join_state(state), arguments));
   call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;

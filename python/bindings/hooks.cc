@@ -239,7 +239,7 @@ void set_python_error(std::exception_ptr error) {
 }
 
 std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
-                                                std::vector<int> streams, std::vector<bool> dynamic) {
+                                               std::vector<int> streams, std::vector<bool> dynamic) {
   return std::make_shared<PythonModules>(std::move(names), std::move(own_stream), std::move(streams),
                                          std::move(dynamic));
 }

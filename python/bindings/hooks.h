@@ -25,7 +25,7 @@ void set_python_error(std::exception_ptr error);
 
 // The model of the Python face, its modules called by the hooks: see model::Modules.
 std::shared_ptr<model::Modules> python_modules(std::vector<std::string> names, std::vector<bool> own_stream,
-                                                std::vector<int> streams, std::vector<bool> dynamic);
+                                               std::vector<int> streams, std::vector<bool> dynamic);
 
 // Threads with a Python state of their own, exceptions as Python describes them, signals noticed.
 session::FaceHooks face_hooks();
