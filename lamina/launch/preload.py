@@ -199,5 +199,6 @@ def start(control, modules, *words):
     return words
 
 
-set_path(sys.argv[3:])
-run(start(*sys.argv[1:]))
+if __name__ == "lamina_preload":
+    set_path(sys.argv[3:])
+    run(start(*sys.argv[1:]))

@@ -174,11 +174,7 @@ def test_whoever_is_killed_nobody_lives_on(slow, killed):
 
 
 def test_a_signal_during_the_imports_ends_the_job(launcher):
-    write(
-        launcher,
-        "import os, pathlib, signal\npathlib.Path(os.environ['DIR'], 'imports').touch()\nsignal.pause()\n",
-        "slow.py",
-    )
+    write(launcher, WAITS, "slow.py")
     write(launcher, WAITS)
     job = launcher.start("run", "--preload", "slow", "program.py")
     eventually((launcher.folder / "ready-imports").exists)

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S, free_port
+from launch.launcher_harness import DEADLINE_S, PRELOAD, free_port
 from soak import some
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
@@ -39,7 +39,7 @@ def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_so_do_those_of_lamina_run(launcher, how):
-    run = launcher.run("run", "-n", 2, PROGRAM, how)
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, how)
     assert run.returncode == 0, run.stderr
 
 

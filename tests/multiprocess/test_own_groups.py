@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import PRELOAD
 from soak import some
 
 PROGRAM = Path(__file__).with_name("own_groups.py")
@@ -16,7 +17,7 @@ WHEN = ["before", "after", "never"]
 
 @pytest.mark.parametrize("when", WHEN)
 def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
-    run = launcher.run("run", "-n", 2, PROGRAM, when)
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, when)
     assert run.returncode == 0, run.stderr
 
 
