@@ -18,10 +18,12 @@
 #include "lamina/base/system_error.h"
 #include "lamina/launch/descendants.h"
 #include "lamina/launch/error.h"
-#include "lamina/launch/preload_source.h"
 #include "lamina/launch/watch.h"
 
 namespace lamina::launch {
+
+extern const char* const kPreloadSource;  // the text of preload.py
+
 namespace {
 
 constexpr std::chrono::seconds kSweepLimit{2};

@@ -48,7 +48,8 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
 }
 
 TEST(CommonEnvironment, HasAllButWhatTheLauncherAloneSays) {
-  const auto environment = common_environment(job(), {"COLOUR=red", "RANK=7", "LAMINA_SECRET_FD=3", "UCX_MEM_EVENTS=y"});
+  const auto environment =
+      common_environment(job(), {"COLOUR=red", "RANK=7", "LAMINA_SECRET_FD=3", "UCX_MEM_EVENTS=y"});
   for (const char* entry : {"COLOUR=red", "UCX_MEM_EVENTS=y", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"}) {
     EXPECT_TRUE(holds(environment, entry)) << entry;
   }

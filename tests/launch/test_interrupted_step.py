@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import PRELOAD, eventually
+from launch.launcher_harness import eventually
 from soak import SOAK, some
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
@@ -20,7 +20,7 @@ MOMENTS = range(20 if SOAK else 1)
 
 def started(launcher, schedule, ranks, partitions, moment):
     """A job, and the moment of a step that the seed has drawn."""
-    job = launcher.start("run", *PRELOAD, "-n", ranks, PROGRAM, schedule, partitions)
+    job = launcher.start("run", "-n", ranks, PROGRAM, schedule, partitions)
     eventually(lambda: all((launcher.folder / f"ready-{rank}").exists() for rank in range(ranks)))
     time.sleep(random.Random(f"{schedule} {ranks} {partitions} {moment}").uniform(0, STEP_S))
     return job
