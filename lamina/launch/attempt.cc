@@ -18,8 +18,11 @@ constexpr std::chrono::seconds kSweepLimit{2};
 
 // Ends whatever the ranks left, also when their start failed half-way.
 struct Sweep {
+  const Preloader* preloader;  // stays for the next start
+
   ~Sweep() {
-    if (!end_descendants(base::Deadline::after(kSweepLimit))) base::log_warning("some processes could not be killed");
+    if (end_descendants(base::Deadline::after(kSweepLimit), preloader != nullptr ? preloader->pid() : 0)) return;
+    base::log_warning("some processes could not be killed");
   }
 };
 
@@ -49,14 +52,15 @@ class Starter {
     const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
     const base::Fd err = together ? base::Fd() : pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
     const base::Fd& errors = together ? out : err;  // one pipe keeps the order
-    return RankProcess({.rank = rank,
-                        .program = program,
-                        .environment = std::move(environment),
-                        .input = i == 0 ? first_input_ : null_.get(),
-                        .output = out ? out.get() : STDOUT_FILENO,
-                        .error = errors ? errors.get() : STDERR_FILENO,
-                        .kept = kept,
-                        .signal_mask = attempt_.mask});
+    const RankStart start{.rank = rank,
+                          .program = program,
+                          .environment = std::move(environment),
+                          .input = i == 0 ? first_input_ : null_.get(),
+                          .output = out ? out.get() : STDOUT_FILENO,
+                          .error = errors ? errors.get() : STDERR_FILENO,
+                          .kept = kept,
+                          .signal_mask = attempt_.mask};
+    return attempt_.preloader != nullptr ? attempt_.preloader->start(start) : RankProcess(start);
   }
 
  private:
@@ -81,7 +85,7 @@ Outcome Attempt::run() const {
   outputs.begin_here();
   Outcome outcome;
   {
-    const Sweep sweep;
+    const Sweep sweep{preloader};
     Vitals vitals(prepared.options.hang_timeout);
     Starter starter(*this, pipes, vitals);
     report.started(job, prepared.program.path);

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "lamina/launch/orders.h"
+#include "lamina/launch/preloader.h"
 #include "lamina/launch/preparation.h"
 #include "lamina/launch/rank_outputs.h"
 #include "lamina/launch/report.h"
@@ -21,6 +22,7 @@ struct Attempt {
   const std::optional<Secret>& secret;
   Terminal& terminal;
   RankOutputs& outputs;
+  Preloader* preloader;  // none without --preload
   Orders& orders;
   Signals& children;     // SIGCHLD
   const sigset_t& mask;  // of signals, for the ranks

@@ -88,9 +88,11 @@ void reap_adopted(const std::vector<pid_t>& ranks) {
   }
 }
 
-bool end_descendants(const base::Deadline& deadline) {
+bool end_descendants(const base::Deadline& deadline, pid_t spared) {
   while (any_child()) {
-    if (const auto listed = listed_children()) {
+    if (auto listed = listed_children()) {
+      // Behind a child that stays, the list misses nobody.
+      if (std::erase(*listed, spared) > 0 && listed->empty()) return true;
       for (pid_t pid : *listed) ::kill(pid, SIGKILL);
     } else {
       end_unlisted(deadline);

@@ -16,8 +16,8 @@ void adopt_descendants();
 // Reaps the ended children that are not in `ranks`, where the kernel lists them. Never blocks.
 void reap_adopted(const std::vector<pid_t>& ranks);
 
-// Kills and reaps all children, and theirs as they are adopted. False if some are left at the deadline. SIGCHLD has to
-// be blocked.
-bool end_descendants(const base::Deadline& deadline);
+// Kills and reaps all children, and theirs as they are adopted; but for the child `spared` and its own, where the
+// kernel lists children. False if some are left at the deadline. SIGCHLD has to be blocked.
+bool end_descendants(const base::Deadline& deadline, pid_t spared = 0);
 
 }  // namespace lamina::launch

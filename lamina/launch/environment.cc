@@ -71,8 +71,7 @@ bool is_launchers(const std::string& name) {
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
 
-Variables rank_environment(const Job& job, const Place& place, const Variables& inherited) {
-  Values set = contract(job, place);
+Variables common_environment(const Job& job, const Variables& inherited) {
   Values missing = defaults(job);
   Variables result;
   for (const std::string& entry : inherited) {
@@ -80,8 +79,13 @@ Variables rank_environment(const Job& job, const Place& place, const Variables& 
     missing.erase(name);
     if (!is_launchers(name)) result.push_back(entry);
   }
-  set.merge(missing);
-  for (const auto& [name, value] : set) result.push_back(str(name, "=", value));
+  for (const auto& [name, value] : missing) result.push_back(str(name, "=", value));
+  return result;
+}
+
+Variables rank_environment(const Job& job, const Place& place, const Variables& inherited) {
+  Variables result = common_environment(job, inherited);
+  for (const auto& [name, value] : contract(job, place)) result.push_back(str(name, "=", value));
   return result;
 }
 

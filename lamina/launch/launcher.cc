@@ -90,11 +90,16 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
   Terminal terminal;
   const Report report(terminal, outputs, nullptr, prepared.options.verbose);
   for (const auto& warning : prepared.warnings) report.warn(warning);
+  std::optional<Preloader> preloader;
+  if (!prepared.options.preload.empty()) {
+    if (const auto code = preloader.emplace(prepared, job, mask, report).load(orders)) return *code;
+  }
+  Preloader* const one = preloader ? &*preloader : nullptr;
   Restarts restarts(prepared.options.restarts);
   while (true) {
     const auto begin = base::Deadline::Clock::now();
     job.restart = restarts.count();
-    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, orders, children, mask}.run();
+    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, one, orders, children, mask}.run();
     const auto next = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
     if (next == Restarts::Next::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
@@ -126,6 +131,9 @@ int launch(const Options& options) {
     } catch (const StartError& error) {
       std::cerr << "lamina run: " << error.what() << '\n';
       return kCannotStart;
+    } catch (const base::ConfigError& error) {  // of --preload
+      std::cerr << "lamina run: " << error.what() << '\n';
+      return 2;
     }
   });
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/options.h"
 
+#include <algorithm>
+
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
@@ -33,6 +35,9 @@ void Options::validate() const {
     note(base::str("--hang-timeout must be 1 or greater, not ", hang_timeout->count()));
   }
   if (module && command) note("-m (a Python module) and -c (a program) exclude each other: give one of them");
+  if (std::ranges::find(preload, "") != preload.end()) {
+    note("--preload must name Python modules, with a comma between them, as in `--preload torch,lamina`");
+  }
   if (target.empty() || target.front().empty()) note("say what to run, as in `lamina run -n 2 train.py`");
   if (!wrong.empty()) throw base::ConfigError(wrong);
 }

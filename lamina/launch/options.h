@@ -25,7 +25,8 @@ struct Options {
   std::vector<std::string> variables;  // NAME=VALUE for all ranks, or NAME
   std::optional<std::string> config_file;
   std::optional<std::string> secret_file;
-  std::vector<std::string> target;  // what to run, then its arguments
+  std::vector<std::string> preload;  // Python modules that one process imports for all ranks, see Preloader
+  std::vector<std::string> target;   // what to run, then its arguments
 
   // What is kept and shown.
   std::optional<std::string> output_pattern;  // file names for stdout of the ranks but the first, see FilePattern

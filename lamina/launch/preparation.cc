@@ -36,6 +36,10 @@ Preparation prepare(const Options& options) {
       job.warnings.push_back(base::str(option, " ", *text, " makes ranks share a file: put {rank} into it"));
     }
   }
+  if (job.options.command && !job.options.preload.empty()) {
+    job.warnings.push_back("ranks start without --preload: -c starts a program without Python");
+    job.options.preload.clear();
+  }
   job.program = find_program(job.options);
   return job;
 }

@@ -80,8 +80,15 @@ RankProcess::RankProcess(const RankStart& start) : rank_(start.rank) {
   fail(start, code);
 }
 
+RankProcess::RankProcess(base::Rank rank, pid_t pid)
+    : rank_(rank), pid_(pid), pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
+  if (!pidfd_) throw StartError(base::str("cannot watch rank ", rank, ": ", base::system_error()));
+}
+
 RankProcess::~RankProcess() {
-  if (!pidfd_) return;  // moved from
+  siginfo_t info{};
+  // Not if it was moved from, or reaped by somebody else: then its number may be another's.
+  if (!pidfd_ || ::waitid(P_PIDFD, pidfd_.get(), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return;
   signal_group(SIGKILL);
   pollfd ended{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
   ::poll(&ended, 1, kReapLimit.count());

@@ -33,6 +33,10 @@ class RankProcess {
  public:
   // Returns when the program has begun. To be called from the main thread. Throws StartError.
   explicit RankProcess(const RankStart& start);
+
+  // One that somebody else has started as that, and has become a child of this process. Throws StartError.
+  RankProcess(base::Rank rank, pid_t pid);
+
   RankProcess(RankProcess&&) = default;
   RankProcess& operator=(RankProcess&&) = delete;
   ~RankProcess();  // kills what is left of the group; waits at most 2 s for the rank to be gone

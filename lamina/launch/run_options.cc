@@ -76,6 +76,12 @@ void add_program(CLI::App& app, Options& options) {
   app.add_flag("-m,--module_mode,--module", options.module, "SCRIPT is a Python module");
   app.add_flag("-c,--command_mode,--no-python,--no_python", options.command,
                "SCRIPT is a program, started without Python");
+  app.add_option("--preload", options.preload,
+                 "modules that are imported once; the ranks are copies of the process that did so")
+      ->type_name("MODULE,...")
+      ->expected(1)
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("-x", options.variables, "a variable for all ranks (repeatable)")
       ->type_name("NAME=VALUE")
       ->expected(1)

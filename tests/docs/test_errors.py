@@ -19,6 +19,7 @@ MADE_ELSEWHERE = {
     "lamina/face/model_step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/face/step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/launch/options.cc": [
+        "--preload must name Python modules",
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",
         "… must be … or greater",

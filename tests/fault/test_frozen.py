@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, read
-from launch.launcher_harness import eventually
+from launch.launcher_harness import PRELOAD, eventually
 from soak import SOAK, some
 
 FROZEN = Path(__file__).with_name("frozen.py")
@@ -69,7 +69,7 @@ def test_it_is_named_after_10_s(ranks, partitions, victim, place, launcher):
 
 
 def test_the_launcher_ends_it_too_and_names_it(launcher):
-    job = launcher.start("run", "-n", 2, FROZEN, 1, "forward", 2, 6)
+    job = launcher.start("run", *PRELOAD, "-n", 2, FROZEN, 1, "forward", 2, 6)
     _, errors = job.communicate(timeout=100)
     assert job.returncode == 1, errors
     assert "warning: rank 1 is stopped" in errors

@@ -4,7 +4,7 @@
 import os
 from pathlib import Path
 
-from launch.launcher_harness import eventually
+from launch.launcher_harness import PRELOAD, eventually
 
 LISTENS = Path(__file__).with_name("listens.py")
 LISTENING = "0A"  # in /proc/net/tcp
@@ -27,7 +27,7 @@ def held_by(process):
 
 def test_a_pipeline_that_runs_listens_on_no_port(launcher):
     """The launcher and its ranks, once they have found each other."""
-    job = launcher.start("run", "-n", 2, LISTENS)
+    job = launcher.start("run", *PRELOAD, "-n", 2, LISTENS)
     eventually(lambda: all((launcher.folder / f"ready-{rank}").exists() for rank in range(2)))
     sockets = listening_sockets()
     processes = launcher.processes()

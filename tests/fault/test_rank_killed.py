@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import PRELOAD
 from soak import some
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -25,7 +26,7 @@ def read(launcher, name):
 
 def check_launcher(launcher, ranks, script, victim, *words):
     """Runs the script, whose rank `victim` is killed: the launcher names it first, and ends in time."""
-    run = launcher.run("run", "-n", ranks, script, victim, *words)
+    run = launcher.run("run", *PRELOAD, "-n", ranks, script, victim, *words)
     ended = time.time()
     assert run.returncode == 128 + 9, run.stderr
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
@@ -56,7 +57,7 @@ def test_the_launcher_names_the_dead_rank_first_and_ends_within_5_s(victim, plac
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_leaves_gives_the_job_its_exit_code_and_is_blamed(rank, launcher):
-    run = launcher.run("run", "-n", 2, LEAVES, rank)
+    run = launcher.run("run", *PRELOAD, "-n", 2, LEAVES, rank)
     assert run.returncode == 3, run.stderr
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
     assert verdicts[0] == f"lamina run: rank {rank} failed: exit code 3"

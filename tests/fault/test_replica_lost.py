@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, read
-from launch.launcher_harness import eventually
+from launch.launcher_harness import PRELOAD, eventually
 
 REPLICA = Path(__file__).with_name("replica.py")
 
@@ -59,6 +59,6 @@ def test_an_interrupt_ends_the_wait_and_the_process(launcher):
 
 
 def test_the_launcher_blames_the_killed_rank(launcher):
-    run = launcher.run("run", "-n", 2, REPLICA, 1, "killed", 1, 60)
+    run = launcher.run("run", *PRELOAD, "-n", 2, REPLICA, 1, "killed", 1, 60)
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]
     assert verdicts[0] == "lamina run: rank 1 failed: killed by signal 9 (SIGKILL)"

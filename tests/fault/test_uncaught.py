@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import PRELOAD
 from soak import SOAK, some
 
 RAISES = Path(__file__).with_name("raises.py")
@@ -34,7 +35,7 @@ def read_by_user(errors):
 
 @pytest.mark.parametrize(("what", "place", "rank"), CHOSEN)
 def test_its_own_traceback_is_read_first_and_once_and_it_decides_the_exit_code(what, place, rank, launcher):
-    run = launcher.run("run", "-n", 2, RAISES, what, place, rank)
+    run = launcher.run("run", *PRELOAD, "-n", 2, RAISES, what, place, rank)
     assert run.returncode == WHATS[what], run.stderr
     read = read_by_user(run.stderr)
     if what.startswith("SystemExit"):
@@ -50,7 +51,7 @@ def test_its_own_traceback_is_read_first_and_once_and_it_decides_the_exit_code(w
 
 @pytest.mark.parametrize("place", ONE_PLACE)
 def test_the_same_beside_a_process_group_of_the_program(place, launcher):
-    run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "group")
+    run = launcher.run("run", *PRELOAD, "-n", 2, RAISES, "MyError('mine')", *place, "group")
     assert run.returncode == 1
     read = read_by_user(run.stderr)
     assert read[0].endswith("Traceback (most recent call last):")
@@ -60,7 +61,7 @@ def test_the_same_beside_a_process_group_of_the_program(place, launcher):
 
 @pytest.mark.parametrize("place", ONE_PLACE)
 def test_threads_of_the_program_keep_no_rank_and_no_traceback(place, launcher):
-    run = launcher.run("run", "-n", 2, RAISES, "MyError('mine')", *place, "thread")
+    run = launcher.run("run", *PRELOAD, "-n", 2, RAISES, "MyError('mine')", *place, "thread")
     assert run.returncode == 1
     assert run.stderr.count(f'reaches("{place[0]}")') == 1, run.stderr
     assert "in which threads still ran: endless" in run.stderr

@@ -47,6 +47,17 @@ TEST(RankEnvironment, ReplacesWhatAnOuterLauncherSaid) {
   EXPECT_EQ(count(environment, "TORCHELASTIC_ERROR_FILE"), 0);
 }
 
+TEST(CommonEnvironment, HasAllButWhatTheLauncherAloneSays) {
+  const auto environment =
+      common_environment(job(), {"COLOUR=red", "RANK=7", "LAMINA_SECRET_FD=3", "UCX_MEM_EVENTS=y"});
+  for (const char* entry : {"COLOUR=red", "UCX_MEM_EVENTS=y", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"}) {
+    EXPECT_TRUE(holds(environment, entry)) << entry;
+  }
+  for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "LAMINA_SECRET_FD", "LAMINA_RESTART"}) {
+    EXPECT_EQ(count(environment, name), 0) << name;
+  }
+}
+
 TEST(RankEnvironment, PassesOnWhatIsNotItsBusiness) {
   const auto environment = rank_environment(job(), kPlace, {"HOME=/root", "EMPTY=", "RANKS=5"});
   for (const char* entry : {"HOME=/root", "EMPTY=", "RANKS=5"}) EXPECT_TRUE(holds(environment, entry)) << entry;

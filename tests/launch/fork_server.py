@@ -9,12 +9,15 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import sys
 import types
 from pathlib import Path
+
+PRELOAD = Path(__file__).resolve().parents[2] / "lamina/launch/preload.py"
 
 
 def load() -> None:
@@ -66,8 +69,8 @@ def tell(connection: socket.socket, number: int) -> None:
         connection.sendall(f"{number}\n".encode())
 
 
-def become(request: dict) -> types.CodeType:
-    """Makes this process what `python PROGRAM ARGUMENTS` is when it starts; returns the program."""
+def become(request: dict) -> list[str]:
+    """Makes this process what `python PROGRAM ARGUMENTS` is when it starts; returns these words."""
     os.setsid()
     for number, name in enumerate((os.devnull, request["stdout"], request["stderr"])):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
@@ -75,15 +78,13 @@ def become(request: dict) -> types.CodeType:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["words"]
-    program = Path(sys.argv[0])
-    sys.path[0] = str(program.parent)
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = str(program)
-    return compile(program.read_text(), program, "exec")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    return sys.argv
 
 
 if __name__ == "__main__":
+    preload = runpy.run_path(str(PRELOAD))
     load()
-    program = become(serve(sys.argv[1]))
-    # Here, so that what it raises ends the process as in any other.
-    exec(program, vars(sys.modules["__main__"]))
+    words = become(serve(sys.argv[1]))
+    preload["set_path"](words)
+    preload["run"](words)  # as a rank of `lamina run --preload`

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What an outer launcher may have set, and would change what is tested.
 FOREIGN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR",
            "MASTER_PORT", "OMP_NUM_THREADS", "LAMINA_LAUNCHER"}  # fmt: skip
+PRELOAD = ("--preload", "torch,lamina")  # the ranks of a job import them once
 DEADLINE_S = 120.0  # for what has no promised bound; only a hang reaches it
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import command, eventually
+from launch.launcher_harness import PRELOAD, command, eventually
 
 PROGRAM = Path(__file__).with_name("trained.py")
 STEPS, MICROBATCHES = 3, 4
@@ -28,7 +28,7 @@ def slices(rows, rank, category):
 
 def test_one_file_holds_what_all_ranks_did(launcher, tmp_path):
     path = tmp_path / "new folder" / "timeline.json"
-    result = launcher.run("run", "-n", 2, "--timeline", path, PROGRAM, STEPS)
+    result = launcher.run("run", *PRELOAD, "-n", 2, "--timeline", path, PROGRAM, STEPS)
     assert result.returncode == 0, result.stderr
     rows = rows_of(path)
     for rank, modules in enumerate([{"step body", "0"}, {"1"}]):
@@ -53,7 +53,7 @@ def test_one_file_holds_what_all_ranks_did(launcher, tmp_path):
 
 def test_a_job_that_fails_leaves_what_it_did_until_then(launcher, tmp_path):
     path = tmp_path / "timeline.json"
-    result = launcher.run("run", "-n", 2, "--timeline", path, PROGRAM, 1, "fails")
+    result = launcher.run("run", *PRELOAD, "-n", 2, "--timeline", path, PROGRAM, 1, "fails")
     assert result.returncode == 1 and "on purpose" in result.stderr
     for rank in range(2):
         assert len(slices(rows_of(path), rank, "step")) == 2
@@ -62,7 +62,7 @@ def test_a_job_that_fails_leaves_what_it_did_until_then(launcher, tmp_path):
 
 def test_of_a_job_whose_rank_was_killed_the_steps_before_are_left(launcher, tmp_path):
     path = tmp_path / "timeline.json"
-    result = launcher.run("run", "-n", 2, "--timeline", path, PROGRAM, 1, "dies")
+    result = launcher.run("run", *PRELOAD, "-n", 2, "--timeline", path, PROGRAM, 1, "dies")
     assert result.returncode == 128 + 9, result.stderr
     for rank in range(2):
         assert 0 in {row["args"]["step"] for row in slices(rows_of(path), rank, "step")}
@@ -77,7 +77,7 @@ def test_a_program_without_steps_has_no_timeline(launcher, tmp_path):
 
 def test_of_a_job_whose_launcher_was_killed_trace_reads_the_parts(launcher, tmp_path):
     path = tmp_path / "timeline.json"
-    job = launcher.start("run", "-n", 2, "--timeline", path, PROGRAM, 1000)
+    job = launcher.start("run", *PRELOAD, "-n", 2, "--timeline", path, PROGRAM, 1000)
     eventually(lambda: len(list(tmp_path.glob("timeline.json.*/*.part"))) == 2)
     job.kill()
     job.wait()
@@ -94,7 +94,7 @@ def test_a_timeline_that_cannot_be_written_keeps_its_parts(launcher, tmp_path):
     path = tmp_path / "timeline.json"
     takes = f"import os, runpy\nos.makedirs({str(path / 'something')!r}, exist_ok=True)\n"
     (tmp_path / "takes.py").write_text(takes + f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n")
-    result = launcher.run("run", "-n", 2, "--timeline", path, "takes.py", STEPS)
+    result = launcher.run("run", *PRELOAD, "-n", 2, "--timeline", path, "takes.py", STEPS)
     assert result.returncode == 0
     folder = re.search(r"its parts are kept: `lamina trace -o FILE (\S+)` reads them", result.stderr)[1]
     assert f"timeline of {STEPS - 1} steps" in trace(folder).stdout

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S, free_port
+from launch.launcher_harness import DEADLINE_S, PRELOAD, free_port
 from soak import some
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
@@ -46,7 +46,7 @@ def test_so_do_those_that_are_told_by_torchruns_variables(launcher, how):
 
 @pytest.mark.parametrize("how", some(HOW, 1, seed=5))
 def test_so_do_those_of_lamina_run(launcher, how):
-    run = launcher.run("run", "-n", 2, PROGRAM, how)
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, how)
     assert run.returncode == 0, run.stderr
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S
+from launch.launcher_harness import DEADLINE_S, PRELOAD
 from soak import some
 
 PROGRAM = Path(__file__).with_name("own_groups.py")
@@ -24,7 +24,7 @@ def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
 
 @pytest.mark.parametrize("when", some(WHEN, 1, seed=2))
 def test_they_do_so_under_lamina_run(when, launcher):
-    run = launcher.run("run", "-n", 2, PROGRAM, when)
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, when)
     assert run.returncode == 0, run.stderr
 
 
