@@ -20,7 +20,7 @@ at::Tensor parameter(double value) { return at::full({3}, value, at::kDouble).se
 // y = x * weight on rank `owner`.
 base::ModuleId add_scaling(Pipeline& pipeline, const std::string& name, int owner, const at::Tensor& weight) {
   return pipeline.add(name, owner,
-                      [weight](Job&) { return [weight](Value x) { return Value(remote::tensor_of(x) * weight); }; });
+                      [weight](Job&) { return [weight](Value x) { return Value(tensor_of(x) * weight); }; });
 }
 
 struct Case {
@@ -44,7 +44,7 @@ TEST_P(AnyLayout, ChainTrainsLikeOneDevice) {
   const auto body = [&](base::Microbatch microbatch) {
     Value x = input * (microbatch.value + 1.0);
     for (auto stage : stages) x = pipeline.job(0).call(stage, x);
-    const at::Tensor loss = remote::tensor_of(x).sum();
+    const at::Tensor loss = tensor_of(x).sum();
     pipeline.job(0).backward({loss}, {}, 1.0 / microbatches);
     return Value(loss.detach());
   };
@@ -52,8 +52,7 @@ TEST_P(AnyLayout, ChainTrainsLikeOneDevice) {
     const auto outcomes = pipeline.step(microbatches, body);
     for (const auto& outcome : outcomes) EXPECT_EQ(message_of(outcome.error), "");
     for (const auto& outcome : outcomes) ASSERT_EQ(outcome.outputs.size(), microbatches);
-    EXPECT_TRUE(
-        at::equal(remote::tensor_of(outcomes.back().outputs[0]), remote::tensor_of(outcomes.front().outputs[0])));
+    EXPECT_TRUE(at::equal(tensor_of(outcomes.back().outputs[0]), tensor_of(outcomes.front().outputs[0])));
   }
   double product = 1;
   for (const auto& weight : weights) product *= weight[0].item<double>();
@@ -78,17 +77,17 @@ TEST(NestedCalls, ModulesCallEachOtherAcrossRanksInBothDirections) {
   const auto inner = add_scaling(pipeline, "inner", 0, inner_weight);
   const auto outer = pipeline.add("outer", 1, [&, inner](Job& job) {
     return [&job, &outer_weight, inner](Value x) {
-      const auto once = job.call(inner, remote::tensor_of(x) * outer_weight);
-      return Value(remote::tensor_of(job.call(inner, once)) + remote::tensor_of(x));
+      const auto once = job.call(inner, tensor_of(x) * outer_weight);
+      return Value(tensor_of(job.call(inner, once)) + tensor_of(x));
     };
   });
   const auto outcomes = pipeline.step(3, [&](base::Microbatch) {
-    const auto loss = remote::tensor_of(pipeline.job(0).call(outer, at::ones({3}, at::kDouble))).sum();
+    const auto loss = tensor_of(pipeline.job(0).call(outer, at::ones({3}, at::kDouble))).sum();
     pipeline.job(0).backward({loss}, {}, 1.0 / 3);
     return Value(loss.detach());
   });
   for (const auto& outcome : outcomes) EXPECT_EQ(message_of(outcome.error), "");
-  EXPECT_DOUBLE_EQ(remote::tensor_of(outcomes[1].outputs[2]).item<double>(), 3 * (5 * 5 * 7 + 1));
+  EXPECT_DOUBLE_EQ(tensor_of(outcomes[1].outputs[2]).item<double>(), 3 * (5 * 5 * 7 + 1));
   EXPECT_TRUE(at::allclose(outer_weight.grad(), at::full({3}, 25.0, at::kDouble)));
   EXPECT_TRUE(at::allclose(inner_weight.grad(), at::full({3}, 70.0, at::kDouble)));
 }
@@ -97,11 +96,11 @@ TEST(InPlace, AModuleMayWriteItsCallersArgumentAndTheCallerItsResult) {
   Pipeline pipeline(2, "interleaved");
   const auto weight = parameter(3);
   const auto module = pipeline.add(
-      "in_place", 1, [&](Job&) { return [&](Value x) { return Value(remote::tensor_of(x).mul_(weight).relu_()); }; });
+      "in_place", 1, [&](Job&) { return [&](Value x) { return Value(tensor_of(x).mul_(weight).relu_()); }; });
   const auto input_weight = parameter(2);
   const auto outcomes = pipeline.step(2, [&](base::Microbatch) {
     const at::Tensor x = at::ones({3}, at::kDouble) * input_weight;
-    at::Tensor y = remote::tensor_of(pipeline.job(0).call(module, x));
+    at::Tensor y = tensor_of(pipeline.job(0).call(module, x));
     y.div_(2);
     EXPECT_TRUE(y.is_same(x));  // as it is when the module is here
     EXPECT_EQ(x[0].item<double>(), 3);

@@ -31,8 +31,7 @@ at::Tensor tensor_of(const Value& tree) { return tree.as<at::Tensor>(); }
 
 base::ModuleId add_tail(Pipeline& pipeline) {
   const auto weight = at::full({3}, 2.0, at::kDouble).set_requires_grad(true);
-  return pipeline.add("tail", 1,
-                      [weight](Job&) { return [weight](Value x) { return Value(remote::tensor_of(x) * weight); }; });
+  return pipeline.add("tail", 1, [weight](Job&) { return [weight](Value x) { return Value(tensor_of(x) * weight); }; });
 }
 
 // Two ranks, on each of which `steps` steps are recorded.
@@ -40,7 +39,7 @@ std::vector<Timeline> recorded(int steps, const std::string& error = "") {
   Pipeline pipeline(2, "interleaved");
   const auto tail = add_tail(pipeline);
   const auto body = [&](base::Microbatch) {
-    const auto y = remote::tensor_of(pipeline.job(0).call(tail, at::ones({3}, at::kDouble).set_requires_grad(true)));
+    const auto y = tensor_of(pipeline.job(0).call(tail, at::ones({3}, at::kDouble).set_requires_grad(true)));
     if (!error.empty()) throw base::UsageError(error);
     pipeline.job(0).backward({y.sum()}, {}, 1.0);
     return Value(std::int64_t(1));

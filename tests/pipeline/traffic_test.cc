@@ -25,7 +25,7 @@ class Chain {
     for (int i = 0; i < ranks; ++i) {
       const auto weight = at::full({1}, 2.0, at::kDouble).set_requires_grad(true);
       const auto make = [weight](Job&) {
-        return [weight](value::Value x) { return value::Value(remote::tensor_of(x) * weight); };
+        return [weight](value::Value x) { return value::Value(tensor_of(x) * weight); };
       };
       stages_.push_back(pipeline_.add("stage" + std::to_string(i), i, make));
     }
@@ -38,7 +38,7 @@ class Chain {
       const c10::AutoGradMode mode(train);
       value::Value x = at::ones({kWidth}, at::kDouble);
       for (const auto stage : stages_) x = pipeline_.job(0).call(stage, std::move(x));
-      const auto loss = remote::tensor_of(x).square().sum();  // whose gradient has an element for each of x
+      const auto loss = tensor_of(x).square().sum();  // whose gradient has an element for each of x
       if (train) pipeline_.job(0).backward({loss}, {}, 1.0);
       return value::Value(loss.detach());
     };
