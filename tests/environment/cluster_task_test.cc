@@ -7,6 +7,7 @@
 #include <map>
 
 #include "lamina/base/error.h"
+#include "lamina/environment/world.h"
 
 namespace lamina::environment {
 namespace {
