@@ -205,7 +205,7 @@ Timeline gathered(const std::vector<std::int64_t>& ahead, const std::vector<std:
   std::vector<Timeline> results(3);
   const auto errors = boxes.run([&](int rank) {
     Timeline mine{"simple", 2, {RankRecord{.rank = rank, .events = {{.step = rank}}}}};
-    const Clock clock{names[rank], [&, rank] { return observe::now_ns() + ahead[rank]; }};
+    const session::Clock clock{names[rank], [&, rank] { return observe::now_ns() + ahead[rank]; }};
     const base::Patience patience{std::chrono::seconds(30), nullptr};
     results[rank] = session::gather(mine, base::Rank(rank), boxes.ranks(), boxes[rank], patience, clock);
   });

@@ -15,7 +15,7 @@ TEST(Requests, ArriveAsTheyWere) {
   EXPECT_TRUE(got.options.keep_graph);
   EXPECT_FALSE(got.options.accumulate);
   EXPECT_EQ(got.gradients.items.size(), 2);
-  for (const CallState& state : {CallState{"modes", 1ull << 63, std::string("\0face", 5)}, CallState{}}) {
+  for (const CallState& state : {CallState{"modes", {1ull << 63, 7}, std::string("\0face", 5)}, CallState{}}) {
     EXPECT_TRUE(split_state(join_state(state)) == state);
   }
 }
@@ -30,7 +30,7 @@ TEST(Requests, OfAnyOtherShapeAreMalformed) {
         Value(Tuple{{number, true, true, number}})}) {
     EXPECT_THROW(to_backward_request(wrong), base::FormatError);
   }
-  const auto whole = join_state({"modes", 7, "face"});
+  const auto whole = join_state({"modes", {7}, "face"});
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_THROW(split_state(std::string_view(whole).substr(0, size)), base::FormatError);
   }

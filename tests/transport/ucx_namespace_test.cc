@@ -51,7 +51,7 @@ void enter_new(int kinds) {
 }
 
 void enter_network_of(pid_t process) {
-  const Fd network(::open(base::str("/proc/", process, "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
+  const base::Fd network(::open(base::str("/proc/", process, "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
   if (!network || ::setns(network.get(), CLONE_NEWNET) != 0) {
     throw base::Error(base::str("no network of ", process, ": ", base::system_error()));
   }
