@@ -67,7 +67,7 @@ BENCHMARKS = [
     Benchmark("timeline_cost", "timeline_cost.py", ranks=2, usual_s=40),
     Benchmark("train_gpt_pipeline", "train_gpt_pipeline.py", ranks=2),
     Benchmark("plan_prediction", "plan_prediction.py", ranks=2, usual_s=20),
-    Benchmark("plan_prediction_order", "plan_prediction_order.py", ranks=2),
+    Benchmark("plan_prediction_order", "plan_prediction_order.py", ranks=2, usual_s=100, full_s=900),
 ]
 
 
