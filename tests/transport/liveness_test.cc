@@ -318,7 +318,9 @@ TEST(HandshakeFuzz, WhoChangesAnythingOnTheWayIsNotLetIn) {
       (to_acceptor ? accepted : connected) = (to_acceptor ? acceptor : connector).advance();
     }
     ASSERT_NE(connected, rendezvous::Handshake::State::kDone) << i;
-    if (victim < 3) ASSERT_NE(accepted, rendezvous::Handshake::State::kDone) << i;
+    if (victim < 3) {
+      ASSERT_NE(accepted, rendezvous::Handshake::State::kDone) << i;
+    }
   }
 }
 
