@@ -21,7 +21,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         time.sleep(ctx.backward_s)
-        return gradient, gradient[:1, 0], None, None
+        return gradient, gradient[:1, 0] if ctx.needs_input_grad[1] else None, None, None
 
 
 class Stage(nn.Module):
@@ -36,24 +36,11 @@ class Stage(nn.Module):
         return _Sleep.apply(x, self.weight, *self.seconds)
 
 
-class _Pause(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, forward_s, backward_s):
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.backward_s)
-        return gradient, None, None
-
-
 def slow_down(module: nn.Module, forward_s: float, backward_s: float) -> None:
     """From now on a call of the module takes so much longer, as on a device of its own, and so does its backward."""
 
     def forward(self, *args):
-        return _Pause.apply(super(slow, self).forward(*args), forward_s, backward_s)
+        return _Sleep.apply(super(slow, self).forward(*args), None, forward_s, backward_s)
 
     slow = type(f"Slow{type(module).__name__}", (type(module),), {"forward": forward})
     module.__class__ = slow
