@@ -25,13 +25,14 @@ class Run:
         name: "layers.3-5".
         number: by which the engine calls them.
         owner: the partition that owns them.
-        parts: the modules, in their order.
+        within: the Sequential that holds them.
+        places: of the first among its modules, and of what comes after the last.
         streams: how many of them run in a random stream of their own.
     """
 
-    def __init__(self, name: str, number: int, owner: int, parts: list[nn.Module], streams: int):
-        self.name, self.number, self.owner, self.parts, self.streams = name, number, owner, parts, streams
-        self.within: nn.Sequential
+    def __init__(self, name: str, number: int, owner: int, within: nn.Sequential, places: slice, streams: int):
+        self.name, self.number, self.owner, self.streams = name, number, owner, streams
+        self.within, self.places, self.parts = within, places, list(within._modules.values())[places]
         self._forward_hooks: dict[int, Callable[..., Any]] = {}  # torch's name: its modules have theirs
 
     @property
@@ -69,17 +70,14 @@ def find(
     for node, module in enumerate(tree.modules):
         if not _hands_on(module) or node in floating:
             continue
-        nodes = [tree.node(child) for child in module._modules.values()]
+        keys, nodes = list(module._modules), [tree.node(child) for child in module._modules.values()]
         for first, last in _stretches(nodes, [_owner(each, owners, floating, waited, tree) for each in nodes]):
             if (owner := owners[nodes[first]]) == owners[node]:
                 continue
-            parts = list(module._modules.values())[first : last + 1]
-            keys = list(module._modules)
             path = f"{tree.names[node]}." if tree.names[node] else ""
-            streams = sum(own_stream[each] for each in nodes[first : last + 1])
-            run = Run(f"{path}{keys[first]}-{keys[last]}", len(tree.modules) + len(found), owner, parts, streams)
-            run.within = module
-            found.append(run)
+            name, places = f"{path}{keys[first]}-{keys[last]}", slice(first, last + 1)
+            streams = sum(own_stream[each] for each in nodes[places])
+            found.append(Run(name, len(tree.modules) + len(found), owner, module, places, streams))
     return found
 
 
@@ -87,25 +85,14 @@ def calls(runs: Sequence[Run], partition: int, route: Route) -> dict[int, sequen
     """By id of each Sequential, how it calls runs that other partitions own by `route`, at once."""
     found = {}
     for module, group in itertools.groupby(runs, key=lambda run: run.within):
-        elsewhere = {id(run.parts[0]): run for run in group if run.owner != partition}
+        elsewhere = [run for run in group if run.owner != partition]
+        children = list(module._modules.values())
+        made: list[Callable[[Any], Any]] = [*children]
+        for run in reversed(elsewhere):  # the places of those before it stay
+            made[run.places] = [lambda value, number=run.number: route(number, (value,), {})]
         if elsewhere:
-            children = list(module._modules.values())
-            found[id(module)] = children, _calls(children, elsewhere, route)
+            found[id(module)] = children, made
     return found
-
-
-def _calls(children: list[nn.Module], runs: dict[int, Run], route: Route) -> list[Callable[[Any], Any]]:
-    calls: list[Callable[[Any], Any]] = []
-    at = 0
-    while at < len(children):
-        run = runs.get(id(children[at]))
-        if run is not None and children[at : at + len(run.parts)] == run.parts:
-            calls.append(lambda value, number=run.number: route(number, (value,), {}))
-            at += len(run.parts)
-        else:
-            calls.append(children[at])
-            at += 1
-    return calls
 
 
 def _hands_on(module: nn.Module) -> bool:
