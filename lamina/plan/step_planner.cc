@@ -40,9 +40,10 @@ class StepPlan {
   void extend() {
     const int partitions = task_.goal.partitions;
     const std::vector<int> baseline = divide_tree(tree_, task_);
-    const Bounds bounds = bounds_of(baseline);
+    const std::vector<std::vector<int>> starts = starts_of(baseline);
+    const Bounds bounds = bounds_of(baseline, starts.front());
     Draft best(task_, owners_);
-    for (const std::vector<int>& start : starts(baseline)) {
+    for (const std::vector<int>& start : starts) {
       Draft draft(task_, start);
       improve(draft, task_, bounds, kLocalDrafts / partitions);
       if (draft.score(bounds).beats(best.score(bounds))) best = draft;
@@ -52,8 +53,9 @@ class StepPlan {
     owners_ = best.owners();
   }
 
-  // Of equally good plans the one from the earliest start is kept: contiguous ones come first.
-  std::vector<std::vector<int>> starts(const std::vector<int>& baseline) const {
+  // The most even cut comes first, and contiguous ones before others: of equally good plans that from the earliest
+  // start is kept.
+  std::vector<std::vector<int>> starts_of(const std::vector<int>& baseline) const {
     std::vector<std::vector<int>> result;
     for (double weight : {task_.goal.memory_weight, 0.0, 1.0}) result.push_back(cut_route(task_, weight));
     result.push_back(baseline);
@@ -64,13 +66,13 @@ class StepPlan {
   // No rank of a chain is much heavier than in the most even cut, unless messages take time. The step is no slower than
   // the baseline's, nor than with one partition less, whatever memory weighs; where it does weigh, messages do not
   // count in the latter: fewer bytes on each rank are worth them.
-  Bounds bounds_of(const std::vector<int>& baseline) const {
+  Bounds bounds_of(const std::vector<int>& baseline, const std::vector<int>& most_even) const {
     Bounds bounds;
     const Draft other(task_, baseline);
     const Score score = other.score({});
     if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = other.step_us();
     if (task_.chain_end > 0 && task_.goal.link.free() && !task_.goal.simple()) {
-      const Draft even(task_, cut_route(task_, task_.goal.memory_weight));
+      const Draft even(task_, most_even);
       bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Weight::cost).cost;
     }
     const Draft before(task_, owners_);
