@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from circles import circles
+
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 OWN_HASH = re.compile(r"\bstd::hash<")
@@ -68,26 +70,15 @@ def unit_circles(files: dict[Path, str]) -> set[tuple[str, ...]]:
         unit = str(name.with_suffix(""))
         inside = {included for included in INCLUDE.findall(text) if included.split("/")[1:2] == [name.parts[1]]}
         uses.setdefault(unit, set()).update(str(Path(included).with_suffix("")) for included in inside)
-
-    def reached(start: str) -> set[str]:
-        found, todo = {start}, [start]
-        while todo:
-            new = uses.get(todo.pop(), set()) - found
-            found |= new
-            todo.extend(new)
-        return found
-
-    below = {unit: reached(unit) for unit in uses}
-    circles = {tuple(sorted(other for other in below[unit] if unit in below.get(other, ()))) for unit in uses}
-    return {circle for circle in circles if len(circle) > 1}
+    return circles(uses)
 
 
 def main() -> int:
     files = engine_files()
-    circles = unit_circles(files)
+    found = unit_circles(files)
     problems = layer_problems(files)
-    problems += [f"{', '.join(circle)}: include each other in a circle" for circle in sorted(circles - KNOWN_CIRCLES)]
-    problems += [f"{', '.join(circle)}: no circle any more; take the line away" for circle in KNOWN_CIRCLES - circles]
+    problems += [f"{', '.join(circle)}: include each other in a circle" for circle in sorted(found - KNOWN_CIRCLES)]
+    problems += [f"{', '.join(circle)}: no circle any more; take the line away" for circle in KNOWN_CIRCLES - found]
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from circles import circles
+
 ROOT = Path(__file__).resolve().parent.parent / "python" / "lamina"
 
 # Packages, and the modules beside them, lowest first.
@@ -61,17 +63,6 @@ def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
                 yield below or "__init__"
 
 
-def circle(module: str, imports: dict[str, set[str]], way: list[str], done: set[str]) -> list[str]:
-    """A circle of imports that can be reached from a module; [] for none."""
-    if module in way:
-        return [*way[way.index(module) :], module]
-    if module in done:
-        return []
-    done.add(module)
-    ways = (circle(other, imports, [*way, module], done) for other in sorted(imports[module]))
-    return next((found for found in ways if found), [])
-
-
 def main() -> int:
     height = {name: place for place, name in enumerate(ORDER)}
     paths = {module_of(path): path for suffix in ("py", "pyi") for path in sorted(ROOT.rglob(f"*.{suffix}"))}
@@ -86,9 +77,7 @@ def main() -> int:
             package = other.partition(".")[0]
             if package != own and height.get(package, len(ORDER)) > height[own]:
                 problems.append(f"lamina.{module}: {own} stands below {package} and may not import lamina.{other}")
-    done: set[str] = set()
-    circles = filter(None, (circle(module, imports, [], done) for module in imports))
-    problems += [f"imports in a circle: {' -> '.join(found)}" for found in circles]
+    problems += [f"{', '.join(found)}: import each other in a circle" for found in sorted(circles(imports))]
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 
