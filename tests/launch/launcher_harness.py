@@ -64,6 +64,13 @@ def _unheld(files: set[str]) -> set[str]:
     return {file for file in files if os.path.exists(file)}  # else its process has ended, or let it go, meanwhile
 
 
+def require_success(jobs):
+    """Waits for processes one after the other; each has to end with exit code 0."""
+    for job in jobs:
+        _, errors = job.communicate(timeout=DEADLINE_S)
+        assert job.returncode == 0, errors
+
+
 class Launcher:
     """Starts jobs whose processes can all be found again, by a variable that they inherit."""
 

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S, PRELOAD, free_port
+from launch.launcher_harness import PRELOAD, free_port, require_success
 from soak import some
 
 PROGRAM = Path(__file__).with_name("dist_program.py")
@@ -32,16 +32,12 @@ PMIX = uuid.uuid4().hex
 @pytest.mark.parametrize("task", [task_of_srun, task_of_mpirun])
 def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
     started = [launcher.start(PROGRAM, how, binary=sys.executable, env=task(rank)) for rank in range(2)]
-    for job in started:
-        _, errors = job.communicate(timeout=DEADLINE_S)
-        assert job.returncode == 0, errors
+    require_success(started)
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_so_do_those_that_are_told_by_torchruns_variables(launcher, how):
-    for rank in launcher.start_ranks(2, PROGRAM, how):
-        _, errors = rank.communicate(timeout=DEADLINE_S)
-        assert rank.returncode == 0, errors
+    require_success(launcher.start_ranks(2, PROGRAM, how))
 
 
 @pytest.mark.parametrize("how", some(HOW, 1, seed=5))
@@ -59,15 +55,11 @@ def test_so_do_those_of_torchrun(launcher, how):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_that_waits_for_a_lost_one_gets_a_peer_error(launcher, lost):
-    for rank in launcher.start_ranks(2, PROGRAM.with_name("dist_lost.py"), lost):
-        _, errors = rank.communicate(timeout=DEADLINE_S)
-        assert rank.returncode == 0, errors
+    require_success(launcher.start_ranks(2, PROGRAM.with_name("dist_lost.py"), lost))
 
 
 def test_each_machine_has_a_local_rank_0_and_all_hear_of_one_that_fails(launcher):
     job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     program = PROGRAM.with_name("dist_machines.py")
     started = [launcher.start("run", *job, "--node-rank", node, program) for node in range(2)]
-    for machine in started:
-        _, errors = machine.communicate(timeout=DEADLINE_S)
-        assert machine.returncode == 0, errors
+    require_success(started)

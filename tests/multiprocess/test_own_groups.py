@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import DEADLINE_S, PRELOAD
+from launch.launcher_harness import PRELOAD, require_success
 from soak import some
 
 PROGRAM = Path(__file__).with_name("own_groups.py")
@@ -17,9 +17,7 @@ WHEN = ["before", "after", "never"]
 
 @pytest.mark.parametrize("when", WHEN)
 def test_replicas_train_and_end_well_whoever_makes_the_groups(when, launcher):
-    for rank in launcher.start_ranks(2, PROGRAM, when):
-        _, errors = rank.communicate(timeout=DEADLINE_S)
-        assert rank.returncode == 0, errors
+    require_success(launcher.start_ranks(2, PROGRAM, when))
 
 
 @pytest.mark.parametrize("when", some(WHEN, 1, seed=2))
