@@ -43,7 +43,7 @@ bool is_launchers(const std::string& name);
 // has a default (OMP_NUM_THREADS, PYTHONUNBUFFERED, UCX_*) yields to an inherited value. A pure function.
 Variables rank_environment(const Job& job, const Place& place, const Variables& inherited);
 
-// What these have in common before any rank has a place: without what the launcher alone says.
+// Variables that all these have in common before any rank has a place: without what the launcher alone says.
 Variables common_environment(const Job& job, const Variables& inherited);
 
 // This process's own environment, and the number of cores it may use.

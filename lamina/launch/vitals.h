@@ -15,7 +15,7 @@
 
 namespace lamina::launch {
 
-// What is known of ranks that run: the steps they report (environment/progress.h), and whether a signal stopped them,
+// Signs of life of the ranks: the steps they report (environment/progress.h), and whether a signal stopped them,
 // which the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
 // the start of the ranks on.
 class Vitals {

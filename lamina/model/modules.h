@@ -24,7 +24,7 @@ class Modules {
   // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
   virtual std::string capture_state(base::ModuleId id) = 0;
 
-  // Whether a call of the module runs in a random stream of its own (runtime/streams.h).
+  // True where a call of the module runs in a random stream of its own (runtime/streams.h).
   virtual bool starts_stream(base::ModuleId) const { return false; }
 
   // How many streams a call of it starts by draws from its caller's: its own, or, for several modules that are called

@@ -19,7 +19,7 @@ struct JoinOptions {
   int size = 1;
   std::string master_addr;
   int master_port = 0;
-  // The same text on all ranks, or they refuse each other:
+  // Texts that must be alike on all ranks, or they refuse each other:
   std::string configuration;
   std::string wire_version;  // of the format of the messages that they are to exchange
   // Opaque: where messages to this rank go, for each rank. Called once, when it is known where all ranks are

@@ -107,7 +107,7 @@ class Activity {
   // Gives the slot up for good: what is left to do is no computing.
   void retire();
 
-  // What a folder above keeps with an activity, touched by its thread alone: one T, made when it is first asked for.
+  // State that a folder above keeps with an activity, touched by its thread alone: one T, made at the first call.
   template <class T>
   T& attached() {
     if (!attached_) attached_ = std::make_shared<T>();

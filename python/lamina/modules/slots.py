@@ -25,7 +25,7 @@ class Slot:
     key: str
 
 
-# Of a module: it and all under it, their parameters, and the places of what other ranks own, with what is there.
+# Parts of a module: it and all under it, their parameters, and the places of what other ranks own, with what is there.
 Parts = tuple[list[nn.Module], list[nn.Parameter], list[tuple[Slot, torch.Tensor | None]]]
 
 
