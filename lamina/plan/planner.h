@@ -23,8 +23,9 @@ class Planner {
 
 // The default: makes the predicted step ([Note: predicted step]) short and the fullest rank's memory small, as
 // goal.memory_weight says, within goal.memory_limit_bytes. Its step is never longer than the tree planner's, nor, with
-// free messages or a memory_weight of 0, than with fewer partitions. Throws base::ConfigError when it finds nothing
-// that fits into memory. A tree of fewer modules than partitions leaves partitions empty.
+// free messages or a memory_weight of 0, than with fewer partitions; but where memory weighs, a chain's parts are made
+// even in memory and time before that. Throws base::ConfigError when it finds nothing that fits into memory. A tree of
+// fewer modules than partitions leaves partitions empty.
 std::unique_ptr<Planner> step_planner();
 
 // The published algorithm (plan/tree_division.h), which the default is measured against. Ignores messages and the limit

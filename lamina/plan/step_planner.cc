@@ -25,9 +25,7 @@ class StepPlan {
 
   Assignment run() {
     const int wanted = task_.goal.partitions;
-    const int useful = static_cast<int>(task_.movable.size()) + 1;  // with more, some of them own nothing
     for (int partitions = task_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
-      if (partitions > useful && partitions < wanted) continue;
       task_.set_partitions(partitions);
       extend();
     }
