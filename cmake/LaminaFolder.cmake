@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_face_program,
+# The vocabulary of the folders' CMakeLists.txt: lamina_folder, lamina_test, lamina_frontend_program,
 # lamina_ranks_test, lamina_python_module.
 
 # Fields left out of a designated initializer have their defaults: that is what they are for.
@@ -25,7 +25,7 @@ if(LAMINA_TORCH)
   if(LAMINA_TESTS)
     lamina_precompile(lamina_test_pch HEADERS <gtest/gtest.h> LIBS GTest::gmock)
     # What a C++ user's program includes takes half a minute.
-    lamina_precompile(lamina_face_pch HEADERS <torch/torch.h>)
+    lamina_precompile(lamina_frontend_pch HEADERS <torch/torch.h>)
   endif()
 endif()
 
@@ -88,16 +88,16 @@ function(lamina_test name)
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1;GTEST_COLOR=no")
 endfunction()
 
-# `lamina_face_program(train_gpt SOURCES train_gpt.cc)` makes a program that uses the C++ face, as a user's would.
+# `lamina_frontend_program(train_gpt SOURCES train_gpt.cc)` makes a program that uses the C++ face, as a user's would.
 # UNBUILT: one that is not to compile.
-function(lamina_face_program name)
+function(lamina_frontend_program name)
   cmake_parse_arguments(arg "UNBUILT" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE ${LAMINA_WARNINGS} -fPIC)
   target_link_libraries(${name} PRIVATE lamina ${arg_LIBS} Threads::Threads)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_precompile_headers(${name} REUSE_FROM lamina_face_pch)
+  target_precompile_headers(${name} REUSE_FROM lamina_frontend_pch)
   add_dependencies(${name} lamina_ucx)
   if(NOT arg_UNBUILT)
     add_dependencies(tests ${name})

@@ -3,13 +3,13 @@
 
 // lamina for C++: docs/cpp.md. Trains a torch::nn model over several processes.
 #include "lamina/base/error.h"
-#include "lamina/face/child.h"
-#include "lamina/face/containers.h"
-#include "lamina/face/distributed_model.h"
-#include "lamina/face/job.h"
-#include "lamina/face/optimizer.h"
-#include "lamina/face/placement.h"
-#include "lamina/face/step.h"
+#include "lamina/frontend/child.h"
+#include "lamina/frontend/containers.h"
+#include "lamina/frontend/distributed_model.h"
+#include "lamina/frontend/job.h"
+#include "lamina/frontend/optimizer.h"
+#include "lamina/frontend/placement.h"
+#include "lamina/frontend/step.h"
 #include "lamina/value/failure.h"
 
 namespace lamina {

@@ -17,9 +17,9 @@ HASHES = Path("lamina/base/ids.h")  # keys of containers
 # Circles that take a redesign to end. A line leaves with its circle; no line is added.
 KNOWN_CIRCLES = {
     # The model that a job of the C++ face has made, and the job that a model belongs to.
-    ("lamina/face/current", "lamina/face/model"),
+    ("lamina/frontend/current", "lamina/frontend/model"),
     # Recordings know nodes by the tracer's tree; the tracer turns recordings on.
-    ("lamina/face/recording", "lamina/face/tracer"),
+    ("lamina/frontend/recording", "lamina/frontend/tracer"),
     # A remote value has its calls fetch it; calls hand out remote values.
     ("lamina/remote/remote_calls", "lamina/remote/remote_value"),
     # The contract of references and the tensor that implements it, whose headers torch makes heavy.

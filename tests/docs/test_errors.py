@@ -15,9 +15,9 @@ MADE_ELSEWHERE = {
     "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
-    "lamina/face/model.cc": ["rank … built another model than rank 0"],
-    "lamina/face/model_step.cc": ["… cannot be split into … microbatches: its size …"],
-    "lamina/face/step.cc": ["… cannot be split into … microbatches: its size …"],
+    "lamina/frontend/model.cc": ["rank … built another model than rank 0"],
+    "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
+    "lamina/frontend/step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/launch/options.cc": [
         "--preload must name Python modules",
         "say what to run",

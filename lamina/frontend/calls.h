@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lamina/base/ids.h"
+#include "lamina/value/value.h"
+
+namespace torch::nn {
+class Module;
+}
+
+// Calls of a Child, from where they are made to where they run.
+namespace lamina::frontend {
+
+// [Note: call kinds] A module's forward may be overloaded, a template, or have default arguments. So what travels with
+// a remote call is which of them the caller's compiler chose: a number made of the types of module and arguments.
+// Every rank runs the same program, so every rank knows it, whether it makes that call or not.
+using Invoke = value::Value (*)(torch::nn::Module& module, value::Value arguments);
+
+// Makes `invoke` known under the number of `type`, the mangled name of its types; returns the number.
+std::int64_t add_call_kind(const char* type, Invoke invoke);
+
+// Throws base::UsageError for a number that this program does not know, or that stands for two kinds.
+Invoke call_kind(std::int64_t number);
+
+// What a module is to the calls of it: the modules that are called as a Child are those that can be owned.
+struct Called {
+  std::weak_ptr<torch::nn::Module> module;
+  std::optional<int> partition;  // by set_partition
+  std::optional<int> scope;      // by the Partition around it, which counts without auto_partition only
+  bool dynamic = false;
+};
+void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
+const Called* called(const torch::nn::Module* module);  // nullptr for what is no Child
+// Of what is a Child; both throw base::UsageError for any other module.
+void place(const torch::nn::Module* module, int partition);
+void vary(const torch::nn::Module* module);
+
+class Router;
+
+// Where a call goes.
+struct Place {
+  Router* router;
+  base::ModuleId id;
+  bool elsewhere;         // else it runs here, in the scope that enter() returns
+  bool anywhere = false;  // it runs where an argument lies that is not here
+};
+
+// Stands between the calls of Child modules and the modules. There is one at most.
+class Router {
+ public:
+  virtual ~Router() = default;
+  // Where a call of `module` goes; nothing where it is not this router's business.
+  virtual std::optional<Place> find(const torch::nn::Module* module) = 0;
+  virtual value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) = 0;
+
+  // What is kept while a call runs here.
+  struct Scope {
+    virtual ~Scope() = default;
+  };
+  virtual std::unique_ptr<Scope> enter(base::ModuleId id) = 0;
+  virtual bool wants_results() const { return false; }
+  virtual void returned(base::ModuleId, const value::Value&) {}
+};
+
+// True of an argument that stands for a value of another rank.
+bool lies_elsewhere(const at::Tensor& tensor);
+template <class T>
+bool lies_elsewhere(const T&) {
+  return false;
+}
+
+Router* router();
+void set_router(Router* router);  // nullptr: every call is torch's own
+
+}  // namespace lamina::frontend

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/current.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "lamina/frontend/calls.h"
+#include "lamina/frontend/model.h"
+#include "lamina/rendezvous/job_store.h"
+#include "lamina/runtime/streams.h"
+
+namespace lamina::frontend {
+namespace {
+
+Current* the_current = nullptr;
+int jobs = 0;  // so far
+
+session::FaceHooks hooks() {
+  return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
+}
+
+// The peers learn of the end of this process from the system, when it has ended. The session outlives all threads.
+void at_exit() {
+  if (the_current == nullptr) return;
+  set_router(nullptr);
+  the_current->session->job().tell_leaving("came to the end of its program");
+  the_current->session->job().leave();
+}
+
+}  // namespace
+
+Current::Current(config::Config config)
+    : session(std::make_unique<session::Session>(
+          std::move(config), environment::read_world(environment::process_environment()), hooks())) {
+  ++jobs;
+}
+Current::~Current() = default;
+
+const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(topology::Group group) {
+  auto& made = made_[group];
+  if (!made) {
+    if (!groups_) {
+      const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
+      groups_ = std::make_unique<collective::C10dGroups>(
+          session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr);
+    }
+    made = groups_->make(std::string(topology::name(group)), session->members(group));
+  }
+  return made;
+}
+
+Current& begin(config::Config config) {
+  [[maybe_unused]] static const int registered = std::atexit(at_exit);
+  the_current = new Current(std::move(config));
+  return *the_current;
+}
+
+void end() {
+  set_router(nullptr);
+  Current* const ending = std::exchange(the_current, nullptr);
+  ending->session->job().tell_leaving("called lamina::shutdown()");
+  if (ending->session->job().close(true)) delete ending;  // else a thread still works in it: it lives on
+}
+
+base::Call call_at(const std::string& name, const std::source_location& site) {
+  return {name, base::str(site.file_name(), ":", site.line()), name};
+}
+
+base::Patience patience(const session::Session& session, const std::string& name, const std::source_location& site) {
+  auto patience = session.patience();
+  patience.call = [=] { return call_at(name, site); };
+  return patience;
+}
+
+bool has_current() { return the_current != nullptr; }
+Current& current() {
+  if (the_current == nullptr) {
+    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first");
+  }
+  return *the_current;
+}
+
+void everywhere(const std::string& what) {
+  if (has_current()) the_current->session->require_everywhere(what);
+}
+
+Current& outside_step(const std::string& what) {
+  if (runtime::in_step()) {
+    throw base::UsageError(base::str(what,
+                                     " was called inside a step function, which runs once per microbatch and on one "
+                                     "rank of the pipeline only: call it before or after the step"));
+  }
+  return current();
+}
+
+}  // namespace lamina::frontend

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <source_location>
+
+#include "lamina/collective/c10d_groups.h"
+#include "lamina/collective/process_group.h"
+#include "lamina/frontend/when_cut.h"
+#include "lamina/session/session.h"
+
+namespace lamina::frontend {
+
+class Model;
+
+// What one init() started.
+struct Current {
+  explicit Current(config::Config config);
+  ~Current();
+
+  bool pipelined() const { return session->topology().size(topology::Group::kPp) > 1; }
+  // torch's group of these ranks, made the first time.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& group(topology::Group group);
+
+  std::unique_ptr<session::Session> session;
+  std::shared_ptr<Model> model;
+  std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
+
+ private:
+  std::unique_ptr<collective::C10dGroups> groups_;
+  std::map<topology::Group, c10::intrusive_ptr<c10d::ProcessGroup>> made_;
+};
+
+Current& begin(config::Config config);  // where there is none
+void end();                             // of the current one
+
+// Throws base::UsageError before begin().
+Current& current();
+bool has_current();
+
+// For waits of a call of `name`, which the user's code makes at `site`.
+base::Call call_at(const std::string& name, const std::source_location& site);
+base::Patience patience(const session::Session& session, const std::string& name, const std::source_location& site);
+
+// The current job; throws base::UsageError inside a step, where `what` is not allowed.
+Current& outside_step(const std::string& what);
+
+}  // namespace lamina::frontend

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/job.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lamina/base/log.h"
+#include "lamina/frontend/current.h"
+
+namespace lamina {
+namespace {
+
+void require_same(const config::Config& now, const config::Config& asked) {
+  const auto differences = config::differences(now, asked);
+  if (differences.empty()) return;
+  throw base::ConfigError(
+      base::str("init() was called before with another configuration; call shutdown() first to change it. Then and "
+                "now: ",
+                differences));
+}
+
+base::UsageError without_seed(const char* what) {
+  return base::UsageError(base::str(what, " needs the key `seed`; without it the state of torch's generator says"));
+}
+
+}  // namespace
+
+void init(Settings settings) {
+  std::string json;
+  for (const auto& [key, setting] : settings) {
+    json += base::str(json.empty() ? "" : ", ", config::show(std::string(key)), ": ", setting.json());
+  }
+  init("{" + json + "}");
+}
+
+void init(const std::string& json) {
+  const bool again = frontend::has_current();
+  if (again && json == "{}") return;
+  const auto environment = environment::process_environment();
+  const bool several = environment::read_world(environment).size > 1;
+  auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
+  if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
+  for (const auto& warning : parsed.warnings) base::log_warning(warning);
+  const auto& session = *frontend::begin(std::move(parsed.config)).session;
+  if (const int replicas = dp_size(); replicas > 1 && rank() == 0 && !session.config().ddp) {
+    base::log_warning(
+        base::str(replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
+  }
+}
+
+bool is_initialized() { return frontend::has_current(); }
+
+void shutdown() {
+  if (!frontend::has_current()) return;
+  frontend::outside_step("shutdown()");
+  frontend::end();
+}
+
+int rank() { return static_cast<int>(frontend::current().session->world().rank.value); }
+int size() { return frontend::current().session->world().size; }
+int local_rank() { return frontend::current().session->world().local_rank; }
+int rank_in(Group group) {
+  const auto& session = *frontend::current().session;
+  return session.topology().index(group, session.world().rank);
+}
+int size_of(Group group) { return frontend::current().session->topology().size(group); }
+int num_microbatches() { return frontend::current().session->config().microbatches; }
+
+std::uint64_t rng_step() {
+  const auto steps = frontend::outside_step("rng_step()").session->job().seeds().steps();
+  if (!steps) throw without_seed("rng_step()");
+  return *steps;
+}
+
+void set_rng_step(std::uint64_t steps) {
+  auto& seeds = frontend::outside_step("set_rng_step()").session->job().seeds();
+  if (!seeds.steps()) throw without_seed("set_rng_step()");
+  seeds.go_on_after(steps);
+}
+
+void barrier(Group group, CallSite site) {
+  auto& session = *frontend::outside_step("barrier()").session;
+  session.job().mailbox().barrier(session.members(group), frontend::patience(session, "lamina::barrier()", site));
+}
+
+std::vector<Value> all_gather(Group group, const Value& value, CallSite site) {
+  auto& session = *frontend::outside_step("all_gather()").session;
+  return session.job().mailbox().all_gather(session.members(group), value,
+                                            frontend::patience(session, "lamina::all_gather()", site));
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group) {
+  return frontend::outside_step("the first use of process_group()").group(group);
+}
+
+}  // namespace lamina

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <concepts>
+#include <initializer_list>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/config/scalar.h"
+#include "lamina/frontend/travel.h"
+#include "lamina/topology/topology.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+// The job that this process is in, from init to shutdown.
+namespace lamina {
+
+using topology::Group;
+
+// The value of a key of the configuration.
+class Setting {
+ public:
+  template <class T>
+    requires(std::integral<T> || std::floating_point<T> || std::convertible_to<T, std::string>)
+  Setting(const T& value) : value_(scalar(value)) {}
+  std::string json() const { return config::show(value_); }
+
+ private:
+  template <class T>
+  static config::Scalar scalar(const T& value) {
+    if constexpr (std::same_as<T, bool>) {
+      return value;
+    } else if constexpr (std::integral<T>) {
+      return static_cast<std::int64_t>(value);
+    } else if constexpr (std::floating_point<T>) {
+      return static_cast<double>(value);
+    } else {
+      return std::string(value);
+    }
+  }
+  config::Scalar value_;
+};
+
+using Settings = std::initializer_list<std::pair<const char*, Setting>>;
+
+// Starts lamina in this process; every process of the job calls it. The keys are those of docs/configuration.md:
+// init({{"partitions", 2}, {"microbatches", 4}}). The environment variable SM_HP_MP_PARAMETERS, when it says anything,
+// counts instead. A second call without configuration, or with the same, does nothing. In a job of one process degrees
+// above 1 become 1, with a warning. Throws ConfigError, with all that is wrong; PeerError and TimeoutError when the
+// ranks do not find each other.
+void init(Settings settings = {});
+void init(const std::string& json);  // the same as a JSON object
+bool is_initialized();
+
+// Ends what init started; every rank calls it, outside of steps. Afterwards init may be called again. A process that
+// ends without it ends well: its peers learn of it when it has.
+void shutdown();
+
+// This process among those of the job; all throw UsageError before init.
+int rank();
+int size();
+int local_rank();
+int rank_in(Group group);
+int size_of(Group group);
+inline int pp_rank() { return rank_in(Group::kPp); }
+inline int pp_size() { return size_of(Group::kPp); }
+inline int dp_rank() { return rank_in(Group::kDp); }
+inline int dp_size() { return size_of(Group::kDp); }
+int num_microbatches();
+
+// In a job with the key `seed`: how many steps have drawn random numbers, which say what the next one draws. A training
+// that goes on keeps it with its checkpoint and gives it back on every rank, before its first step. Both throw
+// UsageError without `seed`, where the state of torch's generator says.
+std::uint64_t rng_step();
+void set_rng_step(std::uint64_t steps);
+
+// Where the user's code calls a function, for messages.
+using CallSite = std::source_location;
+
+// Collective over the ranks of a group, outside of steps. Throw DesyncError where ranks wait in other calls for each
+// other.
+void barrier(Group group = Group::kWorld, CallSite site = CallSite::current());
+std::vector<Value> all_gather(Group group, const Value& value, CallSite site = CallSite::current());
+template <Travelling T>
+std::vector<T> all_gather(Group group, const T& value, CallSite site = CallSite::current()) {
+  std::vector<T> values;
+  for (const Value& one : all_gather(group, to_value(value), site)) values.push_back(from_value<T>(one));
+  return values;
+}
+
+// torch's process group of those ranks, for collectives on tensors of the CPU (Gloo). Made at the first call for a
+// group, which is collective over it. Needs no `ddp`.
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group);
+
+}  // namespace lamina

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/data_parallel/named_tensor.h"
+#include "lamina/data_parallel/passes.h"
+#include "lamina/frontend/first_call.h"
+#include "lamina/frontend/module_tree.h"
+#include "lamina/pipeline/backward_watch.h"
+
+namespace lamina {
+
+// How a DistributedModel treats gradients. Of ddp: after how many backward passes they are averaged over the replicas
+// (until then they add up on each), about how many MiB travel at a time, and whether buffers then get the values of
+// the first replica. A pass is a step in which there was a backward or, outside of steps, a backward; one that fails on
+// a replica fails on all.
+struct ModelOptions {
+  bool average_grads_across_microbatches = true;
+  int backward_passes_per_step = 1;
+  double bucket_cap_mb = 25;
+  bool broadcast_buffers = true;
+};
+
+namespace frontend {
+
+struct Current;
+class Routing;
+
+// What a step runs on.
+struct Batch {
+  int microbatches = 1;
+  std::string uneven;  // where that is fewer than configured: the error that a backward is
+};
+
+using NamedTensors = std::vector<data_parallel::NamedTensor>;
+
+// The job's model: who owns what of it, and what is done with all of it. Everything but a call of it, which needs its
+// type (distributed_model.h).
+class Model {
+ public:
+  Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options);
+  ~Model();
+
+  const ModuleTree& tree() const { return tree_; }
+  bool partitioned() const { return !owners_.empty(); }
+  // Throw base::UsageError before the model is partitioned.
+  int owner_of(int node) const;
+  bool owns(const Held& held) const { return owner_of(held.node) == partition_; }
+  const std::string& report() const;
+
+  // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
+  // that runs no step's body.
+  void begin_call();
+  // Whether that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
+  bool wants_first_call() const;
+  void first_call(Example example);
+
+  // Runs one step; see Job::run_step. Cuts the model, the first time.
+  std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
+
+  bool owns_tensor(const at::Tensor& tensor) const;  // of parameters; true for what is not the model's
+
+  // See DistributedModel.
+  void backward(const remote::Tensors& tensors, const remote::Tensors& gradients);
+  at::Tensor grad_norm(double norm_type, const std::source_location& site);
+  at::Tensor clip_grad_norm(double max_norm, double norm_type, const std::source_location& site);
+  // Collective over the pipeline.
+  std::vector<std::pair<std::string, at::Tensor>> state(const std::source_location& site);
+  void load(const std::map<std::string, at::Tensor>& state);
+
+ private:
+  void cut(const std::optional<Example>& example);
+  void keep_order();
+  std::vector<int> agree(const std::optional<Example>& example);
+  std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
+  std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
+  using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
+  Changeable changeable() const;  // by a backward: gradients
+  void give_values();
+  void let_go();
+
+  // Replicas: see [Note: passes].
+  void watch();          // from now on a backward is noticed by the gradients that it leaves
+  void note_gradient();  // a backward has reached a parameter
+  void end_backward();   // outside of steps
+  void fail_backward(const std::exception_ptr& error);
+  void fail_unseen_backward();  // the one before this, if it did not end
+  void count_call();
+  void finish_pass();
+  void reduce(const std::vector<int>& present);
+  NamedTensors own(const std::vector<Held>& all) const;
+  at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
+
+  Current& job_;
+  const ModelOptions options_;
+  const ModuleTree tree_;
+  const int partition_;
+  std::vector<int> owners_;     // by node; none before the model is cut
+  std::vector<bool> anywhere_;  // by node; see [Note: anywhere] in remote/anywhere.h
+  std::string report_;
+  std::shared_ptr<FirstCall> first_call_;
+  std::shared_ptr<Routing> routing_;
+  pipeline::BackwardWatch backward_watch_;
+  std::unique_ptr<data_parallel::Passes> passes_;         // with ddp and several replicas
+  std::shared_ptr<const std::function<void()>> noticed_;  // note_gradient(), for hooks that may outlive this
+  std::atomic<bool> in_step_ = false;
+  std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
+  std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
+  std::string uneven_;                  // of this step, see Batch
+  int passes_done_ = 0;
+};
+
+// Makes it the job's.
+void set_model(std::shared_ptr<Model> model);
+
+// The job's model; throws base::UsageError where there is none, and inside a step, where `what` is not allowed.
+Model& model_outside_step(const std::string& what);
+
+// A step's bodies: with the job's model, if there is one.
+std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
+
+}  // namespace frontend
+}  // namespace lamina

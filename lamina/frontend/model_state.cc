@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <set>
+
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/model.h"
+#include "lamina/frontend/travel.h"
+#include "lamina/model/state_exchange.h"
+#include "lamina/value/released.h"
+
+// What concerns all of a model between steps: the norm of its gradients, and its values.
+namespace lamina::frontend {
+
+using topology::Group;
+
+at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) {
+  return norm_of_gradients(norm_type, patience(*job_.session, "grad_norm()", site));
+}
+
+at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& patience) {
+  const at::NoGradGuard no_grad;
+  auto& session = *job_.session;
+  std::map<std::string, at::Tensor> norms;
+  for (const auto& [name, parameter] : own(tree_.parameters())) {
+    if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
+  }
+  const auto everyone = session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), patience);
+  for (const auto& one : everyone) norms.merge(from_value<std::map<std::string, at::Tensor>>(one));
+  std::vector<at::Tensor> ordered;  // as the model has them on every rank, so that all get the same bits
+  for (const auto& held : tree_.parameters()) {
+    if (const auto found = norms.find(held.name); found != norms.end()) ordered.push_back(found->second);
+  }
+  if (ordered.empty()) return at::zeros({});
+  return at::linalg_vector_norm(at::stack(ordered), norm_type);
+}
+
+at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor total = norm_of_gradients(norm_type, patience(*job_.session, "clip_grad_norm_()", site));
+  const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
+  for (const auto& [name, parameter] : own(tree_.parameters())) {
+    if (parameter.grad().defined()) parameter.grad().mul_(factor);
+  }
+  return total;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_location& site) {
+  auto& session = *job_.session;
+  std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
+  if (!job_.pipelined() || !partitioned()) {
+    for (auto& [name, tensor] : state) tensor = tensor.detach();
+    return state;
+  }
+  const auto all = tree_.tensors();
+  std::vector<model::Entry> entries;
+  for (const auto& held : all) {
+    const bool mine = owns(held);
+    entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
+  }
+  const auto tensors = model::gather(entries, session.members(Group::kPp), session.job().mailbox(),
+                                     patience(session, "state_dict()", site));
+  std::map<const void*, at::Tensor> values;
+  for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
+  for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
+  return state;
+}
+
+void Model::load(const std::map<std::string, at::Tensor>& state) {
+  std::string wrong;
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : tree_.named()) {
+    known.insert(name);
+    const auto found = state.find(name);
+    if (found == state.end()) {
+      wrong += base::str("\n", name, " is missing");
+    } else if (found->second.sizes() != tensor.sizes()) {
+      wrong += base::str("\n", name, " has the shape ", found->second.sizes(), ", the model's ", tensor.sizes());
+    }
+  }
+  for (const auto& [name, tensor] : state) {
+    if (!known.contains(name)) wrong += base::str("\n", name, " is nothing of the model's");
+  }
+  if (!wrong.empty()) throw base::UsageError("load_state_dict(): the state is not this model's:" + wrong);
+  const at::NoGradGuard no_grad;
+  for (auto [name, tensor] : tree_.named()) {
+    if (!value::is_released(tensor)) tensor.copy_(state.at(name));
+  }
+}
+
+}  // namespace lamina::frontend

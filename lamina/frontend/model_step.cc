@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/core/GradMode.h>
+
+#include "lamina/base/error.h"
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/model.h"
+#include "lamina/frontend/routing.h"
+#include "lamina/runtime/streams.h"
+
+// What a model does in steps.
+namespace lamina::frontend {
+namespace {
+
+using value::Value;
+
+std::vector<Value> run_here(session::Session& session, int microbatches, const pipeline::Job::Body& body) {
+  std::vector<Value> outputs;
+  session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
+  return outputs;
+}
+
+}  // namespace
+
+void set_model(std::shared_ptr<Model> model) { current().model = std::move(model); }
+
+Model& model_outside_step(const std::string& what) {
+  const auto& job = outside_step(what);
+  if (job.model == nullptr) throw base::UsageError(base::str(what, " without a DistributedModel"));
+  return *job.model;
+}
+
+std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
+  auto& job = outside_step("a step function");
+  if (job.model != nullptr) return job.model->run_step(batch, body, call);
+  if (!job.pipelined()) return run_here(*job.session, batch.microbatches, body);
+  return job.session->job().run_step(batch.microbatches, body, [] {}, call);
+}
+
+void Model::begin_call() {
+  if (!has_current() || current().model.get() != this) return;  // the job was shut down: it is called as it is
+  if (runtime::in_step()) return;
+  if (job_.pipelined()) {
+    throw base::UsageError(
+        "the model was called outside a step; with more than one partition call it inside a function made by "
+        "lamina::step, in the thread that runs its body");
+  }
+  if (in_step_) return;  // a thread of the body's own
+  fail_unseen_backward();
+  count_call();
+}
+
+bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
+void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
+
+std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
+  auto& job = job_.session->job();
+  fail_unseen_backward();
+  count_call();
+  const bool trains = c10::GradMode::is_enabled();
+  remote::Tensors parameters;
+  if (job.leads() && !backward_watch_.over()) {
+    for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
+  }
+  backward_watch_.begin_step(parameters, job.backwards());
+  // The ranks that follow hear from the leading one whether there was a backward.
+  const auto noted = [this, &job, before = job.backwards(), &body](base::Microbatch microbatch) -> Value {
+    const auto found = uneven_.empty() ? Changeable() : changeable();
+    auto output = body(microbatch);
+    if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_);
+    return value::Tuple{{std::move(output), passed_ || job.backwards() != before}};
+  };
+  std::vector<Value> outputs;
+  passed_ = false;
+  uneven_ = batch.uneven;
+  in_step_ = true;
+  try {
+    outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted, call)
+                               : run_here(*job_.session, batch.microbatches, noted);
+  } catch (...) {
+    in_step_ = false;
+    // It is not known whether it would have had a backward.
+    if (passes_ && trains) passes_->fail(std::current_exception());
+    throw;
+  }
+  in_step_ = false;
+  if (job.leads()) backward_watch_.end_step(parameters, job.backwards());
+  bool passed = false;
+  for (auto& output : outputs) {
+    auto& parts = output.as<value::Tuple>().items;
+    passed = passed || parts.at(1).as<bool>();
+    output = Value(std::move(parts.at(0)));
+  }
+  if (passed) finish_pass();
+  return outputs;
+}
+
+Model::Changeable Model::changeable() const {
+  Changeable found{{nullptr, job_.session->job().backwards()}};
+  for (const auto& held : tree_.parameters()) {
+    const auto gradient = held.tensor.grad();
+    if (gradient.defined()) found.emplace_back(gradient.unsafeGetTensorImpl(), gradient._version());
+  }
+  return found;
+}
+
+std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
+  auto& job = job_.session->job();
+  const auto& config = job_.session->config();
+  std::vector<std::string> names;
+  remote::Tensors tensors;
+  for (const auto& held : tree_.tensors()) {
+    names.push_back(held.name);
+    tensors.push_back(held.tensor);
+  }
+  job.watch_flags(std::move(names), std::move(tensors));
+  if (partitioned()) {
+    keep_order();  // a BatchNorm's momentum may be another now
+    return job.run_step(microbatches, body, [] {}, call);
+  }
+  const bool traced = config.auto_partition && !config.skip_tracing;
+  if (traced && job.leads()) return run_first(microbatches, body, call);
+  try {
+    cut(std::nullopt);
+  } catch (const base::DesyncError&) {
+    throw;  // the leading rank is in no step
+  } catch (const base::Error&) {
+    if (traced) job.run_step(microbatches, body, [] {}, call);  // the leading rank is in it, and ends it with this
+    throw;
+  }
+  return job.run_step(microbatches, body, [] {}, call);
+}
+
+std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
+  first_call_ =
+      std::make_shared<FirstCall>([this](const auto& example) { cut(example); }, job_.session->patience().timeout);
+  set_router(first_call_.get());
+  try {
+    return job_.session->job().run_step(
+        microbatches, first_call_->around(body), [this] { first_call_->serve(); }, call);
+  } catch (...) {
+    if (!partitioned()) set_router(nullptr);
+    throw;
+  }
+}
+
+void Model::backward(const remote::Tensors& tensors, const remote::Tensors& gradients) {
+  if (!has_current() || current().model.get() != this) {
+    throw base::UsageError("backward of a DistributedModel whose job was shut down");
+  }
+  if (tensors.size() < gradients.size()) {
+    throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
+  }
+  const bool inside = runtime::in_step();
+  if (inside && !uneven_.empty()) throw base::UsageError(uneven_);
+  passed_ = true;
+  backward_watch_.announce();
+  const int count = job_.session->config().microbatches;
+  const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
+  if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
+  try {
+    remote::run_backward(tensors, gradients, scale);
+  } catch (...) {
+    if (!inside && passed_) fail_backward(std::current_exception());
+    throw;
+  }
+}
+
+}  // namespace lamina::frontend

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <vector>
+
+#include "lamina/frontend/when_cut.h"
+
+namespace lamina {
+
+namespace frontend {
+void trim(torch::optim::Optimizer& optimizer, const Owns& owns);
+void check_optimizer(const torch::optim::Optimizer& optimizer);
+}  // namespace frontend
+
+// An optimizer of the whole model, made one of this rank's part of it: when the model is cut, parameters that other
+// ranks own leave its groups. Any of torch's, made of DistributedModel::parameters():
+//
+//     lamina::DistributedOptimizer adamw(torch::optim::AdamW(model.parameters(), options));
+//     lamina::DistributedOptimizer adamw(std::make_unique<torch::optim::AdamW>(model.parameters(), options));
+//
+// One that measures all parameters at once (LBFGS) is refused with more than one partition: base::UsageError. So is any
+// use of it inside a step function, whose body one rank alone runs.
+template <class Optimizer>
+class DistributedOptimizer {
+ public:
+  explicit DistributedOptimizer(std::unique_ptr<Optimizer> optimizer)
+      : optimizer_(std::move(optimizer)),
+        trim_(
+            std::make_shared<frontend::Trim>([kept = optimizer_](const auto& owns) { frontend::trim(*kept, owns); })) {
+    frontend::check_optimizer(*optimizer_);
+    frontend::when_cut(trim_);
+  }
+  explicit DistributedOptimizer(Optimizer&& optimizer)
+      : DistributedOptimizer(std::make_unique<Optimizer>(std::move(optimizer))) {}
+
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) {
+    return checked("optimizer.step()").step(std::move(closure));
+  }
+  void zero_grad(bool set_to_none = true) { checked("optimizer.zero_grad()").zero_grad(set_to_none); }
+  // This rank's part of them.
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups() { return optimizer_->param_groups(); }
+
+  Optimizer& operator*() { return checked("the use of an optimizer"); }
+  Optimizer* operator->() { return &checked("the use of an optimizer"); }
+
+ private:
+  Optimizer& checked(const char* what) {
+    frontend::everywhere(what);
+    return *optimizer_;
+  }
+
+  std::shared_ptr<Optimizer> optimizer_;
+  std::shared_ptr<frontend::Trim> trim_;
+};
+
+}  // namespace lamina

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/recording.h"
+
+#include <algorithm>
+
+namespace lamina::frontend {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+thread_local Recording* recording = nullptr;
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) : 0;
+}
+
+template <class Visit>
+void for_each_tensor_of(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (tensor.defined()) visit(tensor);
+    }
+  }
+}
+
+const void* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+}  // namespace
+
+struct Recording::Popped : Router::Scope {
+  explicit Popped(Recording& run) : run(run) {}
+  ~Popped() override { run.pop(); }
+  Recording& run;
+};
+
+Recording::Recording(const ModuleTree& tree)
+    : tree_(tree),
+      costs_(tree.nodes().size()),
+      outer_(router()),
+      handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begins, &ends)
+                                             .needsInputs(true)
+                                             .needsOutputs(true)
+                                             .scopes({at::RecordScope::FUNCTION}))) {
+  recording = this;
+  set_router(this);
+  push(0);
+}
+
+Recording::~Recording() {
+  set_router(outer_);
+  recording = nullptr;
+  at::removeCallback(handle_);
+}
+
+std::vector<Cost> Recording::finish() {
+  pass_time();
+  return std::move(costs_);
+}
+
+std::optional<Place> Recording::find(const torch::nn::Module* module) {
+  const int node = tree_.node(module);
+  if (recording != this || node < 0) return std::nullopt;
+  return Place{this, base::ModuleId(node), /*elsewhere=*/false};
+}
+
+std::unique_ptr<Router::Scope> Recording::enter(base::ModuleId id) {
+  push(static_cast<int>(id.value));
+  return std::make_unique<Popped>(*this);
+}
+
+void Recording::returned(base::ModuleId id, const value::Value& result) {
+  latest_bytes_ = 0;
+  value::for_each_tensor(result, [&](const at::Tensor& tensor) { latest_bytes_ += bytes_of(tensor); });
+  costs_[id.value].output_bytes += latest_bytes_;
+}
+
+void Recording::push(int node) {
+  pass_time();
+  hand_on();
+  stack_.push_back(node);
+  if (!costs_[node].order) costs_[node].order = calls_++;
+  ++costs_[node].calls;
+  begin_stretch();
+}
+
+void Recording::pop() {
+  pass_time();
+  hand_on();
+  stack_.pop_back();
+}
+
+void Recording::begin_stretch() {
+  costs_[stack_.back()].stretches.push_back({.at = stretches_++});
+  in_stretch_ = true;
+}
+
+void Recording::hand_on() {
+  if (in_stretch_) costs_[stack_.back()].stretches.back().value_bytes = latest_bytes_;
+  in_stretch_ = false;
+}
+
+void Recording::pass_time() {
+  const auto now = Clock::now();
+  if (!stack_.empty()) {
+    Cost& cost = costs_[stack_.back()];
+    const double passed_us = std::chrono::duration<double, std::micro>(now - since_).count();
+    cost.forward_us += passed_us;
+    if (in_stretch_) cost.stretches.back().forward_us += passed_us;
+  }
+  since_ = now;
+}
+
+std::unique_ptr<at::ObserverContext> Recording::begins(const at::RecordFunction& operation) {
+  if (recording != nullptr) recording->note_inputs(operation);
+  return nullptr;
+}
+
+void Recording::ends(const at::RecordFunction& operation, at::ObserverContext*) {
+  if (recording != nullptr) recording->note_outputs(operation);
+}
+
+void Recording::note_inputs(const at::RecordFunction& operation) {
+  const bool outermost = depth_++ == 0;
+  if (outermost) {
+    counted_.clear();
+    pass_time();
+    if (!in_stretch_) begin_stretch();
+    costs_[stack_.back()].stretches.back().works = true;
+  }
+  for (const c10::IValue& input : operation.inputs()) {
+    for_each_tensor_of(input, [&](const at::Tensor& tensor) {
+      if (outermost) counted_.insert(memory_of(tensor));
+      const auto holders = tree_.holders(tensor);
+      if (std::ranges::find(holders, stack_.back()) != holders.end()) return;
+      costs_[stack_.back()].reads.insert(holders.begin(), holders.end());
+    });
+  }
+}
+
+// What is neither a view nor written in place, once where one operation is made of others.
+void Recording::note_outputs(const at::RecordFunction& operation) {
+  const bool outermost = --depth_ == 0;
+  if (outermost) latest_bytes_ = 0;
+  for (const c10::IValue& output : operation.outputs()) {
+    for_each_tensor_of(output, [&](const at::Tensor& tensor) {
+      if (outermost) latest_bytes_ += bytes_of(tensor);
+      if (counted_.insert(memory_of(tensor)).second) costs_[stack_.back()].activation_bytes += bytes_of(tensor);
+    });
+  }
+}
+
+}  // namespace lamina::frontend

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "lamina/frontend/calls.h"
+#include "lamina/frontend/tracer.h"
+
+namespace lamina::frontend {
+
+// One run of a model in this thread, while it lives: what happens belongs to the innermost node that runs.
+class Recording : public Router {
+ public:
+  explicit Recording(const ModuleTree& tree);
+  ~Recording() override;
+
+  std::vector<Cost> finish();
+
+  std::optional<Place> find(const torch::nn::Module* module) override;
+  value::Value call(base::ModuleId, std::int64_t, value::Value) override { return {}; }  // nothing is elsewhere
+  std::unique_ptr<Scope> enter(base::ModuleId id) override;
+  bool wants_results() const override { return true; }
+  void returned(base::ModuleId id, const value::Value& result) override;
+
+ private:
+  struct Popped;
+  void push(int node);
+  void pop();
+  void pass_time();
+  void begin_stretch();
+  void hand_on();
+  void note_inputs(const at::RecordFunction& operation);
+  void note_outputs(const at::RecordFunction& operation);
+  static std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& operation);
+  static void ends(const at::RecordFunction& operation, at::ObserverContext*);
+
+  const ModuleTree& tree_;
+  std::vector<Cost> costs_;
+  Router* const outer_;
+  const at::CallbackHandle handle_;
+  std::vector<int> stack_;
+  std::chrono::steady_clock::time_point since_;
+  int calls_ = 0;
+  int stretches_ = 0;
+  bool in_stretch_ = false;                  // else the innermost node has done nothing since a call of it ended
+  std::int64_t latest_bytes_ = 0;            // of what the latest operation or module returned
+  int depth_ = 0;                            // operations in operations
+  std::unordered_set<const void*> counted_;  // memory that the outermost operation got or made
+};
+
+}  // namespace lamina::frontend

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lamina/frontend/job.h"
+#include "lamina/frontend/model.h"
+#include "lamina/frontend/step_output.h"
+#include "lamina/frontend/travel.h"
+
+namespace lamina {
+
+// An argument of a step that every microbatch gets whole.
+template <class T>
+struct Whole {
+  const T& held;
+};
+template <class T>
+Whole<T> whole(const T& held) {
+  return {held};
+}
+
+// An argument whose tensors are split along another axis than 0.
+template <class T>
+struct Along {
+  const T& held;
+  std::int64_t axis;
+};
+template <class T>
+Along<T> along(std::int64_t axis, const T& held) {
+  return {held, axis};
+}
+
+namespace frontend {
+
+// An argument of a call, as far as it is to be split.
+struct Argument {
+  std::optional<Value> batch;  // nothing: whole to each
+  std::int64_t axis = 0;
+};
+template <class T>
+Argument argument_of(const T& held) {
+  if constexpr (Travelling<T>) {
+    return {to_value(held)};
+  } else {
+    return {};
+  }
+}
+template <class T>
+Argument argument_of(const Whole<T>&) {
+  return {};
+}
+template <class T>
+Argument argument_of(const Along<T>& argument) {
+  return {argument_of(argument.held).batch, argument.axis};
+}
+
+// What was said of the batches of a step function, which is said once.
+struct Said {
+  std::atomic<bool> split = false, nothing = false, fewer = false;
+};
+
+// Into how many microbatches the arguments are split: as many as configured or, where they cannot be, the most that
+// they can. On ranks that follow, whose arguments are not looked at, as many as configured.
+Batch batch_of(const std::vector<Argument>& arguments, Said& said);
+
+// The part of `argument`, the step's argument number `place`, that a microbatch gets: of each tensor in it an equal
+// piece along the axis, a view; 0-dimensional ones, and all else, whole. Throws base::UsageError for a tensor that
+// cannot be split so.
+Value split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis, int place);
+// Detached from their graphs.
+Value detached(Value output);
+// How messages name a step function, and ranks compare it.
+base::Call step_call(const std::string& name, const CallSite& site);
+
+// An argument for one microbatch.
+template <class T>
+T part_of(const T& held, base::Microbatch microbatch, int microbatches, int place, std::int64_t axis = 0) {
+  if constexpr (Travelling<T>) {
+    return from_value<T>(split(to_value(held), microbatch, microbatches, axis, place));
+  } else {
+    return held;
+  }
+}
+template <class T>
+T part_of(const Whole<T>& argument, base::Microbatch, int, int) {
+  return argument.held;
+}
+template <class T>
+T part_of(const Along<T>& argument, base::Microbatch microbatch, int microbatches, int place) {
+  return part_of(argument.held, microbatch, microbatches, place, argument.axis);
+}
+
+}  // namespace frontend
+
+// The part of a training loop that runs once per microbatch; see step().
+template <class Function>
+class StepFunction {
+ public:
+  StepFunction(Function function, base::Call call) : function_(std::move(function)), call_(std::move(call)) {}
+
+  template <class... Args>
+  auto operator()(const Args&... args) const {
+    return run(std::index_sequence_for<Args...>(), args...);
+  }
+
+ private:
+  template <std::size_t... I, class... Args>
+  auto run(std::index_sequence<I...>, const Args&... args) const {
+    using Result = decltype(function_(frontend::part_of(args, base::Microbatch(0), 1, 0)...));
+    const auto batch = frontend::batch_of({frontend::argument_of(args)...}, *said_);
+    [[maybe_unused]] const int count = batch.microbatches;
+    const auto call = [&]([[maybe_unused]] base::Microbatch microbatch) {
+      return function_(frontend::part_of(args, microbatch, count, static_cast<int>(I))...);
+    };
+    if constexpr (std::is_void_v<Result>) {
+      frontend::run_step(
+          batch,
+          [&](base::Microbatch microbatch) -> Value {
+            call(microbatch);
+            return {};
+          },
+          call_);
+    } else {
+      const auto outputs = frontend::run_step(
+          batch, [&](base::Microbatch microbatch) { return frontend::detached(to_value(Result(call(microbatch)))); },
+          call_);
+      std::vector<std::decay_t<Result>> results;
+      for (const Value& output : outputs) results.push_back(from_value<std::decay_t<Result>>(output));
+      return merge(std::move(results));
+    }
+  }
+
+  Function function_;
+  base::Call call_;
+  std::shared_ptr<frontend::Said> said_ = std::make_shared<frontend::Said>();
+};
+
+// Makes a function a step function. Calling it splits the tensors among its arguments into microbatches along axis 0
+// (whole() and along() say otherwise; the first call says what it found) and runs the function once for each, on the
+// rank of partition 0. A batch that cannot be split evenly has fewer microbatches, and a backward of it is an error.
+// The other ranks of the pipeline call it as well, and run what they own of the model; their arguments are not looked
+// at. All of them get the results, detached: a StepOutput in the place of each tensor that the function returns
+// (step_output.h). What the function, or a module on any rank, throws is thrown on every rank of the pipeline.
+//
+// The function runs in other threads than the caller's, one at a time. What it writes outside of itself it writes on
+// one rank only.
+//
+// `name` is what the ranks of a pipeline compare as they enter a step: another one there is a DesyncError on all of
+// them. Without one it is the place where step() is called.
+template <class Function>
+StepFunction<Function> step(Function function, const std::string& name = {}, CallSite site = CallSite::current()) {
+  return StepFunction<Function>(std::move(function), frontend::step_call(name, site));
+}
+
+}  // namespace lamina
