@@ -107,7 +107,7 @@ class DistributedModel {
   std::vector<std::pair<std::string, at::Tensor>> local(const std::vector<frontend::Held>& all) const {
     std::vector<std::pair<std::string, at::Tensor>> mine;
     for (const auto& held : all) {
-      if (model_->owns(held)) mine.emplace_back(held.name, held.tensor);
+      if (model_->table().whole_here(held.tensor)) mine.emplace_back(held.name, held.tensor);
     }
     return mine;
   }

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <sstream>
 
 #include "lamina/base/log.h"
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/frontend/travel.h"
-#include "lamina/model/state_exchange.h"
+#include "lamina/model/agreement.h"
+#include "lamina/model/values.h"
 #include "lamina/plan/configured.h"
 #include "lamina/value/released.h"
 
@@ -18,25 +18,6 @@ namespace lamina::frontend {
 namespace {
 
 using topology::Group;
-
-// What a rank says of its model before it is cut; what the first rank says counts.
-Value statement(const std::string& description, const std::string& error, const std::string& table,
-                const std::vector<int>& owners, const std::vector<int>& anywhere) {
-  return to_value(std::tuple(description, error, table, owners, anywhere));
-}
-
-std::string first_difference(const std::string& first, const std::string& other) {
-  std::istringstream expected(first), found(other);
-  std::string a, b;
-  while (true) {
-    const bool more = static_cast<bool>(std::getline(expected, a)),
-               and_more = static_cast<bool>(std::getline(found, b));
-    if (!more && !and_more) return "";
-    if (a != b || more != and_more) {
-      return base::str(and_more ? b : "nothing", " instead of ", more ? a : "nothing");
-    }
-  }
-}
 
 // Nothing where the model throws: it will do so again in the step, whose error that is.
 std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& example) {
@@ -72,7 +53,6 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
       tree_(std::move(root)),
-      partition_(static_cast<int>(job_.session->partition().value)),
       backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
       noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
@@ -91,9 +71,9 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
 
 Model::~Model() = default;
 
-int Model::owner_of(int node) const {
+const model::ParameterTable& Model::table() const {
   if (!partitioned()) throw before_partition();
-  return owners_[node];
+  return *table_;
 }
 
 const std::string& Model::report() const {
@@ -105,9 +85,9 @@ const std::string& Model::report() const {
 
 std::vector<int> Model::agree(const std::optional<Example>& example) {
   auto& session = *job_.session;
-  const std::string description = tree_.description();
-  std::string error, table;
-  std::vector<int> owners(tree_.size()), anywhere;
+  model::Statement statement{tree_.description()};
+  using Word = std::tuple<std::string, std::vector<int>, std::vector<int>>;
+  auto [table, owners, anywhere] = Word("", std::vector<int>(tree_.size()), {});
   if (session.world().rank == base::Rank(0)) {
     try {
       std::optional<std::vector<Cost>> costs;
@@ -125,36 +105,29 @@ std::vector<int> Model::agree(const std::optional<Example>& example) {
         if (rows[row].anywhere) anywhere.push_back(nodes[row]);
       }
     } catch (const std::exception& wrong) {
-      error = wrong.what();
+      statement.error = wrong.what();
     }
+    statement.word = to_value(Word(table, owners, anywhere));
   }
-  const auto everyone = session.job().mailbox().all_gather(
-      session.members(Group::kWorld), statement(description, error, table, owners, anywhere), session.patience());
-  using Statement = std::tuple<std::string, std::string, std::string, std::vector<int>, std::vector<int>>;
-  const auto first = from_value<Statement>(everyone.front());
-  if (!std::get<1>(first).empty()) throw base::ConfigError(std::get<1>(first));
-  for (std::size_t rank = 1; rank < everyone.size(); ++rank) {
-    const auto different = first_difference(std::get<0>(first), std::get<0>(from_value<Statement>(everyone[rank])));
-    if (different.empty()) continue;
-    throw base::UsageError(base::str("rank ", rank, " built another model than rank 0: ", different));
-  }
-  report_ = std::get<2>(first);
+  const auto words =
+      model::agree(statement, session.members(Group::kWorld), session.job().mailbox(), session.patience());
+  std::tie(report_, owners, anywhere) = from_value<Word>(words.front());
   if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(report_.c_str(), stderr);
   anywhere_.assign(tree_.size(), false);
-  for (const int node : std::get<4>(first)) anywhere_[node] = true;
-  return std::get<3>(first);
+  for (const int node : anywhere) anywhere_[node] = true;
+  return owners;
 }
 
 void Model::cut(const std::optional<Example>& example) {
-  owners_ = agree(example);
+  const auto owners = agree(example);
+  table_ = make_table(owners);
   give_values();
-  let_go();
   for (const auto& weak : job_.trims) {
-    if (const auto trim = weak.lock()) (*trim)([this](const at::Tensor& tensor) { return owns_tensor(tensor); });
+    if (const auto trim = weak.lock()) (*trim)([this](const at::Tensor& tensor) { return table_->whole_here(tensor); });
   }
   if (job_.pipelined()) keep_order();
   watch();
-  routing_ = std::make_shared<Routing>(tree_, owners_, anywhere_, *job_.session);
+  routing_ = std::make_shared<Routing>(tree_, owners, anywhere_, *job_.session);
   set_router(routing_.get());
 }
 
@@ -178,34 +151,32 @@ void Model::keep_order() {
   job.set_statistics(std::move(here));
 }
 
-bool Model::owns_tensor(const at::Tensor& tensor) const {
-  for (const auto& held : tree_.parameters()) {
-    if (held.tensor.is_same(tensor)) return owns(held);
-  }
-  return true;  // no business of the model's
+model::ParameterTable Model::make_table(const std::vector<int>& owners) const {
+  const auto& topology = job_.session->topology();
+  std::vector<model::Parameter> rows;
+  const auto add = [&](const std::vector<Held>& all, bool buffers) {
+    for (const auto& held : all) {
+      rows.push_back(model::whole_in(base::Partition(owners[held.node]), held.name, held.tensor, buffers,
+                                     topology.size(Group::kDp)));
+    }
+  };
+  add(tree_.parameters(), false);
+  add(tree_.buffers(), true);
+  return {std::move(rows), job_.session->partition(), topology.size(Group::kPp)};
 }
 
 void Model::give_values() {
   auto& session = *job_.session;
-  if (session.world().size == 1) return;
-  std::vector<model::Entry> entries;
-  for (const auto& held : tree_.tensors()) entries.push_back({held.name, held.tensor, owns(held)});
-  model::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
-                     session.patience());
-}
-
-void Model::let_go() {
-  for (auto& held : tree_.tensors()) {
-    if (owns(held)) continue;
-    const int owner = owner_of(held.node);
-    value::release(
-        held.tensor,
-        base::str(held.name, " lives in partition ", owner, " on rank ", job_.session->owner(base::Partition(owner)),
-                  "; it was used on rank ", job_.session->world().rank,
-                  ": call its module as a lamina::Child, or place its user in the same partition with "
-                  "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
-                  "steps: local_parameters() has those that are here, state_dict() all values on every rank"));
-  }
+  const auto why = [&session](const model::Parameter& row) {
+    const auto partition = row.layout.partition;
+    return base::str(row.layout.name, " lives in partition ", partition, " on rank ", session.owner(partition),
+                     "; it was used on rank ", session.world().rank,
+                     ": call its module as a lamina::Child, or place its user in the same partition with "
+                     "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
+                     "steps: local_parameters() has those that are here, state_dict() all values on every rank");
+  };
+  model::give_values(table(), session.members(Group::kWorld), session.job().mailbox(), session.patience(),
+                     {nullptr, why});
 }
 
 }  // namespace lamina::frontend

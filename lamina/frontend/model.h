@@ -15,6 +15,7 @@
 #include "lamina/data_parallel/passes.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backward_watch.h"
 
 namespace lamina {
@@ -51,10 +52,9 @@ class Model {
   ~Model();
 
   const ModuleTree& tree() const { return tree_; }
-  bool partitioned() const { return !owners_.empty(); }
+  bool partitioned() const { return table_.has_value(); }
   // Throw base::UsageError before the model is partitioned.
-  int owner_of(int node) const;
-  bool owns(const Held& held) const { return owner_of(held.node) == partition_; }
+  const model::ParameterTable& table() const;
   const std::string& report() const;
 
   // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
@@ -67,8 +67,6 @@ class Model {
   // Runs one step; see Job::run_step. Cuts the model, the first time.
   std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
 
-  bool owns_tensor(const at::Tensor& tensor) const;  // of parameters; true for what is not the model's
-
   // See DistributedModel.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients);
   at::Tensor grad_norm(double norm_type, const std::source_location& site);
@@ -80,13 +78,14 @@ class Model {
  private:
   void cut(const std::optional<Example>& example);
   void keep_order();
+  // The partition of each node.
   std::vector<int> agree(const std::optional<Example>& example);
   std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
   std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
   using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
   Changeable changeable() const;  // by a backward: gradients
+  model::ParameterTable make_table(const std::vector<int>& owners) const;
   void give_values();
-  void let_go();
 
   // Replicas: see [Note: passes].
   void watch();          // from now on a backward is noticed by the gradients that it leaves
@@ -97,15 +96,14 @@ class Model {
   void count_call();
   void finish_pass();
   void reduce(const std::vector<int>& present);
-  NamedTensors own(const std::vector<Held>& all) const;
+  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
 
   Current& job_;
   const ModelOptions options_;
   const ModuleTree tree_;
-  const int partition_;
-  std::vector<int> owners_;     // by node; none before the model is cut
-  std::vector<bool> anywhere_;  // by node; see [Note: anywhere] in remote/anywhere.h
+  std::optional<model::ParameterTable> table_;  // none before the model is cut
+  std::vector<bool> anywhere_;                  // by node; see [Note: anywhere] in remote/anywhere.h
   std::string report_;
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

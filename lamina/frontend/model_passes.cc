@@ -83,7 +83,7 @@ void Model::reduce(const std::vector<int>& present) {
 NamedTensors Model::own(const std::vector<Held>& all) const {
   NamedTensors mine;
   for (const auto& held : all) {
-    if (owns(held)) mine.push_back({held.name, held.tensor});
+    if (table().whole_here(held.tensor)) mine.push_back({held.name, held.tensor});
   }
   return mine;
 }

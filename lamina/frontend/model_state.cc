@@ -9,7 +9,8 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/travel.h"
-#include "lamina/model/state_exchange.h"
+#include "lamina/model/norm.h"
+#include "lamina/model/values.h"
 #include "lamina/value/released.h"
 
 // What concerns all of a model between steps: the norm of its gradients, and its values.
@@ -22,20 +23,12 @@ at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) 
 }
 
 at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& patience) {
-  const at::NoGradGuard no_grad;
   auto& session = *job_.session;
-  std::map<std::string, at::Tensor> norms;
-  for (const auto& [name, parameter] : own(tree_.parameters())) {
-    if (parameter.grad().defined()) norms[name] = at::linalg_vector_norm(parameter.grad(), norm_type);
-  }
-  const auto everyone = session.job().mailbox().all_gather(session.members(Group::kPp), to_value(norms), patience);
-  for (const auto& one : everyone) norms.merge(from_value<std::map<std::string, at::Tensor>>(one));
-  std::vector<at::Tensor> ordered;  // as the model has them on every rank, so that all get the same bits
-  for (const auto& held : tree_.parameters()) {
-    if (const auto found = norms.find(held.name); found != norms.end()) ordered.push_back(found->second);
-  }
-  if (ordered.empty()) return at::zeros({});
-  return at::linalg_vector_norm(at::stack(ordered), norm_type);
+  std::vector<model::Measured> gradients;
+  for (const auto& held : tree_.parameters()) gradients.emplace_back(held.tensor, held.tensor.grad());
+  const auto norms =
+      model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.job().mailbox(), patience);
+  return norms.empty() ? at::zeros({}) : at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
 at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
@@ -55,16 +48,10 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
     for (auto& [name, tensor] : state) tensor = tensor.detach();
     return state;
   }
-  const auto all = tree_.tensors();
-  std::vector<model::Entry> entries;
-  for (const auto& held : all) {
-    const bool mine = owns(held);
-    entries.push_back({held.name, mine ? held.tensor : at::Tensor(), mine});
-  }
-  const auto tensors = model::gather(entries, session.members(Group::kPp), session.job().mailbox(),
+  const auto tensors = model::gather(table(), session.members(Group::kPp), session.job().mailbox(),
                                      patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
-  for (std::size_t i = 0; i < all.size(); ++i) values[all[i].tensor.unsafeGetTensorImpl()] = tensors[i];
+  for (std::size_t i = 0; i < tensors.size(); ++i) values[table().all()[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
   return state;
 }

@@ -31,7 +31,7 @@ void when_cut(const std::shared_ptr<Trim>& trim) {
   auto& job = outside_step("DistributedOptimizer()");
   job.trims.push_back(trim);
   if (job.model == nullptr || !job.model->partitioned()) return;
-  (*trim)([&job](const at::Tensor& tensor) { return job.model->owns_tensor(tensor); });
+  (*trim)([&job](const at::Tensor& tensor) { return job.model->table().whole_here(tensor); });
 }
 
 }  // namespace lamina::frontend

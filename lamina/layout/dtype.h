@@ -20,12 +20,19 @@ enum class DType : std::uint8_t {
   kInt64,
   kFloat8E4M3Fn,
   kFloat8E5M2,
+  kFloat8E4M3FnUz,
+  kFloat8E5M2FnUz,
+  kFloat8E8M0FnU,
   kFloat16,
   kBFloat16,
   kFloat32,
   kFloat64,
+  kComplex32,
   kComplex64,
   kComplex128,
+  kQInt8,
+  kQUInt8,
+  kQInt32,
 };
 
 struct DTypeTraits {
@@ -34,7 +41,7 @@ struct DTypeTraits {
 };
 
 constexpr DTypeTraits traits(DType dtype) {
-  constexpr std::array<DTypeTraits, 17> kAll{{{"bool", 1},
+  constexpr std::array<DTypeTraits, 24> kAll{{{"bool", 1},
                                               {"uint8", 1},
                                               {"int8", 1},
                                               {"uint16", 2},
@@ -45,12 +52,19 @@ constexpr DTypeTraits traits(DType dtype) {
                                               {"int64", 8},
                                               {"float8_e4m3fn", 1},
                                               {"float8_e5m2", 1},
+                                              {"float8_e4m3fnuz", 1},
+                                              {"float8_e5m2fnuz", 1},
+                                              {"float8_e8m0fnu", 1},
                                               {"float16", 2},
                                               {"bfloat16", 2},
                                               {"float32", 4},
                                               {"float64", 8},
+                                              {"complex32", 4},
                                               {"complex64", 8},
-                                              {"complex128", 16}}};
+                                              {"complex128", 16},
+                                              {"qint8", 1},
+                                              {"quint8", 1},
+                                              {"qint32", 4}}};
   return kAll[static_cast<std::size_t>(dtype)];
 }
 

@@ -30,11 +30,17 @@ std::string reason(const at::Tensor& tensor) {
   return "a tensor whose value is on another rank was used";
 }
 
+void free(const c10::Storage& storage, const std::string& why) {
+  c10::StorageImpl* memory = storage.unsafeGetStorageImpl();
+  memory->set_data_ptr_noswap(c10::DataPtr(nullptr, memory->device()));
+  memory->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
 }  // namespace
 
-void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like) {
+void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like, Memory memory) {
+  if (memory == Memory::kFreed && tensor.has_storage()) free(tensor.storage(), why);
   if (like.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
-  if (is_released(tensor)) return;
   tensor.mutable_grad().reset();
   tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));
 }

@@ -11,10 +11,16 @@ namespace lamina::value {
 // requires_grad, but has no storage. Its key set holds the wrapper key, whose kernels refuse it: reading metadata is
 // always allowed, any operation on the value is base::UsageError with the text it was released with.
 
-// Frees the value of `tensor`; `why` is what a use of the value says, and begins with where it is and a semicolon. Its
-// gradient is dropped too. With `like` it is from then on as if it had been that tensor, of another dtype or device,
-// and `why` takes the place of an earlier text.
-void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like = {});
+// What becomes of the memory of a value that is let go and that other tensors may lie in, too: views of it, say.
+enum class Memory {
+  kFreed,  // these say `why` when they are read
+  kKept,   // until the last of them is gone
+};
+
+// Lets the value of `tensor` go; `why` is what a use of it says, and begins with where it is and a semicolon. It takes
+// the place of an earlier text. The gradient is dropped, too. With `like` the tensor is from then on as if it had been
+// that one, of another dtype or device.
+void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like = {}, Memory memory = Memory::kKept);
 
 bool is_released(const at::Tensor& tensor);
 std::string where_released(const at::Tensor& tensor);  // the beginning of `why`; "" for a tensor that has its value

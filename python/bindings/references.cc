@@ -42,7 +42,10 @@ void bind_references(py::module_& module) {
   module.def("is_pending", &value::is_pending, py::arg("tensor"));
   module.def("where_released", &value::where_released, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
-  module.def("release", &value::release, py::arg("tensor"), py::arg("why"), py::arg("like") = at::Tensor());
+  module.def(
+      "release",
+      [](at::Tensor tensor, const std::string& why, const at::Tensor& like) { value::release(tensor, why, like); },
+      py::arg("tensor"), py::arg("why"), py::arg("like") = at::Tensor());
   module.def("is_released", &value::is_released, py::arg("tensor"));
   module.def("restore", &value::restore, py::arg("tensor"), py::arg("value"));
 }

@@ -4,16 +4,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/model/state_exchange.h"
 #include "lamina/pipeline/backward_watch.h"
-#include "lamina/plan/configured.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/transport/lost.h"
-#include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
-#include "python/bindings/plan.h"
+#include "python/bindings/model.h"
 
 namespace lamina::python {
 namespace {
@@ -21,16 +18,6 @@ namespace {
 using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
-using EntryRow = std::tuple<std::string, std::optional<at::Tensor>, int>;
-
-Group group_of(const std::string& kind) {
-  static const std::map<std::string, Group> kGroups = {{"world", Group::kWorld}, {"mp", Group::kMp},
-                                                       {"dp", Group::kDp},       {"pp", Group::kPp},
-                                                       {"tp", Group::kTp},       {"rdp", Group::kRdp}};
-  const auto found = kGroups.find(kind);
-  if (found == kGroups.end()) throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
-  return found->second;
-}
 
 std::vector<int> group_members(Session& session, const std::string& kind) {
   std::vector<int> members;
@@ -83,57 +70,7 @@ std::string loss(Session& session, int rank, double within_s) {
   return session.job().mailbox().loss(ranks, within);
 }
 
-// The model.
-
-py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
-  plan::ModuleTree tree;
-  for (const py::dict& row : rows) tree.push_back(to_node(row));
-  const plan::Report report = plan::plan_for(session.config(), tree);
-  std::vector<std::int64_t> owners;
-  for (auto owner : report.owners) owners.push_back(owner.value);
-  return py::make_tuple(owners, plan::printed(tree, report, session.config()), to_dict(tree, report));
-}
-
-std::vector<model::Entry> to_entries(Session& session, const std::vector<EntryRow>& rows) {
-  std::vector<model::Entry> entries;
-  for (const auto& [name, tensor, partition] : rows) {
-    entries.push_back({name, tensor.value_or(at::Tensor()), base::Partition(partition) == session.partition()});
-  }
-  return entries;
-}
-
-std::int64_t synchronize(Session& session, const std::vector<EntryRow>& rows) {
-  auto entries = to_entries(session, rows);
-  const Release release;
-  return model::synchronize(entries, session.members(Group::kWorld), session.job().mailbox(), session.world().rank,
-                            session.patience());
-}
-
-py::dict gather(Session& session, const std::vector<EntryRow>& rows) {
-  const auto entries = to_entries(session, rows);
-  std::vector<at::Tensor> tensors;
-  {
-    const Release release;
-    tensors = model::gather(entries, session.members(Group::kPp), session.job().mailbox(), session.patience());
-  }
-  py::dict state;
-  for (std::size_t i = 0; i < entries.size(); ++i) state[py::str(entries[i].name)] = py::cast(tensors[i]);
-  return state;
-}
-
-// With `like`, which stands for the whole tensor, it is from then on as if that had been released.
-void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
-                    const std::optional<at::Tensor>& like) {
-  const auto owner = session.owner(base::Partition(partition));
-  value::release(tensor,
-                 base::str(name, " lives in partition ", partition, " on rank ", owner, "; it was used on rank ",
-                           session.world().rank,
-                           ": use it only inside the forward of its own module, or place its user in the same "
-                           "partition with set_partition. What concerns all parameters, such as an average or a "
-                           "penalty, is done between steps: model.local_named_parameters() has those that are here, "
-                           "model.state_dict() all values on every rank"),
-                 like.value_or(at::Tensor()));
-}
+// The model, once it is cut.
 
 void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
                std::vector<bool> own_stream, std::vector<int> streams, std::vector<bool> dynamic) {
@@ -288,8 +225,9 @@ void bind_session(py::module_& module) {
       .def("announce", &pipeline::BackwardWatch::announce)
       .def("end_step", &pipeline::BackwardWatch::end_step, py::arg("parameters"), py::arg("backwards"));
   module.attr("LOST_BY_INTERRUPT") = transport::lost("(\\d+)", transport::kInterrupted);
-  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
-      .def(py::init(&open), py::arg("config"))
+  auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
+  bind_model(module, kind);
+  kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
       .def_property_readonly("size", [](Session& s) { return s.world().size; })
@@ -307,11 +245,6 @@ void bind_session(py::module_& module) {
       .def("all_gather", &all_gather)
       .def("barrier", &barrier, py::call_guard<Release>())
       .def("loss", &loss, py::call_guard<Release>())
-      .def("plan", &plan_model)
-      .def("synchronize", &synchronize)
-      .def("gather", &gather)
-      .def("release", &release_tensor, py::arg("tensor"), py::arg("name"), py::arg("partition"),
-           py::arg("like") = py::none())
       .def("set_model", &set_model)
       .def("set_order", &set_order)
       .def("watch_flags", &watch_flags)

@@ -182,15 +182,26 @@ class Session:
         The data: {"partition": {name: partition}, "stages": [{"partition", "time_us", "parameter_bytes",
         "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble", "warning"}; times are None where no row has any.
         See lamina/plan/report.h."""
-    def synchronize(self, entries: Sequence[tuple[str, torch.Tensor, int]]) -> int:
-        """Collective over the world: gives each tensor (name, tensor, owning partition) on its owners the value it has
-        on world rank 0, sending only what differs. Returns the bytes received here."""
+    def agree(self, description: str, error: str, word: object) -> list[Any]:
+        """Collective over the world: the words of all ranks. ConfigError with the error of world rank 0, if it has one;
+        UsageError where descriptions differ from its own, which names the first line that does."""
+    def give_values(
+        self, table: ParameterTable, make: Callable[[list[torch.Tensor]], None], portion_bytes: int = ...
+    ) -> int:
+        """Collective over the world: gives each tensor here the value that it has on world rank 0, sending only what
+        differs, and releases the others, a portion of about so many bytes at a time. `make` is called with the tensors of each portion before
+        their values are read. Returns the bytes received here."""
+    def release_others(self, table: ParameterTable) -> None:
+        """Frees the values that are not this rank's, also where views of them are alive."""
     def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:
         """Frees the value of a tensor that another partition owns; shape, dtype and the Python object stay, and any use
         of the value is an error that names it. With `like` it first becomes that tensor, of another dtype or device."""
-    def gather(self, entries: Sequence[tuple[str, torch.Tensor | None, int]]) -> dict[str, torch.Tensor]:
-        """Collective over this rank's pipeline: the tensors of all partitions (own ones given, others None), detached,
-        in the order of `entries`."""
+    def norms(
+        self, table: ParameterTable, given: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_type: float
+    ) -> list[torch.Tensor]:
+        """Collective over this rank's pipeline: the norms of what its ranks measure of the model's parameters, in the
+        model's order; those of other tensors come last. Given as (a parameter or its gradient, what is measured of
+        it)."""
     def set_model(
         self,
         names: Sequence[str],
@@ -256,6 +267,19 @@ class Session:
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
+
+class ParameterTable:
+    """Who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""
+
+    def __init__(self, session: Session, rows: Sequence[tuple[str, torch.Tensor, bool, int]]) -> None:
+        """A row for each tensor: its name, it, whether it is a buffer, its partition. Parameters come first."""
+    def whole_here(self, tensor: torch.Tensor) -> bool:
+        """Whether this rank has all elements of a tensor; True for what is not the model's."""
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the model's, or the gradient of a parameter of the model's."""
+    @property
+    def whole_everywhere(self) -> bool:
+        """Whether each rank has all of the model."""
 
 class BackwardWatch:
     """Tells once of a step body that calls loss.backward(); see lamina/pipeline/backward_watch.h."""

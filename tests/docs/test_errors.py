@@ -15,7 +15,7 @@ MADE_ELSEWHERE = {
     "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/process_group.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
-    "lamina/frontend/model.cc": ["rank … built another model than rank 0"],
+    "lamina/model/agreement.cc": ["rank … built another model than rank …"],
     "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/frontend/step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/launch/options.cc": [
@@ -49,7 +49,6 @@ MADE_ELSEWHERE = {
     "python/lamina/pipeline/batches.py": ["argument … of shape … cannot be split into …"],
     "python/lamina/exits/failures.py": ["raised on rank …, where the traceback was"],
     "python/lamina/pipeline/distributed_model.py": ["this partial state dict was saved by …"],
-    "python/lamina/model/partitioned.py": ["rank … built another model than rank 0"],
     "python/lamina/saved_state/saving.py": ["… was saved by a job of …", "…: there is no such file"],
     "python/lamina/saved_state/state_dicts.py": ["same_partition_load=True, but …"],
 }

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
 
-import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +12,6 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.deferred_init import delayed
-from lamina.errors import ConfigError, UsageError
 from lamina.modules import placement
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
@@ -25,7 +23,7 @@ from lamina.tracing.trace import Trace, planned_rows, summary, tell
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
 _TIES_SAID = 3
-_NO_PLAN: dict[str, Any] = {"error": "", "owners": [], "anywhere": [], "written": [], "table": "", "report": {}}
+_NO_PLAN: dict[str, Any] = {"owners": [], "anywhere": [], "written": [], "table": "", "report": {}}
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
@@ -49,7 +47,7 @@ class PartitionedModel:
         tree: ModuleTree,
         owners: list[int],
         report: dict[str, Any],
-        partition: int,
+        session: _lamina.Session,
         anywhere: Iterable[int] = (),
         written: Iterable[tuple[int, str, int]] = (),
     ):
@@ -57,13 +55,16 @@ class PartitionedModel:
         self.owners = owners
         self.anywhere = {id(tree.modules[node]): node for node in anywhere}
         self.report = report
-        self.partition = partition
+        self.partition = session.group_rank("pp")
         self.runs: list[Run] = []
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.homes = [(place, name, owners[node]) for place, name, node in written]
         self._paths = tree.paths()
         self._positions = {path: position for position, path in enumerate(self._paths)}
+        self._session = session
+        self._tabled: list[Row] = []
+        self._table: _lamina.ParameterTable | None = None
 
     def callee(self, number: int) -> nn.Module | Run:
         """What calls of that number are of."""
@@ -120,6 +121,16 @@ class PartitionedModel:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
 
+    @property
+    def table(self) -> _lamina.ParameterTable:
+        """Who holds what of its tensors, as they are now."""
+        rows = self.tensors()
+        if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
+            given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
+            self._table = _lamina.ParameterTable(self._session, given)
+            self._tabled = rows
+        return self._table
+
     def _path_of(self, name: str) -> str:
         """The path of the module that a part of a state dict belongs to."""
         while name not in self._paths:
@@ -158,45 +169,25 @@ def partition(
     """
     tree = ModuleTree(module)
     plan = _agree(tree, session, tracer)
-    mine = session.group_rank("pp")
-    model = PartitionedModel(tree, plan["owners"], plan["report"], mine, plan["anywhere"], plan["written"])
+    model = PartitionedModel(tree, plan["owners"], plan["report"], session, plan["anywhere"], plan["written"])
     _keep_dense(model)
     printing.install()
-    for rows in _portions(model.tensors()):
+    table = model.table
+
+    def make(tensors: list[torch.Tensor]) -> None:
         # World rank 0 has the values that count, if only for the moment.
-        delayed.initialise(row[1] for row in rows if row[2] == model.partition or session.rank == 0)
-        if session.size > 1:
-            session.synchronize(rows)
-        _release(rows, model, session)
+        needed = [session.rank == 0 or table.whole_here(tensor) for tensor in tensors]
+        delayed.initialise(itertools.compress(tensors, needed))
+        for tensor in tensors:
+            delayed.forget(tensor)
+
+    session.give_values(table, make, _PORTION_BYTES)
     return model
 
 
 def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
     """Frees the values of what other ranks own."""
-    _release(model.tensors(), model, session)
-
-
-def _release(rows: list[Row], model: PartitionedModel, session: _lamina.Session) -> None:
-    for name, tensor, owner in rows:
-        if owner != model.partition:
-            tensor.grad = None
-            like = (
-                torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if delayed.forget(tensor) else None
-            )
-            session.release(tensor, name, owner, like)
-
-
-def _portions(rows: list[Row]) -> Iterator[list[Row]]:
-    """The rows in portions of about _PORTION_BYTES, cut alike on all ranks."""
-    portion, size_bytes = [], 0
-    for row in rows:
-        portion.append(row)
-        size_bytes += row[1].numel() * row[1].element_size()
-        if size_bytes >= _PORTION_BYTES:
-            yield portion
-            portion, size_bytes = [], 0
-    if portion:
-        yield portion
+    session.release_others(model.table)
 
 
 def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
@@ -282,52 +273,40 @@ def _keep_dense(model: PartitionedModel) -> None:
 
 def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
     """What world rank 0 planned: see `_plan`. It is sure then that all ranks have the same model."""
-    if session.size == 1:
-        return _plan(tree, session, tracer)
-    lines = tree.describe()
-    mine = {"digest": hashlib.sha256("\n".join(lines).encode()).hexdigest(), "constants": tree.constants()}
+    error, plan = "", _NO_PLAN
     if session.rank == 0:
-        mine |= _plan(tree, session, tracer) | {"lines": lines}
-    everyone = session.all_gather("world", mine)
-    first = everyone[0]
-    if first["error"]:
-        raise ConfigError(first["error"])
-    if any(other["digest"] != first["digest"] for other in everyone):
-        differences = session.all_gather("world", _difference(first["lines"], lines))
-        raise UsageError(
-            next(
-                f"rank {rank} built another model than rank 0: {text}" for rank, text in enumerate(differences) if text
-            )
-        )
+        try:
+            plan = _plan(tree, session, tracer)
+        except Exception as raised:
+            error = str(raised) or type(raised).__name__
+    several = session.size > 1
+    constants = tree.constants() if several else {}
+    words = session.agree("\n".join(tree.describe()) if several else "", error, (plan, constants))
+    first = words[0][0]
     if session.rank == 0:
-        _tell_of_constants([each["constants"] for each in everyone])
-    if session.rank == 0 and session.group_size("pp") > 1:
-        print(first["table"].rstrip(), file=sys.stderr, flush=True)
+        _tell_of_constants([each for _, each in words])
+        if session.group_size("pp") > 1:
+            print(first["table"].rstrip(), file=sys.stderr, flush=True)
     return first
 
 
 def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
-    """The error, if any, per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
-    try:
-        found = tracer(tree) if tracer is not None else Trace()
-        ties = _said(tree, found.ties)
-        for note in found.notes + placement.ignored(tree.modules) + ties:
-            tell(note)
-        rows, nodes = planned_rows(tree, found.measures)
-        owners, table, report = session.plan(rows)
-        if session.group_size("pp") == 1:
-            owners = [0] * len(rows)
-    except Exception as error:
-        return _NO_PLAN | {"error": str(error) or type(error).__name__}
+    """Per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
+    found = tracer(tree) if tracer is not None else Trace()
+    ties = _said(tree, found.ties)
+    for note in found.notes + placement.ignored(tree.modules) + ties:
+        tell(note)
+    rows, nodes = planned_rows(tree, found.measures)
+    owners, table, report = session.plan(rows)
+    if session.group_size("pp") == 1:
+        owners = [0] * len(rows)
     by_node = dict(zip(nodes, owners, strict=True))
-    ordered = [by_node[node] for node in range(len(nodes))]
-    report |= summary(tree, found)
-    return _NO_PLAN | {
-        "owners": ordered,
+    return {
+        "owners": [by_node[node] for node in range(len(nodes))],
         "anywhere": [node for node, row in zip(nodes, rows, strict=True) if row.get("anywhere")],
         "written": found.written,
         "table": table,
-        "report": report,
+        "report": report | summary(tree, found),
     }
 
 
@@ -351,8 +330,6 @@ def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:
     return lines if len(lines) <= _TIES_SAID else [*lines[:_TIES_SAID], more]
 
 
-def _difference(first: list[str], mine: list[str]) -> str:
-    for expected, found in itertools.zip_longest(first, mine, fillvalue="nothing"):
-        if expected != found:
-            return f"{found} instead of {expected}"
-    return ""
+def _identity(row: Row) -> tuple[str, int]:
+    name, tensor, _ = row
+    return name, id(tensor)

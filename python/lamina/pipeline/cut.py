@@ -48,6 +48,7 @@ class Cut:
         routed: whether its calls go to the owners.
         whole: whether it was brought together again, until the next step.
         slots: where its parameters and buffers are; None before the first step.
+        pipelined: whether its calls are to go to several ranks.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
     """
 
@@ -63,12 +64,18 @@ class Cut:
         self.whole = False
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._module = module
-        self._pipelined = pipelined
+        self.pipelined = pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are
         self.slots: Slots | None = None
         current.job().on_end.callback(_end_routing)
+
+    @property
+    def whole_everywhere(self) -> bool:
+        """Whether each rank has all of the model, so that nobody is asked for values: until it is cut, and after that
+        where it is in one piece. Alike on all ranks."""
+        return self.model is None or self.model.table.whole_everywhere
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced
@@ -76,7 +83,7 @@ class Cut:
         job = current.job()
         self._watch_flags(job.session)
         config = job.session.config
-        traced = self._pipelined and self.model is None and config.auto_partition and not config.skip_tracing
+        traced = self.pipelined and self.model is None and config.auto_partition and not config.skip_tracing
         if traced and job.leads:
             return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route)
         try:
@@ -98,8 +105,8 @@ class Cut:
         self.model = model
         self._statistics = Statistics(self._module(), model)
         self.watch()
-        if self._pipelined:
-            clipping.install(self._module(), model.owns)
+        if self.pipelined:
+            clipping.install(lambda: model.table)
             foreign.install()
             averages.install(update_average)
             for patch in (clipping, foreign, averages, compiled):
@@ -132,7 +139,7 @@ class Cut:
 
     def name_turns(self, recorded: bool = True) -> None:
         """Whether a timeline shows the modules that this rank calls itself."""
-        if self.routed and self._pipelined:
+        if self.routed and self.pipelined:
             module_call.name_turns(self.model.whole_parts() if recorded else {})
 
     def state(self) -> ModelState:
@@ -143,19 +150,19 @@ class Cut:
         self.make(tracer)
         self.make_again()
         session, model = current.session(), self.model
-        if self._pipelined:
+        if self.pipelined:
             compiled.install()
-        if self._pipelined and session.config.deterministic_server:
+        if self.pipelined and session.config.deterministic_server:
             own = [parameter for name, parameter in self._module().named_parameters() if model.owns(name)]
             session.set_order(own, not self._statistics.are_all_buffers())
         if not self.routed:
             self._route(session, model)
-        if self._pipelined:  # after hooks, which may load a state
+        if self.pipelined:  # after hooks, which may load a state
             session.set_statistics(self._statistics.rows())
 
     def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
         own_stream = rng_streams.agree(model.tree.modules, session)
-        if self._pipelined:
+        if self.pipelined:
             waited = waited_for(model.tree.modules)
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
             session.set_model(
@@ -176,7 +183,7 @@ class Cut:
 
     def _watch_flags(self, session: _lamina.Session) -> None:
         """Which tensors are the model's in this step: others may have taken their places since the last one."""
-        if not self._pipelined:
+        if not self.pipelined:
             return
         if self.slots is None:
             self.slots = Slots(self._module())
@@ -187,7 +194,7 @@ class Cut:
         remote, _, streamed, anywhere = self._interception
         if remote or streamed or anywhere:
             module_call.install(*self._interception)
-        if self._pipelined:
+        if self.pipelined:
             model = self.model
             sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
             module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)

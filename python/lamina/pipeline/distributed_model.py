@@ -109,7 +109,6 @@ class DistributedModel(nn.Module):
         self._average = average_grads_across_microbatches
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
-        self._pipelined = job.pipelined
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
         averaged = average_grads_across_microbatches
@@ -124,7 +123,7 @@ class DistributedModel(nn.Module):
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
             job.on_end.callback(self._replicas.unwatch)
-        if not self._pipelined:
+        if not job.pipelined:
             self._cut.make()
 
     # Calls.
@@ -173,7 +172,7 @@ class DistributedModel(nn.Module):
         averaged = self._average and current.in_step() and not (job.replicas is not None and job.replicas.hooked)
         scale = 1 / job.microbatches if averaged else 1.0
         with job.replicas.backward() if job.replicas is not None else nullcontext():
-            if self._pipelined:
+            if job.pipelined:
                 job.session.backward(outputs, gradients, scale)
             else:
                 given = [_scaled(*pair, scale) for pair in zip(outputs, gradients, strict=True)]
@@ -286,7 +285,7 @@ class DistributedModel(nn.Module):
     def to(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
         it may have no room for the whole model."""
-        if not self._pipelined or self.partitioned:
+        if not self._cut.pipelined or self.partitioned:
             return super().to(*args, **kwargs)
         _, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         given = {"dtype": dtype, "memory_format": memory_format}
@@ -376,7 +375,7 @@ class DistributedModel(nn.Module):
         Errors:
             UsageError: inside a step function.
         """
-        if not self._pipelined or not self.partitioned:
+        if self._cut.whole_everywhere:
             self._nothing_waits("state_dict()")
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         self._job("state_dict()")
@@ -425,14 +424,14 @@ class DistributedModel(nn.Module):
         """
         if current.is_initialized():
             seeds.note_loaded_model(current.job())
-        if self._pipelined and self.partitioned:
+        if not self._cut.whole_everywhere:
             self._job("load_state_dict()")
             if assign:
                 raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
             self._cut.make_again()
             return self._cut.state().load(state_dict, strict, same_partition_load)
         waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
-        if self._pipelined and waits:
+        if self._cut.pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._job("load_state_dict()").session):
                 raise UsageError(problem)
             self._cut.waiting.append((state_dict, strict, same_partition_load))
@@ -449,7 +448,7 @@ class DistributedModel(nn.Module):
         Errors:
             UsageError: inside a step function.
         """
-        if self._pipelined and self.partitioned:
+        if not self._cut.whole_everywhere:
             self._job("cpu()")
             self._cut.take_back()
         return super().cpu()
@@ -535,7 +534,7 @@ class DistributedModel(nn.Module):
         cut = self._cut
         if cut.whole:
             cut.model.conversions += 1
-        if not self._pipelined or not self.partitioned or cut.whole:
+        if cut.whole_everywhere or cut.whole:
             return super()._apply(fn, recurse)
         with only_own(cut.model) as foreign:
             super()._apply(fn, recurse)
@@ -554,7 +553,7 @@ class DistributedModel(nn.Module):
         return job
 
     def _check_called(self, what: str) -> None:
-        if not self._pipelined:
+        if not self._cut.pipelined:
             return
         if current.job().model is not self:
             raise UsageError(f"{what}, but its job was shut down")

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from lamina import _lamina
 from lamina.job import current
 
 
-def install(module: nn.Module, owns: Callable[[str], bool]) -> None:
-    """From now on norms of this model's tensors are global.
+def install(table: Callable[[], _lamina.ParameterTable]) -> None:
+    """From now on norms of the model's tensors are global.
 
     Args:
-        module: the model.
-        owns: whether this rank owns what has a name.
+        table: who holds what of it.
     """
     remove()
     for function, ours in ((nn.utils.get_total_norm, _total_norm), (nn.utils.clip_grad_norm_, _clip)):
@@ -29,7 +29,7 @@ def install(module: nn.Module, owns: Callable[[str], bool]) -> None:
         _originals[function] = cell.cell_contents
         cell.cell_contents = ours
     clip_grad._group_tensors_by_device_and_dtype = _group
-    _model.append((module, owns))
+    _tables.append(table)
 
 
 def remove() -> None:
@@ -38,11 +38,11 @@ def remove() -> None:
         _implementation(function).cell_contents = original
     clip_grad._group_tensors_by_device_and_dtype = _torchs_group
     _originals.clear()
-    _model.clear()
+    _tables.clear()
 
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
-_model: list[tuple[nn.Module, Callable[[str], bool]]] = []  # one at most
+_tables: list[Callable[[], _lamina.ParameterTable]] = []  # one at most
 
 
 _torchs_group = clip_grad._group_tensors_by_device_and_dtype
@@ -66,26 +66,19 @@ def _total_norm(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    names = {}
-    for name, parameter in _model[0][0].named_parameters():
-        names[id(parameter)] = name
-        if parameter.grad is not None:
-            names[id(parameter.grad)] = name
-    return _norm(tensors, [names.get(id(tensor)) for tensor in tensors], norm_type, error_if_nonfinite, foreach)
+    return _norm([(tensor, tensor) for tensor in tensors], norm_type, error_if_nonfinite, foreach)
 
 
 def grad_norm(
     parameters: list[nn.Parameter], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> torch.Tensor:
     """The norm of the gradients of these parameters, of this model's wherever they are."""
-    gradients = [parameter.grad for parameter in parameters]
-    if not _model:
-        present = [gradient for gradient in gradients if gradient is not None]
+    pairs = [(parameter, parameter.grad) for parameter in parameters]
+    if not _tables:
+        present = [gradient for _, gradient in pairs if gradient is not None]
         return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
-    names = {id(parameter): name for name, parameter in _model[0][0].named_parameters()}
-    mine = [names.get(id(parameter)) for parameter in parameters]
     with torch.no_grad():
-        return _norm(gradients, mine, norm_type, error_if_nonfinite, foreach)
+        return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
 def _clip(
@@ -102,29 +95,18 @@ def _clip(
 
 
 def _norm(
-    tensors: list[torch.Tensor | None],
-    names: list[str | None],
+    pairs: list[tuple[torch.Tensor, torch.Tensor | None]],
     norm_type: float,
     error_if_nonfinite: bool,
     foreach: bool | None,
 ) -> torch.Tensor:
-    """The norm of tensors, some None; `names` has a name for what is the model's. A rank that has nothing to give takes
-    part: on the others there may be something."""
-    plain = _originals[nn.utils.get_total_norm]
-    present = [(name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None]
-    if names and not any(names):
-        return plain([tensor for _, tensor in present], norm_type, error_if_nonfinite, foreach)
-    module, owns = _model[0]
-    own = {name: _one(tensor, norm_type) for name, tensor in present if name and owns(name)}
+    """The norm of the second ones, some None; the first ones say what is the model's. A rank that has nothing to give
+    takes part: on the others there may be something."""
+    plain, table = _originals[nn.utils.get_total_norm], _tables[0]()
+    if pairs and not any(tensor in table for tensor, _ in pairs):
+        return plain([tensor for _, tensor in pairs if tensor is not None], norm_type, error_if_nonfinite, foreach)
     session = current.outside_step("the norm of a partitioned model").session
-    known = {name: norm for rank in session.all_gather("pp", own) for name, norm in rank.items()}
-    # In the model's order on every rank, so that all get the same bits.
-    norms = [known[name] for name, _ in module.named_parameters() if name in known]
-    norms += [_one(tensor, norm_type) for name, tensor in present if not name]
+    norms = session.norms(table, pairs, float(norm_type))
     if not norms:
         return torch.tensor(0.0)
     return plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
-
-
-def _one(tensor: torch.Tensor, norm_type: float) -> torch.Tensor:
-    return torch.linalg.vector_norm(tensor, float(norm_type))

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lamina/messaging/mailbox.h"
+
+namespace lamina::model {
+
+// What a rank says to all others when the model is cut.
+struct Statement {
+  std::string description;  // of its model: a line for each module and tensor; equal texts, equal models
+  std::string error;        // of the plan; "" for none. Of the first rank alone
+  value::Value word;        // what else the others are to know: of the first rank the plan
+};
+
+// Collective over `world`: the words of all ranks, in its order. Descriptions are compared by their hashes, and travel
+// only where these differ. Throws base::ConfigError with the first rank's error, and base::UsageError where a rank has
+// built another model than the first; the same on every rank.
+std::vector<value::Value> agree(const Statement& statement, std::span<const base::Rank> world,
+                                messaging::Mailbox& mailbox, const base::Patience& patience);
+
+}  // namespace lamina::model

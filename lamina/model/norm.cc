@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/model/norm.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/GradMode.h>
+
+namespace lamina::model {
+
+using value::Value;
+
+std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
+                              std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
+                              const base::Patience& patience) {
+  const at::NoGradGuard no_grad;
+  const auto& all = table.all();
+  std::vector<at::Tensor> of_rows(all.size()), others;
+  for (const auto& [of, measured] : given) {
+    const Parameter* row = table.find(of);
+    if (!measured.defined() || (row != nullptr && !table.is_here(*row))) continue;
+    auto norm = at::linalg_vector_norm(measured, norm_type);
+    if (row == nullptr) {
+      others.push_back(std::move(norm));
+    } else {
+      of_rows[row - all.data()] = std::move(norm);
+    }
+  }
+  value::Dict mine;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (of_rows[i].defined()) mine.items.emplace_back(static_cast<std::int64_t>(i), of_rows[i]);
+  }
+  for (const auto& of_rank : mailbox.all_gather(pipeline, std::move(mine), patience)) {
+    for (const auto& [row, norm] : of_rank.as<value::Dict>().items) {
+      of_rows.at(row.as<std::int64_t>()) = norm.as<at::Tensor>();
+    }
+  }
+  std::erase_if(of_rows, [](const at::Tensor& norm) { return !norm.defined(); });
+  of_rows.insert(of_rows.end(), others.begin(), others.end());
+  return of_rows;
+}
+
+}  // namespace lamina::model

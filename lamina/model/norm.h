@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lamina/messaging/mailbox.h"
+#include "lamina/model/parameter_table.h"
+
+namespace lamina::model {
+
+// A parameter or its gradient, which says where it belongs, and what is measured of it here, undefined where there is
+// nothing: a parameter and its gradient, say.
+using Measured = std::pair<at::Tensor, at::Tensor>;
+
+// Collective over `pipeline`: the norms, of zero dimensions, of what its ranks measure of the model's parameters, each
+// counted once, by the rank that holds it, in the table's order: the same bits on all of them. Those of what is not the
+// model's, and so here alone, come last. Empty where nobody has anything.
+std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
+                              std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
+                              const base::Patience& patience);
+
+}  // namespace lamina::model

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/model/parameter_table.h"
+
+#include <algorithm>
+#include <array>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::model {
+namespace {
+
+using layout::DType;
+
+constexpr std::array<std::pair<at::ScalarType, DType>, 24> kDTypes{{{at::kBool, DType::kBool},
+                                                                    {at::kByte, DType::kUInt8},
+                                                                    {at::kChar, DType::kInt8},
+                                                                    {at::kUInt16, DType::kUInt16},
+                                                                    {at::kShort, DType::kInt16},
+                                                                    {at::kUInt32, DType::kUInt32},
+                                                                    {at::kInt, DType::kInt32},
+                                                                    {at::kUInt64, DType::kUInt64},
+                                                                    {at::kLong, DType::kInt64},
+                                                                    {at::kFloat8_e4m3fn, DType::kFloat8E4M3Fn},
+                                                                    {at::kFloat8_e5m2, DType::kFloat8E5M2},
+                                                                    {at::kFloat8_e4m3fnuz, DType::kFloat8E4M3FnUz},
+                                                                    {at::kFloat8_e5m2fnuz, DType::kFloat8E5M2FnUz},
+                                                                    {at::kFloat8_e8m0fnu, DType::kFloat8E8M0FnU},
+                                                                    {at::kHalf, DType::kFloat16},
+                                                                    {at::kBFloat16, DType::kBFloat16},
+                                                                    {at::kFloat, DType::kFloat32},
+                                                                    {at::kDouble, DType::kFloat64},
+                                                                    {at::kComplexHalf, DType::kComplex32},
+                                                                    {at::kComplexFloat, DType::kComplex64},
+                                                                    {at::kComplexDouble, DType::kComplex128},
+                                                                    {at::kQInt8, DType::kQInt8},
+                                                                    {at::kQUInt8, DType::kQUInt8},
+                                                                    {at::kQInt32, DType::kQInt32}}};
+
+DType dtype_of(const std::string& name, const at::Tensor& tensor) {
+  const auto* found = std::ranges::find(kDTypes, tensor.scalar_type(), [](const auto& pair) { return pair.first; });
+  if (found != kDTypes.end()) return found->second;
+  throw base::UsageError(base::str(name, " has the dtype ", tensor.scalar_type(),
+                                   ", which lamina cannot spread over ranks: keep it in another dtype, or in an "
+                                   "attribute that is neither a parameter nor a buffer"));
+}
+
+}  // namespace
+
+Parameter whole_in(base::Partition partition, std::string name, const at::Tensor& tensor, bool buffer, int replicas) {
+  const DType dtype = dtype_of(name, tensor);
+  layout::ParameterLayout layout;
+  layout.name = std::move(name);
+  layout.shape = tensor.sizes().vec();
+  layout.buffer = buffer;
+  layout.partition = partition;
+  layout.dtypes = {dtype, dtype, dtype};
+  layout.reduction.divisor = replicas;
+  return {std::move(layout), tensor};
+}
+
+ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here, int partitions)
+    : all_(std::move(all)), here_(here), partitions_(partitions) {
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const auto& [layout, tensor] = all_[i];
+    const bool is_new =
+        by_name_.emplace(layout.name, i).second && by_tensor_.emplace(tensor.unsafeGetTensorImpl(), i).second;
+    if (!is_new) throw base::UsageError(base::str(layout.name, " is in the model's table already"));
+  }
+}
+
+std::vector<const Parameter*> ParameterTable::here() const {
+  std::vector<const Parameter*> rows;
+  for (const auto& row : all_) {
+    if (is_here(row)) rows.push_back(&row);
+  }
+  return rows;
+}
+
+const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
+  if (!tensor.defined()) return nullptr;
+  if (const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl()); found != by_tensor_.end()) {
+    return &all_[found->second];
+  }
+  const auto has_it = [&](const Parameter& row) { return row.tensor.grad().is_same(tensor); };
+  const auto row = std::ranges::find_if(all_, has_it);
+  return row == all_.end() ? nullptr : &*row;
+}
+
+const Parameter* ParameterTable::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &all_[found->second];
+}
+
+bool ParameterTable::whole_here(const Parameter& row) const {
+  return is_here(row) && row.layout.slices() == 1 && row.layout.shards == 1;
+}
+
+bool ParameterTable::whole_here(const at::Tensor& tensor) const {
+  const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
+  return found == by_tensor_.end() || whole_here(all_[found->second]);
+}
+
+bool ParameterTable::whole_everywhere() const {
+  return partitions_ == 1 && std::ranges::all_of(all_, [&](const Parameter& row) { return whole_here(row); });
+}
+
+}  // namespace lamina::model

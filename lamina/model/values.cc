@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/model/values.h"
+
+#include <c10/core/GradMode.h>
+
+#include <string_view>
+#include <unordered_set>
+
+#include "lamina/base/hash.h"
+#include "lamina/value/released.h"
+
+namespace lamina::model {
+namespace {
+
+using value::List;
+using value::Value;
+using Rows = std::span<const Parameter>;
+
+constexpr auto kChannel = "state";
+
+std::int64_t checksum(const at::Tensor& tensor) {
+  const at::Tensor host = tensor.detach().contiguous().cpu();  // once per run; a value is compared where it is hashed
+  const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
+  return static_cast<std::int64_t>(base::hash64(bytes));
+}
+
+// Cut alike on all ranks.
+std::vector<Rows> portions(Rows rows, std::size_t portion_bytes) {
+  std::vector<Rows> result;
+  std::size_t begin = 0, size_bytes = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    size_bytes += rows[i].tensor.nbytes();
+    if (size_bytes < portion_bytes && i + 1 < rows.size()) continue;
+    result.push_back(rows.subspan(begin, i + 1 - begin));
+    begin = i + 1;
+    size_bytes = 0;
+  }
+  return result;
+}
+
+Value checksums(Rows rows) {
+  List sums;
+  for (const auto& row : rows) sums.items.emplace_back(checksum(row.tensor));
+  return sums;
+}
+
+// The positions of the rows here whose value differs from the first rank's.
+List wanted(const ParameterTable& table, Rows rows, const Value& checksums) {
+  List positions;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto expected = checksums.as<List>().items.at(i).as<std::int64_t>();
+    if (table.is_here(rows[i]) && checksum(rows[i].tensor) != expected) {
+      positions.items.emplace_back(static_cast<std::int64_t>(i));
+    }
+  }
+  return positions;
+}
+
+std::int64_t take(Rows rows, const List& wish, const Value& values) {
+  const at::NoGradGuard no_grad;
+  std::int64_t received = 0;
+  for (std::size_t i = 0; i < wish.items.size(); ++i) {
+    const auto& sent = values.as<List>().items.at(i).as<at::Tensor>();
+    rows[wish.items[i].as<std::int64_t>()].tensor.copy_(sent);
+    received += static_cast<std::int64_t>(sent.nbytes());
+  }
+  return received;
+}
+
+// Collective: see give_values.
+std::int64_t give(const ParameterTable& table, Rows rows, std::span<const base::Rank> world,
+                  messaging::Mailbox& mailbox, const base::Patience& patience) {
+  const auto first = world.front();
+  if (mailbox.rank() != first) {
+    const List wish = wanted(table, rows, mailbox.receive(first, kChannel, patience));
+    mailbox.send(first, kChannel, wish);
+    return wish.items.empty() ? 0 : take(rows, wish, mailbox.receive(first, kChannel, patience));
+  }
+  const Value sums = checksums(rows);
+  for (const auto rank : world.subspan(1)) mailbox.send(rank, kChannel, sums);
+  for (const auto rank : world.subspan(1)) {
+    List values;
+    const Value wish = mailbox.receive(rank, kChannel, patience);
+    for (const auto& position : wish.as<List>().items) {
+      values.items.emplace_back(rows[position.as<std::int64_t>()].tensor.detach());
+    }
+    if (!values.items.empty()) mailbox.send(rank, kChannel, std::move(values));
+  }
+  return 0;
+}
+
+using Memory = std::unordered_set<const c10::StorageImpl*>;
+
+const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+void release(const ParameterTable& table, Rows rows, const Memory& kept,
+             const std::function<std::string(const Parameter&)>& why) {
+  for (const auto& row : rows) {
+    if (table.is_here(row)) continue;
+    at::Tensor tensor = row.tensor;
+    const bool shared = !value::is_released(tensor) && kept.contains(memory_of(tensor));
+    value::release(tensor, why(row), {}, shared ? value::Memory::kKept : value::Memory::kFreed);
+  }
+}
+
+// What is not to be freed: what lies here, and what of `later` is still to be read.
+Memory kept_for(const ParameterTable& table, Rows later) {
+  Memory kept;
+  const auto keep = [&](const Parameter& row) {
+    if (!value::is_released(row.tensor)) kept.insert(memory_of(row.tensor));
+  };
+  for (const auto* row : table.here()) keep(*row);
+  for (const auto& row : later) keep(row);
+  return kept;
+}
+
+}  // namespace
+
+std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
+                         const base::Patience& patience, const ValueHooks& hooks, std::size_t portion_bytes) {
+  std::int64_t received = 0;
+  for (const Rows rows : portions(table.all(), portion_bytes)) {
+    if (hooks.make) hooks.make(rows);
+    if (world.size() > 1) received += give(table, rows, world, mailbox, patience);
+    const Rows later(rows.data() + rows.size(), table.all().data() + table.all().size());
+    release(table, rows, kept_for(table, later), hooks.why);
+  }
+  return received;
+}
+
+void release_others(const ParameterTable& table, const std::function<std::string(const Parameter&)>& why) {
+  release(table, table.all(), kept_for(table, {}), why);
+}
+
+std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,
+                               messaging::Mailbox& mailbox, const base::Patience& patience) {
+  List mine;
+  for (const auto* row : table.here()) mine.items.emplace_back(row->tensor.detach());
+  const auto everyone = mailbox.all_gather(pipeline, std::move(mine), patience);
+  std::vector<at::Tensor> values;
+  std::vector<std::size_t> taken(everyone.size());
+  for (const auto& row : table.all()) {
+    const auto partition = row.layout.partition.value;
+    values.push_back(everyone.at(partition).as<List>().items.at(taken.at(partition)++).as<at::Tensor>());
+  }
+  return values;
+}
+
+}  // namespace lamina::model

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lamina/messaging/mailbox.h"
+#include "lamina/model/parameter_table.h"
+
+// The values of a model's parameters and buffers: those of world rank 0, given to the ranks that hold them.
+namespace lamina::model {
+
+inline constexpr std::size_t kPortionBytes = 1 << 28;
+
+// What differs between the faces when values are given away.
+struct ValueHooks {
+  // Called before a portion's values are read, with its rows: makes those of rows here, or all on the first rank.
+  std::function<void(std::span<const Parameter>)> make;
+  // What a use of a row on this rank says, which does not hold it; begins with where it is and a semicolon.
+  std::function<std::string(const Parameter&)> why;
+};
+
+// Collective over `world`: gives every tensor here the value that it has on the first rank, and releases the others, a
+// portion of about so many bytes at a time, so that a rank never holds more than a portion of what is not its own. A
+// checksum decides whether a value is sent. Returns the bytes received.
+std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank> world, messaging::Mailbox& mailbox,
+                         const base::Patience& patience, const ValueHooks& hooks,
+                         std::size_t portion_bytes = kPortionBytes);
+
+// [Note: memory of released values] Frees the values of rows that are not here. The memory goes although views of it
+// are alive (a transposed weight that a graph has saved), which say from then on, when they are read, why: they would
+// keep it, and hold what training elsewhere has overtaken. It stays where a tensor that is here lies in it, too.
+void release_others(const ParameterTable& table, const std::function<std::string(const Parameter&)>& why);
+
+// Collective over `pipeline`: the values of all rows, in the table's order, detached, each from the rank that holds it.
+std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,
+                               messaging::Mailbox& mailbox, const base::Patience& patience);
+
+}  // namespace lamina::model
