@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary optimizers of a distributed model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,8 @@ OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.
 def cut(partition):
     """A model of three layers, of which partition 1 owns the middle one."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    return module, PartitionedModel(ModuleTree(module), [0, 0, 1, 0], {}, partition)
+    session = SimpleNamespace(group_rank=lambda kind: partition)
+    return module, PartitionedModel(ModuleTree(module), [0, 0, 1, 0], {}, session)
 
 
 def test_it_is_the_same_optimizer(start):
