@@ -2,25 +2,12 @@
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/tracer.h"
+#include "lamina/plan/call_order.h"
 
 namespace lamina::frontend {
 namespace {
-
-// Parents before children, children in the order of their first calls.
-void visit(const ModuleTree& tree, const std::optional<std::vector<Cost>>& costs, int node, std::vector<int>& order) {
-  order.push_back(node);
-  std::vector<int> children;
-  for (int other = 1; other < tree.size(); ++other) {
-    if (tree.nodes()[other].parent == node) children.push_back(other);
-  }
-  const auto called = [&](int child) { return costs ? (*costs)[child].order.value_or(tree.size()) : 0; };
-  std::ranges::stable_sort(children, {}, called);
-  for (const int child : children) visit(tree, costs, child, order);
-}
 
 std::optional<int> by_hand(const torch::nn::Module& module, bool scopes_count) {
   const Called* known = called(&module);
@@ -41,8 +28,13 @@ bool runs_anywhere(const ModuleTree::Node& node, const Cost* cost) {
 std::pair<plan::ModuleTree, std::vector<int>> planned_tree(const ModuleTree& tree,
                                                            const std::optional<std::vector<Cost>>& costs,
                                                            bool scopes_count) {
-  std::vector<int> order;
-  visit(tree, costs, 0, order);
+  std::vector<int> parents;
+  std::vector<std::optional<int>> called(tree.size());
+  for (int node = 0; node < tree.size(); ++node) {
+    parents.push_back(tree.nodes()[node].parent);
+    if (costs) called[node] = (*costs)[node].order;
+  }
+  std::vector<int> order = plan::call_order(parents, called);
   std::vector<int> place(order.size());
   for (std::size_t row = 0; row < order.size(); ++row) place[order[row]] = static_cast<int>(row);
   plan::ModuleTree rows;

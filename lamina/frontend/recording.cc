@@ -58,6 +58,7 @@ Recording::~Recording() {
 
 std::vector<Cost> Recording::finish() {
   pass_time();
+  hand_on();
   return std::move(costs_);
 }
 

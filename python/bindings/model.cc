@@ -6,6 +6,7 @@
 #include "lamina/model/agreement.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
+#include "lamina/plan/call_order.h"
 #include "lamina/plan/configured.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
@@ -107,6 +108,7 @@ Group group_of(const std::string& kind) {
 }
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
+  module.def("call_order", &plan::call_order, py::arg("parents"), py::arg("called"));
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
       .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),

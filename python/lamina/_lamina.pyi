@@ -189,8 +189,8 @@ class Session:
         self, table: ParameterTable, make: Callable[[list[torch.Tensor]], None], portion_bytes: int = ...
     ) -> int:
         """Collective over the world: gives each tensor here the value that it has on world rank 0, sending only what
-        differs, and releases the others, a portion of about so many bytes at a time. `make` is called with the tensors of each portion before
-        their values are read. Returns the bytes received here."""
+        differs, and releases the others, a portion of about so many bytes at a time. `make` is called with the tensors
+        of each portion before their values are read. Returns the bytes received here."""
     def release_others(self, table: ParameterTable) -> None:
         """Frees the values that are not this rank's, also where views of them are alive."""
     def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:
@@ -267,6 +267,10 @@ class Session:
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
+
+def call_order(parents: Sequence[int], called: Sequence[int | None]) -> list[int]:
+    """The nodes of a tree in the order that a plan takes them in: parents before children, these in the order of their
+    first calls; a node that never was called comes where the first node in it was. The root's parent is -1."""
 
 class ParameterTable:
     """Who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""

@@ -9,7 +9,6 @@ attributes of modules and arguments are as before, and hooks of the script are n
 """
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.anywhere import owned_by_nobody
@@ -130,7 +130,7 @@ def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[lis
         plain[node]["anywhere"] = True
     if measures is None:
         return plain, list(range(len(plain)))
-    nodes = _in_call_order(tree, measures)
+    nodes = _lamina.call_order(tree.parents, [each.order for each in measures])
     place = {node: position for position, node in enumerate(nodes)}
     rows = []
     for node in nodes:
@@ -160,23 +160,6 @@ def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
         "ties": {tie.attribute: [tree.names[node] for node in sorted(tie.nodes)] for tie in found.ties},
         "notes": found.notes,
     }
-
-
-def _in_call_order(tree: ModuleTree, measures: list[Measures]) -> list[int]:
-    """Parents before children; what is never called, and holds others, comes where the first of these is called."""
-    first: list[float] = [math.inf if each.order is None else each.order for each in measures]
-    children: list[list[int]] = [[] for _ in measures]
-    for node in reversed(range(1, len(measures))):
-        parent = tree.parents[node]
-        children[parent].insert(0, node)
-        if measures[parent].order is None:
-            first[parent] = min(first[parent], first[node])
-    ordered, ahead = [], [0]
-    while ahead:
-        node = ahead.pop()
-        ordered.append(node)
-        ahead += sorted(reversed(children[node]), key=lambda child: first[child], reverse=True)
-    return ordered
 
 
 @contextmanager
