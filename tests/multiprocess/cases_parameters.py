@@ -387,3 +387,16 @@ def case_the_page_on_averages_and_target_networks():
     names["swap"](average, model)
     whole = names["whole"](average)
     assert all(torch.allclose(whole[name], value, atol=1e-6) for name, value in expected.items())
+
+
+def case_views_of_parameters_of_other_ranks_say_where_the_value_is():
+    net, _, model = started()
+    state = {name: value.t() for name, value in net.state_dict().items()}
+    lamina.step(lambda z: model(z))(NOISE)
+    for name, parameter in model.named_parameters():
+        if model._cut.model.owns(name):
+            assert torch.equal(state[name], parameter.t())
+        else:
+            with pytest.raises(RuntimeError, match=f"{name} lives in partition [01] on rank [01]"):
+                state[name].sum()
+    lamina.shutdown()
