@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "lamina/base/ids.h"
 
 // What can go wrong, by culprit. The first line of a message says who, what, with whom and what to do; details follow
 // on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
@@ -31,10 +35,25 @@ class DesyncError : public UsageError {
   using UsageError::UsageError;
 };
 
+// A rank that is lost, and why, as a clause: "its process ended".
+struct Loss {
+  Rank rank;
+  std::string cause;
+
+  std::string text() const { return "rank " + std::to_string(rank.value) + " is lost: " + cause; }
+};
+
+// The cause of a loss by Ctrl-C on that rank.
+inline constexpr auto kInterrupted = "it was interrupted";
+
 // Another rank is gone: its process ended or its connection broke.
 class PeerError : public Error {
  public:
-  using Error::Error;
+  explicit PeerError(const std::string& text, std::optional<Loss> loss = {}) : Error(text), loss_(std::move(loss)) {}
+  const std::optional<Loss>& loss() const { return loss_; }  // none where it is not known which rank it was
+
+ private:
+  std::optional<Loss> loss_;
 };
 
 // A live rank did not answer before the deadline.

@@ -118,21 +118,22 @@ class C10dGroup : public ProcessGroup {
         says_present_at.reset();
       }
       const auto loss = mailbox_.loss(options_.members, {});
-      if (loss.empty()) return;
+      if (!loss) return;
       if (!lost_at) lost_at = Clock::now();
-      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss));
+      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss->text()), loss);
     };
     return patience;
   }
 
   [[noreturn]] void blame(const std::exception& error) const {
     auto loss = mailbox_.loss(options_.members, kOtherWitness);
-    if (loss.empty()) {  // a member that leaves because of another closes its connections some time before it ends
-      const auto first = mailbox_.first_loss();
-      loss = first.empty() ? "a rank left, perhaps with less to do than the others" : base::str("failed; ", first);
+    std::string said = loss ? loss->text() : "a rank left, perhaps with less to do than the others";
+    if (!loss) {  // a member that leaves because of another closes its connections some time before it ends
+      loss = mailbox_.first_loss();
+      if (loss) said = base::str("failed; ", loss->text());
     }
     const std::string text = error.what();
-    throw base::PeerError(base::str(what(), ": ", loss, "\n", text));
+    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss);
   }
 
   std::string what() const { return base::str(options_.purpose, " over ", base::name_ranks(options_.members)); }

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "lamina/transport/lost.h"
-
 namespace lamina::messaging {
 namespace {
 
@@ -110,7 +108,8 @@ value::Value Mailbox::await(base::Rank from, const std::string& channel, const b
   const auto ready = [&] {
     if (boxes_.contains(key)) return true;
     if (const auto lost = lost_.find(from); lost != lost_.end()) {
-      throw base::PeerError(base::str(transport::lost(from, lost->second), "; ", what(), " will not come"));
+      const base::Loss loss{from, lost->second};
+      throw base::PeerError(base::str(loss.text(), "; ", what(), " will not come"), loss);
     }
     return false;
   };
@@ -133,7 +132,9 @@ void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, con
     std::erase_if(from, [&](base::Rank rank) { return heard_enough(rank, channel, take); });
     for (const auto rank : from) {
       const auto lost = lost_.find(rank);
-      if (lost != lost_.end()) throw base::PeerError(base::str(what({}), ": ", transport::lost(rank, lost->second)));
+      if (lost == lost_.end()) continue;
+      const base::Loss loss{rank, lost->second};
+      throw base::PeerError(base::str(what({}), ": ", loss.text()), loss);
     }
     return from.empty();
   };
@@ -211,20 +212,20 @@ std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members,
   return without_signatures(members, std::move(values));
 }
 
-std::string Mailbox::loss(std::span<const base::Rank> members, std::chrono::milliseconds within) {
+std::optional<base::Loss> Mailbox::loss(std::span<const base::Rank> members, std::chrono::milliseconds within) {
   std::unique_lock lock(mutex_);
-  std::string clause;
+  std::optional<base::Loss> loss;
   arrived_.wait_for(lock, within, [&] {
     for (auto rank : members) {
       const auto lost = lost_.find(rank);
-      if (lost != lost_.end()) clause = transport::lost(rank, lost->second);
+      if (lost != lost_.end()) loss = base::Loss{rank, lost->second};
     }
-    return !clause.empty();
+    return loss.has_value();
   });
-  return clause;
+  return loss;
 }
 
-std::string Mailbox::first_loss() {
+std::optional<base::Loss> Mailbox::first_loss() {
   std::lock_guard guard(mutex_);
   return first_loss_;
 }
@@ -242,7 +243,7 @@ void Mailbox::lose(base::Rank rank, const std::string& why) {
   {
     std::lock_guard guard(mutex_);
     lost_.try_emplace(rank, why);
-    if (first_loss_.empty()) first_loss_ = transport::lost(rank, why);
+    if (!first_loss_) first_loss_ = base::Loss{rank, why};
   }
   arrived_.notify_all();
 }

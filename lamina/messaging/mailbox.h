@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/error.h"
 #include "lamina/base/wait.h"
 #include "lamina/messaging/mutual_waits.h"
 #include "lamina/transport/transport.h"
@@ -55,10 +56,10 @@ class Mailbox {
   // Returns when every member has called.
   void barrier(std::span<const base::Rank> members, const base::Patience& patience);
 
-  // Waits until one of `members` is lost, at most `within`: a clause that names it, "" when none is.
-  std::string loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
+  // Waits until one of `members` is lost, at most `within`; none when none is.
+  std::optional<base::Loss> loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
-  std::string first_loss();
+  std::optional<base::Loss> first_loss();
 
   void deliver(transport::Message&& message);          // kObject and kWait, from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread
@@ -92,7 +93,7 @@ class Mailbox {
   std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
   std::map<std::string, std::int64_t> exchanges_;  // how many of each group
   std::map<base::Rank, std::string> lost_;
-  std::string first_loss_;
+  std::optional<base::Loss> first_loss_;
 };
 
 }  // namespace lamina::messaging

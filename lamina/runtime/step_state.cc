@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "lamina/base/error.h"
-#include "lamina/transport/lost.h"
 
 namespace lamina::runtime {
 namespace {
@@ -215,8 +214,8 @@ base::Step StepState::latest() {
 }
 
 void StepState::lose(base::Rank rank, const std::string& why) {
-  fail_for_good(
-      std::make_exception_ptr(base::PeerError(base::str(transport::lost(rank, why), "; start the job again"))));
+  const base::Loss loss{rank, why};
+  fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }
 
 std::exception_ptr StepState::error() {

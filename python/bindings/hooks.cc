@@ -21,6 +21,15 @@ void raise_as(const char* name, const std::exception& error) {
   PyErr_SetString(py::object(hooks().errors[name]).ptr(), error.what());
 }
 
+void raise_peer_error(const base::PeerError& error) {
+  const py::object exception = py::object(hooks().errors["PeerError"])(error.what());
+  if (error.loss()) {
+    exception.attr("rank") = error.loss()->rank.value;
+    exception.attr("cause") = error.loss()->cause;
+  }
+  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+}
+
 void raise_remote(const value::Failure& failure) {
   py::object pickled = py::none();
   if (const auto* bytes = failure.object.get_if<std::string>()) pickled = py::bytes(*bytes);
@@ -224,7 +233,7 @@ void set_python_error(std::exception_ptr error) {
   } catch (const base::UsageError& e) {
     raise_as("UsageError", e);
   } catch (const base::PeerError& e) {
-    raise_as("PeerError", e);
+    raise_peer_error(e);
   } catch (const base::TimeoutError& e) {
     raise_as("TimeoutError", e);
   } catch (const base::FormatError& e) {

@@ -6,7 +6,6 @@
 
 #include "lamina/pipeline/backward_watch.h"
 #include "lamina/remote/anywhere.h"
-#include "lamina/transport/lost.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
@@ -67,7 +66,8 @@ void barrier(Session& session, const std::string& kind) {
 std::string loss(Session& session, int rank, double within_s) {
   const base::Rank ranks[] = {base::Rank(rank)};
   const std::chrono::milliseconds within(static_cast<std::int64_t>(within_s * 1000));
-  return session.job().mailbox().loss(ranks, within);
+  const auto loss = session.job().mailbox().loss(ranks, within);
+  return loss ? loss->text() : "";
 }
 
 // The model, once it is cut.
@@ -224,7 +224,7 @@ void bind_session(py::module_& module) {
       .def("begin_step", &pipeline::BackwardWatch::begin_step, py::arg("parameters"), py::arg("backwards"))
       .def("announce", &pipeline::BackwardWatch::announce)
       .def("end_step", &pipeline::BackwardWatch::end_step, py::arg("parameters"), py::arg("backwards"));
-  module.attr("LOST_BY_INTERRUPT") = transport::lost("(\\d+)", transport::kInterrupted);
+  module.attr("INTERRUPTED") = base::kInterrupted;
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
   kind.def(py::init(&open), py::arg("config"))

@@ -140,7 +140,7 @@ class Meeting:
         """`name` is new for each meeting. Raises TimeoutError, which names the ranks that did not come, ConfigError
         when two processes have one rank, or ranks know of different numbers of ranks. Notices signals."""
 
-LOST_BY_INTERRUPT: str  # in the error of a rank that lost another: a regular expression with that one's number
+INTERRUPTED: str  # the cause of a PeerError where Ctrl-C ended the rank that is gone
 
 class Session:
     """The engine of this rank, from init to shutdown. Calls that wait release the GIL and notice signals."""

@@ -21,7 +21,15 @@ class DesyncError(UsageError):
 
 
 class PeerError(Error, ConnectionError):
-    """Another rank is gone: its process ended or its connection broke."""
+    """Another rank is gone: its process ended or its connection broke.
+
+    Attributes:
+        rank: the world rank that is gone, -1 when unknown.
+        cause: why, as a clause: "its process ended"; "" when unknown.
+    """
+
+    rank: int = -1
+    cause: str = ""
 
 
 class TimeoutError(Error, builtins.TimeoutError):

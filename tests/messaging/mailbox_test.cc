@@ -42,11 +42,11 @@ TEST(Mailbox, KnowsWhichOfTheRanksAskedForIsLost) {
   Mailboxes boxes(3);
   const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};
   boxes[0].lose(base::Rank(2), "its process ended");
-  EXPECT_EQ(boxes[0].loss(pair, {}), "");
-  EXPECT_EQ(boxes[0].loss(boxes.ranks(), {}), "rank 2 is lost: its process ended");
+  EXPECT_FALSE(boxes[0].loss(pair, {}));
+  EXPECT_EQ(boxes[0].loss(boxes.ranks(), {})->text(), "rank 2 is lost: its process ended");
   boxes[0].lose(base::Rank(1), "it called shutdown");
-  EXPECT_EQ(boxes[0].first_loss(), "rank 2 is lost: its process ended");
-  EXPECT_EQ(boxes[1].first_loss(), "");
+  EXPECT_EQ(boxes[0].first_loss()->text(), "rank 2 is lost: its process ended");
+  EXPECT_FALSE(boxes[1].first_loss());
 }
 
 TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
@@ -55,7 +55,7 @@ TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
     if (rank == 1) {
       boxes[0].lose(base::Rank(1), "its process ended");
     } else {
-      EXPECT_EQ(boxes[0].loss(boxes.ranks(), std::chrono::hours(1)), "rank 1 is lost: its process ended");
+      EXPECT_EQ(boxes[0].loss(boxes.ranks(), std::chrono::hours(1))->text(), "rank 1 is lost: its process ended");
     }
   }));
 }

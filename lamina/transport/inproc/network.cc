@@ -3,9 +3,10 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/lost.h"
 
 namespace lamina::transport::inproc {
+
+[[noreturn]] void throw_lost(const base::Loss& loss) { throw base::PeerError(loss.text(), loss); }
 
 constexpr auto kEnded = "its process ended";
 
@@ -47,7 +48,7 @@ void Network::post(base::Rank from, base::Rank to, Frame frame) {
   {
     std::lock_guard guard(mutex_);
     if (to.value < 0 || to.value >= size_) throw base::UsageError(base::str("there is no rank ", to));
-    if (dead_[to.value]) throw base::PeerError(lost(to, kEnded));
+    if (dead_[to.value]) throw_lost({to, kEnded});
     if (dead_[from.value]) return;
     queues_[{from, to}].emplace_back(std::move(frame));
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/lost.h"
 #include "lamina/transport/ucx/sending.h"
 #include "lamina/transport/ucx/ucx_transport.h"
 
@@ -22,8 +21,8 @@ UcxTransport::Lock UcxTransport::enter() {
 
 void UcxTransport::refuse_if_lost(base::Rank to) const {
   if (closing_) throw base::UsageError("the transport is closed");
-  const std::string& why = peers_[to.value].why;
-  if (!why.empty()) throw base::PeerError(lost(to, why));
+  const base::Loss loss{to, peers_[to.value].why};
+  if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
 void UcxTransport::send(base::Rank to, const Message& message) {

@@ -11,7 +11,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
-#include "lamina/transport/lost.h"
 
 namespace lamina::transport::ucx {
 namespace {
@@ -193,7 +192,7 @@ void UcxTransport::hear() {
     switch (note.kind) {
       case Liveness::Kind::kGone:
         peer.gone = true;
-        peer.gone_why = peer.interrupted ? std::string(kInterrupted) : note.why;
+        peer.gone_why = peer.interrupted ? std::string(base::kInterrupted) : note.why;
         break;
       case Liveness::Kind::kInterrupted:
         peer.interrupted = true;

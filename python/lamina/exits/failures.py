@@ -2,7 +2,6 @@
 """Exceptions as values that travel between ranks, and back; and which of them Ctrl-C on another rank has caused."""
 
 import pickle
-import re
 import sys
 import traceback
 from typing import NamedTuple
@@ -138,8 +137,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 def interrupted_rank(error: BaseException | None) -> int | None:
     """The other rank whose Ctrl-C caused this error: it came from there, or that rank was lost by it."""
     if isinstance(error, PeerError):
-        lost = re.search(_lamina.LOST_BY_INTERRUPT, str(error))
-        return int(lost[1]) if lost else None
+        return error.rank if error.cause == _lamina.INTERRUPTED else None
     failure = getattr(error, "_failure", None)
     is_foreign = isinstance(error, RemoteError) and failure is not None and failure.type == "KeyboardInterrupt"
     return error.rank if is_foreign else None
