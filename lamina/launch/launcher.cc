@@ -7,13 +7,13 @@
 #include <optional>
 
 #include "lamina/base/str.h"
-#include "lamina/launch/attempt.h"
-#include "lamina/launch/descendants.h"
-#include "lamina/launch/error.h"
-#include "lamina/launch/guardian.h"
+#include "lamina/launch/ranks/attempt.h"
+#include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/error.h"
+#include "lamina/launch/ranks/guardian.h"
+#include "lamina/launch/ranks/restarts.h"
+#include "lamina/launch/ranks/watch.h"
 #include "lamina/launch/reserved_port.h"
-#include "lamina/launch/restarts.h"
-#include "lamina/launch/watch.h"
 
 namespace lamina::launch {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lamina/launch/options.h"
+#include "lamina/launch/options/options.h"
 
 namespace lamina::launch {
 

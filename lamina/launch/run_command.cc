@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "lamina/base/error.h"
-#include "lamina/launch/error.h"
 #include "lamina/launch/launcher.h"
-#include "lamina/launch/run_options.h"
+#include "lamina/launch/options/run_options.h"
+#include "lamina/launch/ranks/error.h"
 #include "lamina/launch/timeline_folder.h"
 
 namespace lamina::launch {

@@ -18,7 +18,7 @@ MADE_ELSEWHERE = {
     "lamina/frontend/model.cc": ["rank … built another model than rank 0"],
     "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/frontend/step.cc": ["… cannot be split into … microbatches: its size …"],
-    "lamina/launch/options.cc": [
+    "lamina/launch/options/options.cc": [
         "--preload must name Python modules",
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",

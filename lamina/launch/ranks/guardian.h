@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <signal.h>
+
+#include <functional>
+
+#include "lamina/launch/ranks/orders.h"
+
+namespace lamina::launch {
+
+// [Note: guardian] The process that a user starts, the command, can be killed at any moment, and then nobody else may
+// be left. So it does nothing but pass its signals on to a child, the guardian, which starts and watches the ranks.
+//   - The command dies: the guardian sees the end of their pipe and kills every descendant; orphans of ranks have
+//     become its children (child subreaper).
+//   - The guardian dies: the kernel kills the ranks (PR_SET_PDEATHSIG), their orphans become children of the command,
+//     and that kills them.
+// The guardian has a process group of its own, so that Ctrl-C on a terminal reaches it once, through the command.
+
+// Runs `body` in a guardian and returns its exit code. `mask` is the signal mask that ranks are to begin with. To be
+// called from the main thread of a process without other children. Throws StartError.
+int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>& body);
+
+}  // namespace lamina::launch
