@@ -6,7 +6,6 @@
 
 #include "lamina/base/str.h"
 #include "lamina/config/config_check.h"
-#include "lamina/config/config_json.h"
 #include "lamina/config/config_keys.h"
 #include "lamina/config/config_reader.h"
 
@@ -42,19 +41,17 @@ ParsedConfig parse_config(const ConfigInput& input) {
   const bool from_environment = says_anything(input.environment);
   const std::string source = from_environment ? "configuration (SM_HP_MP_PARAMETERS)" : "configuration";
   Problems problems;
-  const WrittenConfig written = read_written(from_environment ? *input.environment : input.json, source, problems);
-  ConfigReader reader(problems);
-  for (const auto& [name, value] : written.parameters) reader.read(name, value);
+  const ReadConfig read = read_config(from_environment ? *input.environment : input.json, source, problems);
 
-  ParsedConfig parsed{reader.config(), {}};
-  if (!reader.tolerated().empty()) {
+  ParsedConfig parsed{read.config, {}};
+  if (!read.tolerated.empty()) {
     parsed.warnings.push_back(
-        base::str("these keys are known from existing scripts but have no effect: ", reader.tolerated()));
+        base::str("these keys are known from existing scripts but have no effect: ", read.tolerated));
   }
   if (!input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
   check_between_keys(parsed.config, problems);
   problems.raise(source);
-  if (!written.enabled) {
+  if (!read.enabled) {
     parsed = {Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}};
   }
   parsed.config = with_defaults(parsed.config);
@@ -100,6 +97,14 @@ std::string differences(const Config& a, const Config& b) {
     if (in_a != in_b) text += base::str(text.empty() ? "" : "; ", key.name, ": ", show(in_a), " and ", show(in_b));
   }
   return text;
+}
+
+std::string to_json(const Config& config) {
+  std::string text;
+  for (const Key& key : config_keys()) {
+    text += base::str(text.empty() ? "{" : ", ", show(key.name), ": ", show(key.write(config)));
+  }
+  return text + "}";
 }
 
 }  // namespace lamina::config
