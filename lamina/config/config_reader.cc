@@ -9,7 +9,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config_keys.h"
-#include "lamina/config/json_reason.h"
 #include "lamina/config/scalar.h"
 
 namespace lamina::config {

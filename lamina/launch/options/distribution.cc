@@ -9,7 +9,7 @@
 #include "lamina/base/input_file.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
-#include "lamina/config/json_reason.h"
+#include "lamina/config/problems.h"
 #include "lamina/launch/options/yaml.h"
 
 namespace lamina::launch {
