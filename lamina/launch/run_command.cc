@@ -6,7 +6,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/launch/launcher.h"
-#include "lamina/launch/options/run_options.h"
+#include "lamina/launch/options/options.h"
 #include "lamina/launch/ranks/error.h"
 #include "lamina/launch/timeline_folder.h"
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lamina/launch/options/command_line.h"
+
 namespace lamina::launch {
 
 // What `lamina run` is asked to do. What is not given comes from the environment or has a default, see Layout.
@@ -44,5 +46,9 @@ struct Options {
   // Throws ConfigError: one line that names every wrong field. Looks at no file and at no environment.
   void validate() const;
 };
+
+// Reads what follows `lamina run`, in the words of this launcher, of Composer's and of torchrun's. Returns an exit code
+// as `parse` does, or nothing and fills `options`, not validated.
+std::optional<int> parse_run(const Arguments& arguments, Options& options);
 
 }  // namespace lamina::launch
