@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/options/distribution.h"
 
+#include <yaml-cpp/yaml.h>
+
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 
 #include "lamina/base/error.h"
@@ -10,13 +13,51 @@
 #include "lamina/base/str.h"
 #include "lamina/config/config.h"
 #include "lamina/config/problems.h"
-#include "lamina/launch/options/yaml.h"
 
 namespace lamina::launch {
 namespace {
 
 using base::str;
 using Json = nlohmann::json;
+
+Json scalar(const YAML::Node& node) {
+  const std::string& text = node.Scalar();
+  if (node.Tag() == "!") return text;  // in quotes
+  if (text == "true" || text == "True" || text == "TRUE") return true;
+  if (text == "false" || text == "False" || text == "FALSE") return false;
+  static const std::regex number(R"([-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?)");
+  if (!std::regex_match(text, number)) return text;
+  const bool whole = text.find_first_of(".eE") == std::string::npos;
+  try {
+    return whole ? Json(std::stoll(text)) : Json(std::stod(text));
+  } catch (const std::out_of_range&) {
+    return text;
+  }
+}
+
+Json convert(const YAML::Node& node) {
+  if (node.IsScalar()) return scalar(node);
+  Json result;
+  if (node.IsSequence()) {
+    result = Json::array();
+    for (const auto& item : node) result.push_back(convert(item));
+  } else if (node.IsMap()) {
+    result = Json::object();
+    for (const auto& entry : node) result[entry.first.Scalar()] = convert(entry.second);
+  }
+  return result;
+}
+
+// Returns a YAML document as JSON: plain scalars are null, booleans and numbers where YAML 1.2 reads them so. Throws
+// ConfigError that begins with `source`.
+Json parse_yaml(const std::string& text, const std::string& source) {
+  try {
+    return convert(YAML::Load(text));
+  } catch (const YAML::Exception& error) {
+    throw base::ConfigError(str(source, " is not valid YAML: line ", error.mark.line + 1, ", column ",
+                                error.mark.column + 1, ": ", error.msg));
+  }
+}
 
 class DistributionReader {
  public:
@@ -48,7 +89,7 @@ class DistributionReader {
   }
 
   Json parse() const {
-    const std::string text = base::read_file(path_, base::str("--config ", path_, ": "));
+    const std::string text = base::read_file(path_, str("--config ", path_, ": "));
     if (path_.ends_with(".yaml") || path_.ends_with(".yml")) return parse_yaml(text, "--config " + path_);
     try {
       return Json::parse(text);
