@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "lamina/base/str.h"
+#include "lamina/launch/options/machine.h"
+#include "lamina/launch/options/rank_environment.h"
 #include "lamina/launch/ranks/attempt.h"
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"

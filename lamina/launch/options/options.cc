@@ -11,7 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
-#include "lamina/launch/options/environment.h"
+#include "lamina/launch/options/machine.h"
 
 namespace lamina::launch {
 namespace {

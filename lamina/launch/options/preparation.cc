@@ -4,8 +4,8 @@
 #include "lamina/base/str.h"
 #include "lamina/launch/options/distribution.h"
 #include "lamina/launch/options/file_pattern.h"
-#include "lamina/launch/options/gpus.h"
-#include "lamina/launch/options/variables.h"
+#include "lamina/launch/options/machine.h"
+#include "lamina/launch/options/rank_environment.h"
 
 namespace lamina::launch {
 namespace {

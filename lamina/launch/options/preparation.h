@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lamina/launch/options/environment.h"
 #include "lamina/launch/options/layout.h"
 #include "lamina/launch/options/options.h"
 #include "lamina/launch/options/program.h"
+#include "lamina/launch/options/variables.h"
 
 namespace lamina::launch {
 

@@ -10,7 +10,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
-#include "lamina/launch/options/expansion.h"
 
 namespace lamina::launch {
 namespace {

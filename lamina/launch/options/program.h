@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lamina/launch/options/environment.h"
 #include "lamina/launch/options/options.h"
+#include "lamina/launch/options/variables.h"
 
 namespace lamina::launch {
 

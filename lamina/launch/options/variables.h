@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "lamina/launch/options/environment.h"
-
 namespace lamina::launch {
 
-// `variables` with those that `assignments` set: NAME=VALUE, or NAME alone, which has to be set there already. Throws
-// ConfigError on anything else, and on names that are the launcher's to set; `source` says where the assignments stand.
-Variables with_variables(Variables variables, const std::vector<std::string>& assignments, const std::string& source);
+using Variables = std::vector<std::string>;  // "NAME=value" each
+
+// The environment of this process.
+Variables own_environment();
+
+// The value of that variable, or nothing.
+std::optional<std::string> find(const Variables& variables, const std::string& name);
+
+// Returns `word` with a leading `~` or `~user` replaced by that home folder, then every $NAME and ${NAME} by its value
+// in `environment`. What is not known there stays as it is written, and so does what is known behind a backslash, which
+// goes.
+std::string expand(const std::string& word, const Variables& environment);
 
 }  // namespace lamina::launch

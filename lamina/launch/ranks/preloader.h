@@ -7,8 +7,8 @@
 #include <string>
 
 #include "lamina/base/fd.h"
-#include "lamina/launch/options/environment.h"
 #include "lamina/launch/options/preparation.h"
+#include "lamina/launch/options/rank_environment.h"
 #include "lamina/launch/ranks/orders.h"
 #include "lamina/launch/ranks/rank_process.h"
 #include "lamina/launch/ranks/report.h"

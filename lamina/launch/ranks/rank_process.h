@@ -9,8 +9,8 @@
 
 #include "lamina/base/fd.h"
 #include "lamina/base/ids.h"
-#include "lamina/launch/options/environment.h"
 #include "lamina/launch/options/program.h"
+#include "lamina/launch/options/variables.h"
 #include "lamina/launch/ranks/rank_end.h"
 
 namespace lamina::launch {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/launch/options/environment.h"
+#include "lamina/launch/options/rank_environment.h"
 #include "lamina/launch/ranks/rank_outputs.h"
 #include "lamina/launch/ranks/rank_pipes.h"
 #include "lamina/launch/ranks/terminal.h"

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "lamina/base/ids.h"
+#include "lamina/launch/options/variables.h"
 
 namespace lamina::launch {
 
-using Variables = std::vector<std::string>;  // "NAME=value" each
-
-std::optional<std::string> find(const Variables& variables, const std::string& name);
-
-// What all ranks of a job are told.
+// Facts that all ranks of a job are told.
 struct Job {
   std::string master_address = "127.0.0.1";
   int master_port = 0;
@@ -28,16 +24,13 @@ struct Job {
   bool stacks = false;  // Python is to write its stacks down when it is aborted
 };
 
-// What one rank is told.
+// Facts that one rank is told.
 struct Place {
   base::Rank rank;
   int local_rank = 0;
   int secret_fd = -1;    // the rank reads the job's secret there, see Secret; -1: none
   int progress_fd = -1;  // and reports its steps there, see environment::ProgressReporter
 };
-
-// Whether the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
-bool is_launchers(const std::string& name);
 
 // The environment of one rank: `inherited`, with the launcher's variables in place of what it says of them. What only
 // has a default (OMP_NUM_THREADS, PYTHONUNBUFFERED, UCX_*) yields to an inherited value. A pure function.
@@ -46,8 +39,9 @@ Variables rank_environment(const Job& job, const Place& place, const Variables& 
 // Variables that all these have in common before any rank has a place: without what the launcher alone says.
 Variables common_environment(const Job& job, const Variables& inherited);
 
-// This process's own environment, and the number of cores it may use.
-Variables own_environment();
-int available_cores();
+// Returns `variables` with those that `assignments` set: NAME=VALUE, or NAME alone, which has to be set there already.
+// Throws ConfigError on anything else, and on names that are the launcher's to set; `source` says where the assignments
+// stand.
+Variables with_variables(Variables variables, const std::vector<std::string>& assignments, const std::string& source);
 
 }  // namespace lamina::launch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/options/expansion.h"
+#include "lamina/launch/options/variables.h"
 
 #include <gtest/gtest.h>
 

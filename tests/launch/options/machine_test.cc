@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/options/gpus.h"
+#include "lamina/launch/options/machine.h"
 
 #include <gtest/gtest.h>
 
@@ -43,6 +43,8 @@ TEST_F(GpusTest, TheListNarrowsThemAsCudaReadsIt) {
 TEST_F(GpusTest, AListOfNothingThatIsThereIsNone) {
   EXPECT_EQ(visible_gpus([](const std::string&) { return std::optional<std::string>("0,1"); }, "/no/such/folder"), 0);
 }
+
+TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }
 
 }  // namespace
 }  // namespace lamina::launch

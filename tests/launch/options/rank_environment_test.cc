@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/options/environment.h"
+#include "lamina/launch/options/rank_environment.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "lamina/base/error.h"
-#include "lamina/launch/options/variables.h"
 
 namespace lamina::launch {
 namespace {
@@ -90,8 +89,6 @@ TEST(WithVariables, WhatItSetsIsWhatRanksReadElseItIsRefused) {
     }
   }
 }
-
-TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }
 
 }  // namespace
 }  // namespace lamina::launch

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/options/environment.h"
-
-#include <sched.h>
-#include <unistd.h>
+#include "lamina/launch/options/rank_environment.h"
 
 #include <algorithm>
 #include <map>
 #include <string_view>
-#include <thread>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/environment/rank_contract.h"
 
@@ -38,7 +35,7 @@ Values torchrun_contract(const Job& job, const Place& place) {
   };
 }
 
-// What the launcher alone says.
+// Variables that the launcher alone sets.
 Values contract(const Job& job, const Place& place) {
   Values set = torchrun_contract(job, place);
   set["LAMINA_LAUNCHER"] = "1";
@@ -64,12 +61,13 @@ Values defaults(const Job& job) {
 // An outer torchrun's word on a store and an error file that are not this job's.
 constexpr std::string_view kDropped[] = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
 
-}  // namespace
-
+// True where the launcher alone says what a rank reads under this name: torchrun's contract and lamina's variables.
 bool is_launchers(const std::string& name) {
   static const Values set = contract({}, {.secret_fd = 0, .progress_fd = 0});
   return set.contains(name) || std::ranges::find(kDropped, name) != std::end(kDropped);
 }
+
+}  // namespace
 
 Variables common_environment(const Job& job, const Variables& inherited) {
   Values missing = defaults(job);
@@ -89,23 +87,21 @@ Variables rank_environment(const Job& job, const Place& place, const Variables& 
   return result;
 }
 
-std::optional<std::string> find(const Variables& variables, const std::string& name) {
-  for (const std::string& entry : variables) {
-    if (entry.starts_with(name + "=")) return entry.substr(name.size() + 1);
+Variables with_variables(Variables variables, const std::vector<std::string>& assignments, const std::string& source) {
+  for (const std::string& assignment : assignments) {
+    const std::string name = assignment.substr(0, assignment.find('='));
+    if (name.empty()) throw base::ConfigError(str(source, " ", assignment, " has no name: write NAME=VALUE"));
+    if (is_launchers(name)) {
+      throw base::ConfigError(str(source, " ", name, " cannot be set: it is the launcher that sets it"));
+    }
+    if (assignment.size() == name.size()) {
+      if (find(variables, name)) continue;
+      throw base::ConfigError(str(source, " ", name, ": this variable is not set; write ", name, "=VALUE"));
+    }
+    std::erase_if(variables, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    variables.push_back(assignment);
   }
-  return {};
-}
-
-Variables own_environment() {
-  Variables result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);
-  return result;
-}
-
-int available_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more cores than the set has room for
+  return variables;
 }
 
 }  // namespace lamina::launch
