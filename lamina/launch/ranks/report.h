@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "lamina/launch/options/rank_environment.h"
+#include "lamina/launch/ranks/rank_end.h"
 #include "lamina/launch/ranks/rank_outputs.h"
 #include "lamina/launch/ranks/rank_pipes.h"
 #include "lamina/launch/ranks/terminal.h"
-#include "lamina/launch/ranks/verdict.h"
 
 namespace lamina::launch {
 

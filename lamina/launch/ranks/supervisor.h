@@ -8,11 +8,11 @@
 #include "lamina/base/deadline.h"
 #include "lamina/launch/ranks/oom.h"
 #include "lamina/launch/ranks/orders.h"
+#include "lamina/launch/ranks/rank_end.h"
 #include "lamina/launch/ranks/rank_pipes.h"
 #include "lamina/launch/ranks/rank_process.h"
 #include "lamina/launch/ranks/report.h"
 #include "lamina/launch/ranks/signals.h"
-#include "lamina/launch/ranks/verdict.h"
 #include "lamina/launch/ranks/vitals.h"
 
 namespace lamina::launch {
