@@ -4,14 +4,14 @@
 #include <signal.h>
 
 #include "lamina/launch/options/preparation.h"
-#include "lamina/launch/ranks/orders.h"
+#include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/preloader.h"
 #include "lamina/launch/ranks/rank_outputs.h"
 #include "lamina/launch/ranks/report.h"
 #include "lamina/launch/ranks/secret.h"
-#include "lamina/launch/ranks/signals.h"
 #include "lamina/launch/ranks/supervisor.h"
 #include "lamina/launch/ranks/terminal.h"
+#include "lamina/launch/ranks/watch.h"
 
 namespace lamina::launch {
 

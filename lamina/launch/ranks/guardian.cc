@@ -13,7 +13,6 @@
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"
 #include "lamina/launch/ranks/rank_end.h"
-#include "lamina/launch/ranks/signals.h"
 #include "lamina/launch/ranks/watch.h"
 
 namespace lamina::launch {
@@ -57,6 +56,15 @@ void relay(Signals& signals, const base::Fd& guardian, const base::Fd& orders) {
 }
 
 }  // namespace
+
+Orders::Orders(base::Fd pipe) : pipe_(std::move(pipe)) { ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK); }
+
+std::optional<int> Orders::next() {
+  unsigned char signal = 0;
+  const ssize_t count = ::read(pipe_.get(), &signal, 1);
+  if (count == 0) abandoned_ = true;
+  return count == 1 ? std::optional<int>(signal) : std::nullopt;
+}
 
 int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>& body) {
   Signals signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP});

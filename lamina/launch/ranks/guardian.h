@@ -4,8 +4,9 @@
 #include <signal.h>
 
 #include <functional>
+#include <optional>
 
-#include "lamina/launch/ranks/orders.h"
+#include "lamina/base/fd.h"
 
 namespace lamina::launch {
 
@@ -16,6 +17,21 @@ namespace lamina::launch {
 //   - The guardian dies: the kernel kills the ranks (PR_SET_PDEATHSIG), their orphans become children of the command,
 //     and that kills them.
 // The guardian has a process group of its own, so that Ctrl-C on a terminal reaches it once, through the command.
+
+// Orders of the command to the guardian, through their pipe: the signals that it got. Its end closes with the command,
+// however that dies.
+class Orders {
+ public:
+  explicit Orders(base::Fd pipe);
+
+  int fd() const { return pipe_.get(); }  // readable when there is an order, or the command is gone
+  std::optional<int> next();              // the next signal, or nothing; never blocks
+  bool abandoned() const { return abandoned_; }
+
+ private:
+  base::Fd pipe_;
+  bool abandoned_ = false;
+};
 
 // Runs `body` in a guardian and returns its exit code. `mask` is the signal mask that ranks are to begin with. To be
 // called from the main thread of a process without other children. Throws StartError.

@@ -9,7 +9,7 @@
 #include "lamina/base/fd.h"
 #include "lamina/launch/options/preparation.h"
 #include "lamina/launch/options/rank_environment.h"
-#include "lamina/launch/ranks/orders.h"
+#include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/rank_process.h"
 #include "lamina/launch/ranks/report.h"
 

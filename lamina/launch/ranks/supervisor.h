@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "lamina/base/deadline.h"
+#include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/oom.h"
-#include "lamina/launch/ranks/orders.h"
 #include "lamina/launch/ranks/rank_end.h"
 #include "lamina/launch/ranks/rank_pipes.h"
 #include "lamina/launch/ranks/rank_process.h"
 #include "lamina/launch/ranks/report.h"
-#include "lamina/launch/ranks/signals.h"
 #include "lamina/launch/ranks/vitals.h"
+#include "lamina/launch/ranks/watch.h"
 
 namespace lamina::launch {
 
