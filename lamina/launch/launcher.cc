@@ -13,7 +13,6 @@
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"
 #include "lamina/launch/ranks/guardian.h"
-#include "lamina/launch/ranks/restarts.h"
 #include "lamina/launch/ranks/watch.h"
 #include "lamina/launch/reserved_port.h"
 

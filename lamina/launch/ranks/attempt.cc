@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "lamina/base/log.h"
 #include "lamina/base/system_error.h"
 #include "lamina/launch/ranks/descendants.h"
@@ -15,6 +17,8 @@ namespace lamina::launch {
 namespace {
 
 constexpr std::chrono::seconds kSweepLimit{2};
+constexpr std::chrono::milliseconds kFirstPause{500};
+constexpr std::chrono::milliseconds kLongestPause{60000};
 
 // Ends whatever the ranks left, also when their start failed half-way.
 struct Sweep {
@@ -99,6 +103,21 @@ Outcome Attempt::run() const {
   pipes.finish();
   report.lost_output();
   return outcome;
+}
+
+Restarts::Next Restarts::judge(const Outcome& outcome, Span lasted) {
+  if (!outcome.again || count_ == most_) return Next::kOver;
+  const bool quick = lasted < kQuick;
+  if (quick && quick_ && quick_->exit_code == outcome.exit_code && quick_->end == outcome.end) {
+    return Next::kHopeless;
+  }
+  quick_ = quick ? std::optional(outcome) : std::nullopt;
+  ++count_;
+  return Next::kAgain;
+}
+
+std::chrono::milliseconds Restarts::pause() const {
+  return std::min(kLongestPause, kFirstPause * (1 << std::clamp(count_ - 1, 0, 10)));
 }
 
 }  // namespace lamina::launch

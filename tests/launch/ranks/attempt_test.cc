@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/ranks/restarts.h"
+#include "lamina/launch/ranks/attempt.h"
 
 #include <gtest/gtest.h>
 
