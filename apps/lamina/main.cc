@@ -8,8 +8,8 @@
 
 #include "apps/lamina/plan_command.h"
 #include "apps/lamina/trace_command.h"
-#include "lamina/launch/command_line.h"
-#include "lamina/launch/run_command.h"
+#include "lamina/launch/launcher.h"
+#include "lamina/launch/options/command_line.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include "lamina/base/fd.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
-#include "lamina/launch/program.h"
+#include "lamina/launch/options/program.h"
 
 extern char** environ;
 

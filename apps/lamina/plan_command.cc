@@ -10,7 +10,7 @@
 #include "apps/lamina/model_costs.h"
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
-#include "lamina/launch/command_line.h"
+#include "lamina/launch/options/command_line.h"
 #include "lamina/plan/plan_file.h"
 #include "lamina/plan/planner.h"
 

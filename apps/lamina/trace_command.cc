@@ -8,7 +8,7 @@
 #include <iostream>
 
 #include "lamina/base/error.h"
-#include "lamina/launch/command_line.h"
+#include "lamina/launch/options/command_line.h"
 #include "lamina/observe/summary.h"
 #include "lamina/observe/timeline_part.h"
 

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lamina/config/config_key.h"
+#include "lamina/config/config.h"
+#include "lamina/config/scalar.h"
 
 namespace lamina::config {
+
+// A key of the configuration: how it is read into a Config and written from it, and what it allows.
+struct Key {
+  std::string name;
+  std::string allowed;                               // as in "expected an integer, at least 1"
+  std::function<bool(Config&, const Scalar&)> read;  // false, and nothing changed: the value is not allowed
+  std::function<Scalar(const Config&)> write;
+};
 
 // The table of keys.
 const std::vector<Key>& config_keys();

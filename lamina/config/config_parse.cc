@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "lamina/base/str.h"
-#include "lamina/config/config_check.h"
-#include "lamina/config/config_json.h"
 #include "lamina/config/config_keys.h"
 #include "lamina/config/config_reader.h"
+#include "lamina/config/problems.h"
+#include "lamina/config/scalar.h"
 
 namespace lamina::config {
 namespace {
@@ -35,6 +35,69 @@ bool says_anything(const std::optional<std::string>& text) {
   return text && text->find_first_not_of(" \t\r\n") != std::string::npos;
 }
 
+void check_default_partition(const Config& config, Problems& problems) {
+  if (problems.concern("default_partition") || problems.concern("partitions")) return;
+  if (!config.auto_partition && !config.default_partition && !problems.concern("auto_partition")) {
+    problems.add(
+        "default_partition",
+        base::str("default_partition: null is not allowed when auto_partition is false; expected the partition, from "
+                  "0 to ",
+                  config.partitions - 1, ", of modules without one of their own"));
+  }
+  if (config.default_partition.value_or(0) >= config.partitions) {
+    problems.add("default_partition", base::str("default_partition: ", *config.default_partition,
+                                                " is not allowed with partitions: ", config.partitions,
+                                                "; expected an integer from 0 to ", config.partitions - 1));
+  }
+}
+
+void check_needs_ddp(const Config& config, std::string_view key, bool given, Problems& problems) {
+  if (!given || config.ddp || problems.concern(key) || problems.concern("ddp")) return;
+  const std::string value = show(find_key(key)->write(config));
+  problems.add(key, base::str(key, ": ", value, " needs ddp: true; set it, or leave ", key, " out"));
+}
+
+void check_exclusive(const Config& config, bool Config::* a, bool Config::* b, std::string_view a_name,
+                     std::string_view b_name, Problems& problems) {
+  if (!(config.*a && config.*b)) return;
+  problems.add(a_name,
+               base::str(a_name, ": true is not allowed together with ", b_name, ": true; expected one of them"));
+}
+
+// Adds what the rules between keys find. A rule is left out when one of its keys already has a problem.
+void check_between_keys(const Config& config, Problems& problems) {
+  check_default_partition(config, problems);
+  check_needs_ddp(config, "tensor_parallel_degree", config.tensor_parallel_degree > 1, problems);
+  check_needs_ddp(config, "ddp_port", config.ddp_port.has_value(), problems);
+  check_needs_ddp(config, "ddp_dist_backend", config.ddp_dist_backend.has_value(), problems);
+  check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
+  check_exclusive(config, &Config::fp16, &Config::bf16, "fp16", "bf16", problems);
+}
+
+// Collects the values that ask for what does not exist yet.
+class Availability {
+ public:
+  explicit Availability(const Config& config) : config_(config) {}
+
+  // The value of `key` asks for something that does not exist yet; `instead` says what to do meanwhile.
+  void missing(bool asked, std::string_view key, std::string_view instead) {
+    if (!asked) return;
+    problems_.add(key, base::str(key, ": ", show(find_key(key)->write(config_)), " is not available yet; ", instead));
+  }
+
+  // A switch that has to stay as it is by default.
+  void missing(bool Config::* field, std::string_view key) {
+    const bool off = Config{}.*field;
+    missing(config_.*field != off, key, off ? "leave it at true" : "leave it at false");
+  }
+
+  void raise() const { problems_.raise("configuration, valid but not available yet"); }
+
+ private:
+  const Config& config_;
+  Problems problems_;
+};
+
 }  // namespace
 
 ParsedConfig parse_config(const ConfigInput& input) {
@@ -42,19 +105,17 @@ ParsedConfig parse_config(const ConfigInput& input) {
   const bool from_environment = says_anything(input.environment);
   const std::string source = from_environment ? "configuration (SM_HP_MP_PARAMETERS)" : "configuration";
   Problems problems;
-  const WrittenConfig written = read_written(from_environment ? *input.environment : input.json, source, problems);
-  ConfigReader reader(problems);
-  for (const auto& [name, value] : written.parameters) reader.read(name, value);
+  const ReadConfig read = read_config(from_environment ? *input.environment : input.json, source, problems);
 
-  ParsedConfig parsed{reader.config(), {}};
-  if (!reader.tolerated().empty()) {
+  ParsedConfig parsed{read.config, {}};
+  if (!read.tolerated.empty()) {
     parsed.warnings.push_back(
-        base::str("these keys are known from existing scripts but have no effect: ", reader.tolerated()));
+        base::str("these keys are known from existing scripts but have no effect: ", read.tolerated));
   }
   if (!input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
   check_between_keys(parsed.config, problems);
   problems.raise(source);
-  if (!written.enabled) {
+  if (!read.enabled) {
     parsed = {Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}};
   }
   parsed.config = with_defaults(parsed.config);
@@ -92,6 +153,27 @@ std::string schedule_name(Schedule schedule) {
   return std::get<std::string>(find_key("schedule")->write(config));
 }
 
+// A line leaves this function when what it names begins to exist.
+void require_available(const Config& config, int replicas) {
+  const Config complete = with_defaults(config);
+  Availability check(complete);
+  check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
+  check.missing(&Config::load_partition, "load_partition");
+  check.missing(complete.partition_file.has_value(), "partition_file", "leave it out");
+  check.missing(&Config::contiguous, "contiguous");
+  check.missing(&Config::horovod, "horovod");
+  check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");
+  check.missing(&Config::fp16, "fp16");
+  check.missing(&Config::bf16, "bf16");
+  check.missing(&Config::fp16_params, "fp16_params");
+  check.missing(complete.shard_optimizer_state && replicas > 1, "shard_optimizer_state", "leave it at false");
+  check.missing(&Config::offload_activations, "offload_activations");
+  check.missing(complete.sharded_data_parallel_degree > 1, "sharded_data_parallel_degree", "leave it at 1");
+  check.missing(&Config::xla, "xla");
+  check.missing(&Config::fork, "fork");
+  check.raise();
+}
+
 std::string differences(const Config& a, const Config& b) {
   std::string text;
   for (const Key& key : config_keys()) {
@@ -100,6 +182,14 @@ std::string differences(const Config& a, const Config& b) {
     if (in_a != in_b) text += base::str(text.empty() ? "" : "; ", key.name, ": ", show(in_a), " and ", show(in_b));
   }
   return text;
+}
+
+std::string to_json(const Config& config) {
+  std::string text;
+  for (const Key& key : config_keys()) {
+    text += base::str(text.empty() ? "{" : ", ", show(key.name), ": ", show(key.write(config)));
+  }
+  return text + "}";
 }
 
 }  // namespace lamina::config

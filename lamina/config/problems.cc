@@ -13,6 +13,12 @@ std::string not_allowed(std::string_view name, std::string_view value, std::stri
   return base::str(name, ": ", value, " is not allowed; expected ", expected);
 }
 
+std::string json_reason(const std::exception& error) {
+  const std::string text = error.what();
+  const auto at = text.find("line ");
+  return at == std::string::npos ? text : text.substr(at);
+}
+
 void Problems::add(std::string_view key, std::string text) {
   keys_.emplace_back(key);
   lines_.push_back(std::move(text));

@@ -5,18 +5,29 @@
 
 #include <iostream>
 #include <optional>
+#include <utility>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/launch/attempt.h"
-#include "lamina/launch/descendants.h"
-#include "lamina/launch/error.h"
-#include "lamina/launch/guardian.h"
+#include "lamina/launch/options/machine.h"
+#include "lamina/launch/options/options.h"
+#include "lamina/launch/options/preparation.h"
+#include "lamina/launch/options/rank_environment.h"
+#include "lamina/launch/ranks/attempt.h"
+#include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/error.h"
+#include "lamina/launch/ranks/guardian.h"
+#include "lamina/launch/ranks/watch.h"
 #include "lamina/launch/reserved_port.h"
-#include "lamina/launch/restarts.h"
-#include "lamina/launch/watch.h"
+#include "lamina/launch/timeline_folder.h"
 
 namespace lamina::launch {
 namespace {
+
+int complain(const std::exception& error, int code) {
+  std::cerr << "lamina run: " << error.what() << '\n';
+  return code;
+}
 
 // The launchers of several machines cannot ask each other: they name the job by where its ranks meet.
 std::string run_id(const Layout& layout) {
@@ -112,8 +123,7 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
   }
 }
 
-}  // namespace
-
+// Throws ConfigError (nothing was started) and StartError.
 int launch(const Options& options) {
   const Preparation prepared = prepare(options);
   RankOutputs outputs(prepared);
@@ -129,13 +139,39 @@ int launch(const Options& options) {
     try {
       return run_job(prepared, job, secret, outputs, orders, mask);
     } catch (const StartError& error) {
-      std::cerr << "lamina run: " << error.what() << '\n';
-      return kCannotStart;
+      return complain(error, kCannotStart);
     } catch (const base::ConfigError& error) {  // of --preload
-      std::cerr << "lamina run: " << error.what() << '\n';
-      return 2;
+      return complain(error, 2);
     }
   });
+}
+
+// The file never costs a job its exit code.
+int launch_recorded(Options options) {
+  TimelineFolder folder(*options.timeline);
+  options.variables.push_back(folder.variable());
+  const int code = launch(options);
+  try {
+    const std::string summary = folder.finish();
+    std::cerr << (summary.empty() ? "lamina run: no rank has recorded a step: there is no timeline\n" : summary);
+  } catch (const base::Error& error) {
+    complain(error, code);
+  }
+  return code;
+}
+
+}  // namespace
+
+int run_command(const std::vector<std::string>& arguments) {
+  Options options;
+  if (auto code = parse_run(arguments, options)) return *code;
+  try {
+    return options.timeline ? launch_recorded(std::move(options)) : launch(options);
+  } catch (const base::ConfigError& error) {
+    return complain(error, 2);
+  } catch (const StartError& error) {
+    return complain(error, kCannotStart);
+  }
 }
 
 }  // namespace lamina::launch

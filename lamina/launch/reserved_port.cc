@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "lamina/base/system_error.h"
-#include "lamina/launch/error.h"
+#include "lamina/launch/ranks/error.h"
 
 namespace lamina::launch {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/config/json_reason.h"
+#include "lamina/config/problems.h"
 #include "lamina/plan/file_tree.h"
 #include "lamina/plan/json_reader.h"
 #include "lamina/plan/settle.h"

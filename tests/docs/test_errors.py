@@ -9,7 +9,7 @@ from docs.raised import GAP, ROOT, literals, raised
 
 # Files that raise what other lines have put into words, and these words: each has a row.
 MADE_ELSEWHERE = {
-    "lamina/config/config_json.cc": ["… is not allowed; expected …"],
+    "lamina/config/config_reader.cc": ["… is not allowed; expected …"],
     "lamina/config/problems.cc": ["… is not allowed; expected …"],
     "lamina/messaging/mailbox.cc": ["… over ranks …"],
     "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
@@ -18,7 +18,7 @@ MADE_ELSEWHERE = {
     "lamina/model/agreement.cc": ["rank … built another model than rank …"],
     "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/frontend/step.cc": ["… cannot be split into … microbatches: its size …"],
-    "lamina/launch/options.cc": [
+    "lamina/launch/options/options.cc": [
         "--preload must name Python modules",
         "say what to run",
         "-m (a Python module) and -c (a program) exclude each other",

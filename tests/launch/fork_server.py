@@ -17,7 +17,7 @@ import sys
 import types
 from pathlib import Path
 
-PRELOAD = Path(__file__).resolve().parents[2] / "lamina/launch/preload.py"
+PRELOAD = Path(__file__).resolve().parents[2] / "lamina/launch/ranks/preload.py"
 
 
 def load() -> None:

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/options/layout.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/base/whole_number.h"
+#include "lamina/environment/cluster_task.h"
+
+namespace lamina::launch {
+namespace {
+
+using base::ConfigError;
+using base::str;
+
+// A number and where it was said, for messages: "--world_size 2", "WORLD_SIZE=2".
+struct Said {
+  int value = 0;
+  std::string words;
+};
+
+int number_of(const std::string& name, const std::string& text, int least) {
+  const auto value = base::whole_number(text);
+  if (value && *value >= least) return *value;
+  if (base::beyond_int(text)) {
+    throw ConfigError(str(name, "=", text, " in the environment is too large a number: correct or unset it"));
+  }
+  throw ConfigError(str(name, "=", text, " in the environment is not a whole number, ", least,
+                        " or greater: ", "correct or unset it"));
+}
+
+class LayoutFinder {
+ public:
+  LayoutFinder(const Options& options, const Surroundings& surroundings)
+      : options_(options), surroundings_(surroundings), within_rank_(surroundings.environment("LAMINA_LAUNCHER")) {
+    if (!within_rank_) task_ = environment::cluster_task(surroundings.environment);
+  }
+
+  Layout find() {
+    find_processes();
+    find_machines();
+    find_world_size();
+    if (layout_.world_size < layout_.processes) {
+      throw ConfigError(str(world_.words, " is less than the ", layout_.processes, " ranks of this machine (",
+                            processes_.words, "): raise the one or lower the other"));
+    }
+    const bool several = layout_.several_machines();
+    if (several) {
+      find_ranks();
+    } else {
+      require_no_ranks();
+    }
+    find_master(several);
+    return layout_;
+  }
+
+ private:
+  std::optional<std::string> variable(const std::string& name) const {
+    if (within_rank_) return {};
+    auto value = surroundings_.environment(name);
+    return value && value->empty() ? std::nullopt : value;
+  }
+
+  std::optional<Said> said(const std::optional<int>& option, const char* flag, const std::string& name, int least) {
+    if (option) return Said{*option, str(flag, " ", *option)};
+    const auto text = variable(name);
+    if (!text) return {};
+    return Said{number_of(name, *text, least), str(name, "=", *text)};
+  }
+
+  void find_processes() {
+    if (auto given = said(options_.processes, "-n", "LOCAL_WORLD_SIZE", 1)) {
+      processes_ = *given;
+    } else {
+      const int gpus = surroundings_.visible_gpus();
+      processes_ = {std::max(1, gpus), gpus > 0 ? str(gpus, " visible GPUs") : "no GPU, so one rank"};
+    }
+    layout_.processes = processes_.value;
+  }
+
+  // A cluster's launcher started one of us on each of several machines.
+  void find_machines() {
+    if (!task_) return;
+    if (task_->size == task_->nodes) {
+      machines_ = task_->size;
+    } else if (!options_.world_size && !variable("WORLD_SIZE")) {
+      throw ConfigError(str(task_->launcher, " started `lamina run` ", task_->size, " times on ", task_->nodes,
+                            task_->nodes == 1 ? " machine" : " machines", ": have it started once on each, as in `",
+                            task_->once_per_node, " lamina run ...`, or leave `lamina run` out"));
+    }
+  }
+
+  void find_world_size() {
+    const auto local = variable("LOCAL_WORLD_SIZE");
+    const auto inherited = variable("WORLD_SIZE");
+    const int n = layout_.processes;
+    if (options_.world_size || options_.nodes) {
+      from_options(n);
+    } else if (inherited && inherited != local) {
+      world_ = *said({}, "", "WORLD_SIZE", 1);
+    } else {
+      const std::int64_t all = std::int64_t{machines_} * n;
+      require_int(all, str(machines_, " machines"));
+      world_ = {static_cast<int>(all), str(machines_, " machines of ", n)};
+    }
+    layout_.world_size = world_.value;
+    layout_.nodes = options_.nodes.value_or((world_.value - 1) / n + 1);
+  }
+
+  void from_options(int n) {
+    if (options_.world_size) world_ = {*options_.world_size, str("--world_size ", *options_.world_size)};
+    if (!options_.nodes) return;
+    const std::int64_t all = std::int64_t{*options_.nodes} * n;
+    if (options_.world_size && world_.value != all) {
+      throw ConfigError(str(world_.words, " is not --nnodes ", *options_.nodes, " times ", n, " (", processes_.words,
+                            "): give one of the two"));
+    }
+    require_int(all, str("--nnodes ", *options_.nodes));
+    world_ = {static_cast<int>(all), str("--nnodes ", *options_.nodes)};
+  }
+
+  void require_int(std::int64_t ranks, const std::string& words) const {
+    if (ranks <= std::numeric_limits<int>::max()) return;
+    throw ConfigError(str(words, " times ", layout_.processes, " (", processes_.words, ") are too many ranks"));
+  }
+
+  void find_ranks() {
+    const int n = layout_.processes;
+    const int world = layout_.world_size;
+    auto node = said(options_.node_rank, "--node_rank", "NODE_RANK", 0);
+    const auto base = said(options_.base_rank, "--base_rank", "BASE_RANK", 0);
+    if (!node && !base && task_ && machines_ > 1) node = Said{task_->rank, str("task ", task_->rank, " of the job")};
+    if (!node && !base) {
+      throw ConfigError(str(world_.words, " with ", n, " ranks here is a job over several machines: give ",
+                            "--node_rank or --base_rank (or NODE_RANK, BASE_RANK), which say which of them this is"));
+    }
+    const bool even = world % n == 0 && (!base || base->value % n == 0);
+    if ((!node || !base) && !even) {
+      throw ConfigError(str("cannot derive ",
+                            node ? "--base_rank from " + node->words : "--node_rank from " + base->words,
+                            ", for not all machines have the ", n, " ranks of this one: give both"));
+    }
+    layout_.node_rank = node ? node->value : base->value / n;
+    const std::int64_t first = base ? base->value : std::int64_t{node->value} * n;
+    if (first + n > world) {
+      throw ConfigError(str("the ranks here, ", first, " to ", first + n - 1, " (", base ? base->words : node->words,
+                            "), do not fit into ", world_.words));
+    }
+    layout_.base_rank = static_cast<int>(first);
+    layout_.nodes = std::max(layout_.nodes, layout_.node_rank + 1);
+  }
+
+  void require_no_ranks() {
+    const auto node = said(options_.node_rank, "--node_rank", "NODE_RANK", 0);
+    const auto base = said(options_.base_rank, "--base_rank", "BASE_RANK", 0);
+    for (const auto& given : {node, base}) {
+      if (!given || given->value == 0) continue;
+      throw ConfigError(str(given->words, " makes no sense for a job of one machine, where all ", layout_.processes,
+                            " ranks are: leave it out, or give a greater --world_size"));
+    }
+  }
+
+  void find_master(bool several) {
+    const auto address = options_.master_address ? options_.master_address : variable("MASTER_ADDR");
+    const auto port = said(options_.master_port, "--master_port", "MASTER_PORT", 1);
+    if (port && port->value > 65535) throw ConfigError(str(port->words, " is no port: it ends at 65535"));
+    if (port) layout_.master_port = port->value;
+    if (address) layout_.master_address = *address;
+    if (!several) return;
+    const bool cluster = task_ && machines_ > 1;
+    if (!address && cluster && !task_->first_host.empty()) {
+      layout_.master_address = task_->first_host;
+    } else if (!address) {
+      throw ConfigError("a job over several machines needs --master_addr (or MASTER_ADDR): the machine of rank 0");
+    }
+    if (!port && cluster) {
+      layout_.master_port = environment::port_of(task_->job);
+    } else if (!port) {
+      throw ConfigError("a job over several machines needs --master_port (or MASTER_PORT): a free port of " +
+                        layout_.master_address + ", the same on all");
+    }
+  }
+
+  const Options& options_;
+  const Surroundings& surroundings_;
+  const bool within_rank_;
+  std::optional<environment::ClusterTask> task_;
+  int machines_ = 1;
+  Said processes_;
+  Said world_;
+  Layout layout_;
+};
+
+}  // namespace
+
+Layout find_layout(const Options& options, const Surroundings& surroundings) {
+  Layout layout = LayoutFinder(options, surroundings).find();
+  const int allocated = environment::allocated_nodes(surroundings.environment);
+  if (!layout.several_machines() && allocated > 1 && !environment::cluster_task(surroundings.environment)) {
+    layout.warning = str("the allocation has ", allocated, " machines, and this job uses one of them; start it as `",
+                         "srun --ntasks-per-node=1 lamina run ...` to use all");
+  }
+  return layout;
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/launch/options/options.h"
+#include "lamina/launch/options/variables.h"
+
+namespace lamina::launch {
+
+// What every rank executes.
+struct Program {
+  std::string path;                    // the file given to exec
+  std::vector<std::string> arguments;  // arguments[0] is the program's own name
+  std::size_t own_words = 1;           // of the arguments: what comes after them was given to the script
+
+  // The same with `~` and $NAME in the script's arguments expanded, see expand().
+  Program for_rank(const Variables& environment) const;
+};
+
+// The executable that a shell would start for `name`: itself if it has a slash, else the first one in PATH.
+std::optional<std::string> find_executable(const std::string& name);
+
+// $LAMINA_PYTHON, else `python` beside this executable, else `python3` in PATH. Throws ConfigError.
+std::string find_interpreter();
+
+// Turns valid options into the program to start. Throws ConfigError when a file it needs is not there, so that this
+// is known before anything has been started.
+Program find_program(const Options& options);
+
+}  // namespace lamina::launch

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/ranks/attempt.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "lamina/base/log.h"
+#include "lamina/base/system_error.h"
+#include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/error.h"
+#include "lamina/launch/ranks/rank_process.h"
+#include "lamina/launch/ranks/vitals.h"
+
+namespace lamina::launch {
+namespace {
+
+constexpr std::chrono::seconds kSweepLimit{2};
+constexpr std::chrono::milliseconds kFirstPause{500};
+constexpr std::chrono::milliseconds kLongestPause{60000};
+
+// Ends whatever the ranks left, also when their start failed half-way.
+struct Sweep {
+  const Preloader* preloader;  // stays for the next start
+
+  ~Sweep() {
+    if (end_descendants(base::Deadline::after(kSweepLimit), preloader != nullptr ? preloader->pid() : 0)) return;
+    base::log_warning("some processes could not be killed");
+  }
+};
+
+base::Fd open_null() {
+  base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null) throw StartError("cannot open /dev/null: " + base::system_error());
+  return null;
+}
+
+// Starts the ranks one after the other.
+class Starter {
+ public:
+  Starter(const Attempt& attempt, RankPipes& pipes, Vitals& vitals)
+      : attempt_(attempt), pipes_(pipes), vitals_(vitals) {}
+
+  RankProcess start(int i) {
+    const base::Rank rank(attempt_.prepared.layout.base_rank + i);
+    const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
+    const base::Fd progress = vitals_.add();
+    auto environment = rank_environment(
+        attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
+        attempt_.prepared.inherited);
+    const Program program = attempt_.prepared.program.for_rank(environment);
+    std::vector<int> kept{progress.get()};
+    if (secret) kept.push_back(secret.get());
+    const bool together = !pipes_.tee() && attempt_.outputs.out(i) == attempt_.outputs.err(i);
+    const base::Fd out = pipe(rank, STDOUT_FILENO, attempt_.outputs.out(i));
+    const base::Fd err = together ? base::Fd() : pipe(rank, STDERR_FILENO, attempt_.outputs.err(i));
+    const base::Fd& errors = together ? out : err;  // one pipe keeps the order
+    const RankStart start{.rank = rank,
+                          .program = program,
+                          .environment = std::move(environment),
+                          .input = i == 0 ? first_input_ : null_.get(),
+                          .output = out ? out.get() : STDOUT_FILENO,
+                          .error = errors ? errors.get() : STDERR_FILENO,
+                          .kept = kept,
+                          .signal_mask = attempt_.mask};
+    return attempt_.preloader != nullptr ? attempt_.preloader->start(start) : RankProcess(start);
+  }
+
+ private:
+  // None for the first rank, unless its lines are shown with those of the others: it writes to the terminal.
+  base::Fd pipe(base::Rank rank, int terminal, RankLog* log) {
+    return log != nullptr || pipes_.tee() ? pipes_.add(rank, terminal, log) : base::Fd();
+  }
+
+  const Attempt& attempt_;
+  RankPipes& pipes_;
+  Vitals& vitals_;
+  const base::Fd null_ = open_null();
+  // A background process group must not read the terminal.
+  const int first_input_ = ::isatty(STDIN_FILENO) ? null_.get() : STDIN_FILENO;
+};
+
+}  // namespace
+
+Outcome Attempt::run() const {
+  RankPipes pipes(terminal, prepared.options.tee);
+  Report report(terminal, outputs, &pipes, prepared.options.verbose);
+  outputs.begin_here();
+  Outcome outcome;
+  {
+    const Sweep sweep{preloader};
+    Vitals vitals(prepared.options.hang_timeout);
+    Starter starter(*this, pipes, vitals);
+    report.started(job, prepared.program.path);
+    std::vector<RankProcess> ranks;
+    for (int i = 0; i < job.local_world_size; ++i) {
+      ranks.push_back(starter.start(i));
+      report.started(ranks.back().rank(), ranks.back().pid());
+    }
+    outcome = Supervisor({ranks, orders, children, report, vitals, terminal, pipes, prepared.options.grace}).run();
+  }
+  pipes.finish();
+  report.lost_output();
+  return outcome;
+}
+
+Restarts::Next Restarts::judge(const Outcome& outcome, Span lasted) {
+  if (!outcome.again || count_ == most_) return Next::kOver;
+  const bool quick = lasted < kQuick;
+  if (quick && quick_ && quick_->exit_code == outcome.exit_code && quick_->end == outcome.end) {
+    return Next::kHopeless;
+  }
+  quick_ = quick ? std::optional(outcome) : std::nullopt;
+  ++count_;
+  return Next::kAgain;
+}
+
+std::chrono::milliseconds Restarts::pause() const {
+  return std::min(kLongestPause, kFirstPause * (1 << std::clamp(count_ - 1, 0, 10)));
+}
+
+}  // namespace lamina::launch

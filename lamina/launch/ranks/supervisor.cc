@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/ranks/supervisor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "lamina/launch/ranks/descendants.h"
+#include "lamina/launch/ranks/watch.h"
+
+namespace lamina::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
+constexpr milliseconds kSettle{100};
+// Who caused the end of another rank has raised its own error, and unwinds: Python takes a second for that.
+constexpr seconds kCauseEnds{3};
+// Ranks that hang write their stacks down.
+constexpr seconds kStacks{2};
+// A killed process is gone within milliseconds, unless it hangs in the kernel.
+constexpr seconds kKillLimit{5};
+
+}  // namespace
+
+Supervisor::Supervisor(const Parts& parts) : parts_(parts) {
+  for (const RankProcess& rank : parts_.ranks) running_.push_back(&rank);
+}
+
+Outcome Supervisor::run() {
+  while (!running_.empty()) {
+    wait();
+    parts_.report.lost_output();
+    take_orders();
+    if (std::exchange(changed_, false)) take_ends();
+    check_vitals();
+    check_readers();
+    advance();
+  }
+  if (phase_ == Phase::kSettling) fail();
+  if (verdict_.first()) parts_.report.ended_with_it(verdict_.others());
+  return outcome();
+}
+
+void Supervisor::wait() {
+  Watch watch;
+  if (!parts_.orders.abandoned()) watch.add(parts_.orders.fd(), POLLIN, [] {});
+  const auto note = [this] { changed_ = true; };
+  watch.add(parts_.children.fd(), POLLIN, note);
+  for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, note);
+  parts_.vitals.watch(watch);
+  parts_.terminal.watch(watch);
+  parts_.pipes.watch(watch);
+  watch.until(deadline_);
+  if (phase_ == Phase::kRunning) watch.until(parts_.vitals.next());
+  watch.wait();
+}
+
+void Supervisor::take_orders() {
+  while (const auto signal = parts_.orders.next()) {
+    ordered_ = true;
+    interrupt(*signal);
+  }
+  if (parts_.orders.abandoned() && phase_ != Phase::kKilling) kill_ranks();
+}
+
+void Supervisor::take_ends() {
+  while (parts_.children.next()) {
+  }
+  for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
+    parts_.vitals.take_stops(parts_.ranks[i], static_cast<int>(i));
+  }
+  std::erase_if(running_, [this](const RankProcess* rank) {
+    auto end = rank->end();
+    if (!end) return false;
+    end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
+    end = parts_.vitals.seen(local(rank), *end);
+    verdict_.add(rank->rank(), *end);
+    parts_.vitals.forget(local(rank));
+    parts_.report.ended(rank->rank(), *end);
+    return true;
+  });
+  std::vector<pid_t> ranks;
+  ranks.reserve(parts_.ranks.size());
+  for (const RankProcess& rank : parts_.ranks) ranks.push_back(rank.pid());
+  reap_adopted(ranks);
+}
+
+void Supervisor::check_vitals() {
+  if (phase_ != Phase::kRunning || verdict_.first() || running_.empty()) return;
+  for (const RankProcess* rank : running_) {
+    if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
+  }
+  if (parts_.vitals.hangs()) abort_hung();
+}
+
+// A closed pipe ends the job, as it would have ended rank 0 without --tee.
+void Supervisor::check_readers() {
+  const int error = parts_.terminal.error();
+  if (error == 0 || !parts_.pipes.tee() || std::exchange(unshown_, true)) return;
+  if (error != EPIPE) return parts_.report.unshown(error);
+  if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) interrupt(SIGPIPE);
+}
+
+void Supervisor::advance() {
+  const bool late = deadline_ && deadline_->expired();
+  if (verdict_.first() && (phase_ == Phase::kRunning || awaits_cause_)) settle();
+  if (running_.empty()) return;
+  if (phase_ == Phase::kSettling && (late || (!hung_ && verdict_.certain()))) {
+    fail();
+    end_ranks();
+  } else if (phase_ == Phase::kEnding && late) {
+    parts_.report.killing(left(), parts_.grace);
+    kill_ranks();
+  } else if (phase_ == Phase::kKilling && late) {
+    parts_.report.left(left());
+    running_.clear();
+  }
+}
+
+void Supervisor::settle() {
+  const bool consequence = verdict_.first()->end.consequence;
+  if (awaits_cause_ && consequence) return;
+  enter(Phase::kSettling, consequence ? milliseconds(kCauseEnds) : kSettle);
+  awaits_cause_ = consequence;
+}
+
+void Supervisor::fail() {
+  if (std::exchange(told_, true)) return;
+  if (hung_) return parts_.report.stacks();
+  const auto& first = *verdict_.first();
+  const auto place = std::ranges::find(parts_.ranks, first.rank, &RankProcess::rank) - parts_.ranks.begin();
+  parts_.report.failed(first, verdict_.left(), parts_.vitals.consequence(static_cast<int>(place)).value_or(""));
+}
+
+// Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
+void Supervisor::abort_hung() {
+  hung_ = true;
+  verdict_.close();
+  Report::Places places;
+  for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.vitals.words(local(rank)));
+  parts_.report.hung(*parts_.vitals.hang_timeout(), places);
+  for (const RankProcess* rank : running_) {
+    const auto reporter = parts_.vitals.process(local(rank));  // it may be a child of the rank's, under a shell
+    const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();
+    ::kill(process, SIGABRT);
+    ::kill(process, SIGCONT);
+  }
+  enter(Phase::kSettling, kStacks);
+}
+
+void Supervisor::interrupt(int signal) {
+  if (phase_ == Phase::kEnding) return kill_ranks();
+  if (phase_ == Phase::kKilling) return;
+  take_ends();  // what had failed before the signal stays the reason
+  if (verdict_.first() || hung_) {
+    fail();
+  } else if (!running_.empty()) {
+    interruption_ = signal;
+    parts_.report.interrupted(signal, static_cast<int>(running_.size()));
+  }
+  end_ranks();
+}
+
+void Supervisor::end_ranks() {
+  verdict_.close();
+  enter(Phase::kEnding, parts_.grace);
+  signal_groups(SIGTERM);
+  signal_groups(SIGCONT);  // a stopped process takes SIGTERM only when it goes on
+}
+
+void Supervisor::kill_ranks() {
+  verdict_.close();
+  enter(Phase::kKilling, kKillLimit);
+  signal_groups(SIGKILL);
+}
+
+void Supervisor::enter(Phase phase, milliseconds limit) {
+  phase_ = phase;
+  awaits_cause_ = false;
+  deadline_ = base::Deadline::after(limit);
+}
+
+int Supervisor::local(const RankProcess* rank) const { return static_cast<int>(rank - parts_.ranks.data()); }
+
+std::vector<base::Rank> Supervisor::left() const {
+  std::vector<base::Rank> ranks;
+  for (const RankProcess* rank : running_) ranks.push_back(rank->rank());
+  return ranks;
+}
+
+// Also those of ranks that have ended: their children may live on.
+void Supervisor::signal_groups(int signal) const {
+  for (const RankProcess& rank : parts_.ranks) rank.signal_group(signal);
+}
+
+Outcome Supervisor::outcome() const {
+  if (interruption_ != 0) return {.exit_code = 128 + interruption_};
+  const bool again = !ordered_ && !parts_.orders.abandoned();
+  if (hung_) return {.exit_code = Outcome::kHung, .again = again};
+  if (!verdict_.first()) return {.exit_code = parts_.orders.abandoned() ? 128 + SIGKILL : 0};
+  return {.exit_code = verdict_.first()->end.exit_code(), .again = again, .end = verdict_.first()->end};
+}
+
+}  // namespace lamina::launch

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/launch/ranks/guardian.h"
+#include "lamina/launch/ranks/oom.h"
+#include "lamina/launch/ranks/rank_end.h"
+#include "lamina/launch/ranks/rank_pipes.h"
+#include "lamina/launch/ranks/rank_process.h"
+#include "lamina/launch/ranks/report.h"
+#include "lamina/launch/ranks/vitals.h"
+#include "lamina/launch/ranks/watch.h"
+
+namespace lamina::launch {
+
+// How one start of the job ended.
+struct Outcome {
+  int exit_code = 0;           // 0, the first failure's, 128 + the signal that interrupted it, or kHung
+  bool again = false;          // it failed by itself, so another start may do better
+  std::optional<RankEnd> end;  // of the rank that failed first
+
+  static constexpr int kHung = 124;  // as timeout(1) says it
+};
+
+// Watches the ranks until all have ended, and ends them when one fails, when they hang, or when the command says so. It
+// sleeps until a rank ends, an order comes or a deadline passes.
+//
+//   running ──a rank fails──> settling ──the first failure is certain──> ending ──grace is over──> killing
+//      ├──── they hang: they show their stacks ──> settling                ^                          ^
+//      └──── an order (a second one: killing at once) ─────────────────────┘     the command is gone ─┘
+class Supervisor {
+ public:
+  struct Parts {
+    const std::vector<RankProcess>& ranks;  // by local rank
+    Orders& orders;
+    Signals& children;  // SIGCHLD
+    Report& report;
+    Vitals& vitals;
+    Terminal& terminal;
+    RankPipes& pipes;
+    std::chrono::seconds grace;
+  };
+  explicit Supervisor(const Parts& parts);
+
+  Outcome run();
+
+ private:
+  enum class Phase { kRunning, kSettling, kEnding, kKilling };
+
+  void wait();
+  void take_orders();
+  void take_ends();
+  void advance();
+  void check_vitals();
+  void check_readers();
+  void interrupt(int signal);
+  void abort_hung();
+  void settle();
+  void fail();
+  void end_ranks();
+  void kill_ranks();
+  void enter(Phase phase, std::chrono::milliseconds limit);
+  void signal_groups(int signal) const;
+  int local(const RankProcess* rank) const;
+  std::vector<base::Rank> left() const;  // that still run
+  Outcome outcome() const;
+
+  const Parts parts_;
+  std::vector<const RankProcess*> running_;
+  Verdict verdict_;
+  OomCounter oom_;
+  int interruption_ = 0;  // the signal that ended the job, if one did
+  bool ordered_ = false;  // there was an order
+  bool hung_ = false;
+  bool told_ = false;          // the failure has been reported
+  bool unshown_ = false;       // what --tee shows cannot be written, and this has been acted on
+  bool awaits_cause_ = false;  // of what has ended as a consequence
+  bool changed_ = false;       // a child has ended, stopped or gone on
+  Phase phase_ = Phase::kRunning;
+  std::optional<base::Deadline> deadline_;  // of the phase
+};
+
+}  // namespace lamina::launch

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/launch/ranks/vitals.h"
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lamina/base/str.h"
+#include "lamina/base/system_error.h"
+#include "lamina/launch/ranks/error.h"
+
+namespace lamina::launch {
+namespace {
+
+constexpr std::chrono::seconds kStopIsLong{3};
+
+std::int64_t seconds_since(Vitals::Clock::time_point then) {
+  return std::chrono::duration_cast<std::chrono::seconds>(Vitals::Clock::now() - then).count();
+}
+
+}  // namespace
+
+base::Fd Vitals::add() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    throw StartError("cannot make a socket: " + base::system_error());
+  }
+  people_.push_back({.socket = base::Fd(ends[0])});
+  return base::Fd(ends[1]);
+}
+
+void Vitals::watch(Watch& watch) {
+  for (Person& person : people_) {
+    if (person.socket) watch.add(person.socket.get(), POLLIN, [this, &person] { take(person); });
+  }
+}
+
+void Vitals::take(Person& person) {
+  using environment::Progress;
+  std::vector<char> datagram(sizeof(Progress) + Progress::kMostWords);
+  ssize_t count = 0;
+  while ((count = ::recv(person.socket.get(), datagram.data(), datagram.size(), MSG_DONTWAIT)) > 0) {
+    Progress progress;
+    if (count < static_cast<ssize_t>(sizeof progress)) continue;
+    std::memcpy(&progress, datagram.data(), sizeof progress);
+    if (progress.inside == Progress::kConsequence) {
+      person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
+    }
+    if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
+    if (progress.inside == Progress::kClosed) {
+      person.closed = true;
+      continue;
+    }
+    person.closed = false;
+    person.last = progress;
+    person.heard = Clock::now();
+  }
+  if (count == 0 || (errno != EAGAIN && errno != EINTR)) person.socket.reset();
+}
+
+void Vitals::take_stops(const RankProcess& rank, int i) {
+  Person& person = people_[i];
+  siginfo_t info{};
+  while (::waitid(P_PIDFD, static_cast<id_t>(rank.fd()), &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
+         info.si_pid != 0) {
+    if (info.si_code == CLD_STOPPED) {
+      person.stopped = Clock::now();
+      person.stop_signal = info.si_status;
+    } else {
+      person.stopped.reset();
+    }
+    person.told = false;
+    info = {};
+  }
+}
+
+void Vitals::forget(int i) {
+  people_[i].ended = true;
+  people_[i].stopped.reset();
+  people_[i].socket.reset();
+}
+
+std::optional<std::string> Vitals::consequence(int i) {
+  if (people_[i].socket) take(people_[i]);
+  return people_[i].consequence;
+}
+
+RankEnd Vitals::seen(int i, RankEnd end) {
+  end.consequence = consequence(i).has_value();
+  const Person& person = people_[i];
+  if (end.failed() || !person.heard || person.closed) return end;
+  end.left = person.last.inside != 0 ? RankEnd::Left::kInStep : RankEnd::Left::kInSession;
+  end.step = person.last.step;
+  return end;
+}
+
+bool Vitals::stopped_long(int i) {
+  Person& person = people_[i];
+  if (!person.stopped || person.told || Clock::now() - *person.stopped < kStopIsLong) return false;
+  person.told = true;
+  return true;
+}
+
+Vitals::Clock::time_point Vitals::last_heard() const {
+  auto last = began_;
+  for (const Person& person : people_) {
+    if (person.heard) last = std::max(last, *person.heard);
+  }
+  return last;
+}
+
+bool Vitals::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }
+
+std::optional<base::Deadline> Vitals::next() const {
+  std::optional<Clock::time_point> at;
+  const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
+  if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
+  for (const Person& person : people_) {
+    if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
+  }
+  return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
+}
+
+std::optional<pid_t> Vitals::process(int i) const {
+  return people_[i].heard ? std::optional<pid_t>(people_[i].last.process) : std::nullopt;
+}
+
+std::string Vitals::words(int i) const {
+  const Person& person = people_[i];
+  if (person.ended) return "has ended";
+  const std::string stopped = person.stopped ? base::str("stopped by ", signal_name(person.stop_signal), " ",
+                                                         seconds_since(*person.stopped), " s ago, ")
+                                             : "";
+  if (!person.heard) return stopped + "never reported a step";
+  const auto quiet = seconds_since(*person.heard);
+  if (person.last.inside != 0) return base::str(stopped, "in step ", person.last.step, " for ", quiet, " s");
+  return base::str(stopped, "after step ", person.last.step, " for ", quiet, " s");
+}
+
+}  // namespace lamina::launch

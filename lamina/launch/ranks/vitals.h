@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/environment/progress.h"
+#include "lamina/launch/ranks/rank_end.h"
+#include "lamina/launch/ranks/rank_process.h"
+#include "lamina/launch/ranks/watch.h"
+
+namespace lamina::launch {
+
+// Signs of life of the ranks: the steps they report (environment/progress.h), and whether a signal stopped them,
+// which the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
+// the start of the ranks on.
+class Vitals {
+ public:
+  using Clock = base::Deadline::Clock;
+
+  explicit Vitals(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
+
+  // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0.
+  base::Fd add();
+
+  void watch(Watch& watch);                         // takes reports
+  void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
+  void forget(int i);                               // it has ended
+
+  // What the rank said as it ended because of another one's error, or nothing. Before `forget`.
+  std::optional<std::string> consequence(int i);
+
+  // How the rank's end looks in what it reported. Before `forget`.
+  RankEnd seen(int i, RankEnd end);
+
+  // Whether the rank has been stopped for a while; true once per stop.
+  bool stopped_long(int i);
+  bool hangs() const;
+  std::optional<base::Deadline> next() const;  // when one of these may become true
+
+  std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
+  std::optional<pid_t> process(int i) const;  // the one that reported
+  const std::optional<std::chrono::seconds>& hang_timeout() const { return hang_timeout_; }
+
+ private:
+  struct Person {
+    base::Fd socket;
+    environment::Progress last;
+    std::optional<Clock::time_point> heard;
+    std::optional<Clock::time_point> stopped;
+    int stop_signal = 0;
+    bool told = false;
+    bool ended = false;
+    bool closed = false;  // it said that its session is over
+    std::optional<std::string> consequence;
+  };
+  void take(Person& person);
+  Clock::time_point last_heard() const;
+
+  const Clock::time_point began_ = Clock::now();
+  const std::optional<std::chrono::seconds> hang_timeout_;
+  std::deque<Person> people_;
+};
+
+}  // namespace lamina::launch
