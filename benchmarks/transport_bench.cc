@@ -51,6 +51,7 @@ class Mailbox {
 
 void round_trip(transport::Transport& transport, Mailbox& mailbox, const at::Tensor& tensor) {
   transport::Message message;
+  message.kind = "bench";
   message.channel = "bench";
   message.body = value::Value(at::Tensor(tensor));
   const base::Rank other(1 - transport.rank().value);

@@ -32,7 +32,9 @@ std::string group_channel(const char* what, std::span<const base::Rank> members)
   return name;
 }
 
-Mailbox::Mailbox(transport::Transport& transport) : transport_(transport), waits_(transport) {
+Mailbox::Mailbox(transport::Transport& transport, Handlers& handlers)
+    : transport_(transport), waits_(transport, handlers) {
+  handlers.on(kObject, [this](transport::Message&& message) { deliver(std::move(message)); });
   waits_.keep(MutualWaits::Kind::kValue, values_kept());
   waits_.keep(MutualWaits::Kind::kExchange, exchanges_kept());
 }
@@ -62,7 +64,7 @@ MutualWaits::Keeper Mailbox::exchanges_kept() {
 
 void Mailbox::post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value) {
   transport::Message message;
-  message.kind = transport::Kind::kObject;
+  message.kind = kObject;
   message.caller = transport_.rank();
   message.call.counter = number;
   message.channel = channel;
@@ -230,7 +232,6 @@ std::string Mailbox::first_loss() {
 }
 
 void Mailbox::deliver(transport::Message&& message) {
-  if (message.kind == transport::Kind::kWait) return waits_.receive(std::move(message));
   {
     std::lock_guard guard(mutex_);
     boxes_[{message.caller, message.channel}].push_back({message.call.counter, std::move(message.body)});

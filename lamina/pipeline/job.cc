@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "lamina/pipeline/recording_transport.h"
+#include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/schedule/schedule.h"
 
@@ -12,7 +13,6 @@ namespace lamina::pipeline {
 namespace {
 
 using base::Deadline;
-using transport::Kind;
 
 // After a failed step, how long a thread that is still in the user's code may take to notice before the error is
 // raised without it.
@@ -87,11 +87,11 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
       overlaps_(overlaps(options_)),
       slot_(schedule::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
-      calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
+      calls_(*transport_, handlers_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
              /*predicts=*/!options_.deterministic),
-      server_(*transport_, slot_, inbox_, calls_, *options_.failures,
+      server_(*transport_, handlers_, slot_, inbox_, calls_, *options_.failures,
               [this](base::Step step, runtime::StepState::Ready ready) { state_.run(step, std::move(ready)); }),
-      mailbox_(*transport_),
+      mailbox_(*transport_, handlers_),
       pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)),
       state_(
           *pool_,
@@ -106,9 +106,11 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
   slot_.carry(&statistics_);
   slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
+  handlers_.on(kNewStep, [this](transport::Message&& begin) { receive_begin(begin); });
+  handlers_.on(kEndOfStep, [this](transport::Message&& end) { state_.receive_end(std::move(end)); });
   keep_steps();
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
-  transport_->start({[this](transport::Message message) { receive(std::move(message)); },
+  transport_->start({[this](transport::Message message) { handlers_.receive(std::move(message)); },
                      [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
 }
 
@@ -156,19 +158,19 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   progress_.begin(step.value);
   std::vector<value::Value> outputs;
   try {
-    if (leads()) announce(Kind::kNewStep, step, value::Tuple{{call.name, call.where}});
+    if (leads()) announce(kNewStep, step, value::Tuple{{call.name, call.where}});
     messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
     const auto watched = scope.watched(patience);
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, watched) : follow(step, watched);
     if (leads() && !state_.error())
-      announce(Kind::kEndOfStep, step, end_value(outputs, runtime::ParameterFlags::to_bytes(flags_left_)));
+      announce(kEndOfStep, step, end_value(outputs, runtime::ParameterFlags::to_bytes(flags_left_)));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
-  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(Kind::kNewStep, step, refusal);
+  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(kNewStep, step, refusal);
   if (const auto error = state_.error(); error && !state_.retracted()) {
     try {
-      announce(Kind::kEndOfStep, step, end_value(options_.failures->describe_to_send(error, rank())));
+      announce(kEndOfStep, step, end_value(options_.failures->describe_to_send(error, rank())));
     } catch (const std::exception& unsent) {
       base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
     }
@@ -245,7 +247,7 @@ std::vector<value::Value> Job::follow(base::Step step, const base::Patience& pat
   return std::move(outputs);
 }
 
-void Job::announce(Kind kind, base::Step step, value::Value body) {
+void Job::announce(transport::Kind kind, base::Step step, value::Value body) {
   transport::Message message;
   message.kind = kind;
   message.call.step = step;
@@ -413,28 +415,6 @@ bool Job::end(std::chrono::seconds patience) {
   pool_.reset();
   recorder_.save();
   return true;
-}
-
-void Job::receive(transport::Message&& message) {
-  switch (message.kind) {
-    case Kind::kForward:
-    case Kind::kBackward:
-    case Kind::kDeliver:
-      return server_.receive(std::move(message));
-    case Kind::kValues:
-      return inbox_.arrive(message);
-    case Kind::kResult:
-    case Kind::kError:
-      inbox_.arrive(message);
-      return calls_.deliver(std::move(message));
-    case Kind::kEndOfStep:
-      return state_.receive_end(std::move(message));
-    case Kind::kNewStep:
-      return receive_begin(message);
-    case Kind::kWait:
-    case Kind::kObject:
-      return mailbox_.deliver(std::move(message));
-  }
 }
 
 // The others know of the lost rank what they asked of it, and what it asked of them.

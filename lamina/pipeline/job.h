@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lamina/environment/progress.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/messaging/mailbox.h"
 #include "lamina/messaging/presence.h"
 #include "lamina/model/modules.h"
@@ -120,7 +121,6 @@ class Job {
   bool leave(bool interrupted = false);
 
  private:
-  void receive(transport::Message&& message);
   void lose(base::Rank rank, const std::string& why);
   std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
@@ -154,7 +154,8 @@ class Job {
   bool overlaps_;                         // microbatches, in time
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   runtime::ComputeSlot slot_;
-  remote::Inbox inbox_;
+  messaging::Handlers handlers_;
+  remote::Inbox inbox_{handlers_};
   remote::RemoteCalls calls_;
   remote::ExecutionServer server_;
   messaging::Mailbox mailbox_;

@@ -6,7 +6,7 @@
 
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/outputs.h"
-#include "lamina/remote/requests.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/remote/signature.h"
 #include "lamina/remote/views.h"
 #include "lamina/runtime/ambient.h"
@@ -17,11 +17,10 @@ namespace lamina::remote {
 namespace {
 
 using transport::Delivery;
-using transport::Kind;
 using transport::Message;
 
 schedule::Phase phase_of(const Message& request) {
-  return request.kind == Kind::kForward ? schedule::Phase::kForward : schedule::Phase::kBackward;
+  return request.kind == kForward ? schedule::Phase::kForward : schedule::Phase::kBackward;
 }
 
 value::Failure written_failure(const std::string& module, base::Rank rank) {
@@ -90,9 +89,15 @@ bool ExecutionServer::Results::written(std::int64_t output) const {
   return value::version_of(tensors.at(output)) != versions.at(output);
 }
 
-ExecutionServer::ExecutionServer(transport::Transport& transport, runtime::ComputeSlot& slot, Inbox& inbox,
-                                 RemoteCalls& calls, value::Failures& failures, Start start)
-    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
+ExecutionServer::ExecutionServer(transport::Transport& transport, messaging::Handlers& handlers,
+                                 runtime::ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
+                                 value::Failures& failures, Start start)
+    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {
+  for (const auto kind : {kForward, kBackward}) {
+    handlers.on(kind, [this](Message&& request) { receive(std::move(request)); });
+  }
+  handlers.on(kAsk, [this](Message&& request) { deliver(request); });
+}
 
 void ExecutionServer::set_modules(std::shared_ptr<model::Modules> modules) {
   std::lock_guard guard(mutex_);
@@ -109,10 +114,9 @@ std::string ExecutionServer::latest_of(base::Rank rank) {
 
 void ExecutionServer::receive(Message&& request) {
   for (const auto& release : request.released) forget(release);
-  if (request.kind == Kind::kDeliver) return deliver(request);
   {
     std::lock_guard guard(mutex_);
-    latest_[request.caller] = {request.call, transport_.rank(), request.target, "", request.kind == Kind::kBackward};
+    latest_[request.caller] = {request.call, transport_.rank(), request.target, "", request.kind == kBackward};
     auto served = std::make_shared<Served>();
     served->owed = std::move(request.deliveries);
     served_[request.call] = std::move(served);
@@ -141,7 +145,7 @@ void ExecutionServer::await_inputs(Message&& request) {
       one_more();
     });
   }
-  if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
+  if (parked->request.kind == kBackward) await_forward(parked, one_more);
   if (parked->request.after >= 0) await_earlier(*parked, one_more);
   one_more();
 }
@@ -179,12 +183,12 @@ void ExecutionServer::await_finish(Served& served, Parked& parked, const std::fu
 
 void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) {
   auto& request = parked.request;
-  const bool forwards = request.kind == Kind::kForward;
+  const bool forwards = request.kind == kForward;
   runtime::Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
   if (activity.recorder() && modules_) activity.set_name(modules_->name(request.target));
   inherit_order(request, activity);
   Message answer;
-  answer.kind = Kind::kResult;
+  answer.kind = kResult;
   answer.call = request.call;
   answer.caller = request.caller;
   Tensors outputs;
@@ -210,7 +214,7 @@ void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) 
 }
 
 void ExecutionServer::set_flags(const Message& request, runtime::Activity& activity) {
-  const bool forwards = request.kind == Kind::kForward;
+  const bool forwards = request.kind == kForward;
   if (slot_.flags() == nullptr) return;
   activity.set_flags(slot_.flags()->from_bytes(forwards ? split_state(request.state).flags : request.state));
 }
@@ -311,8 +315,7 @@ std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool kee
 void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
                              Message&& answer, runtime::Activity& activity) {
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
-  auto results =
-      Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == Kind::kBackward);
+  auto results = Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == kBackward);
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
   decltype(garbage_) garbage;
@@ -346,7 +349,7 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   };
   fulfil(taken_if(owed, elsewhere), results, failure);
   if (failure) {
-    answer.kind = Kind::kError;
+    answer.kind = kError;
     answer.body = value::to_value(*failure);
   } else if (!owed.empty()) {
     value::List tensors;
@@ -362,13 +365,13 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   if (noted) activity.retire();
   if (done) return;
   Message end;
-  end.kind = Kind::kResult;
+  end.kind = kResult;
   end.call = request.call;
   end.caller = request.caller;
   try {
     calls_.settle(activity, held);
   } catch (const value::RemoteFailure& late) {
-    end.kind = Kind::kError;
+    end.kind = kError;
     end.body = value::to_value(late.failure());
   }
   transport_.send(request.caller, end);
@@ -420,7 +423,7 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
     parcels[place].deliveries.push_back(delivery);
   }
   for (auto& [place, parcel] : parcels) {
-    parcel.kind = Kind::kValues;
+    parcel.kind = kValues;
     parcel.caller = transport_.rank();
     parcel.call = parcel.deliveries.front().name;
     parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[place]));

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/remote/inbox.h"
 
+#include "lamina/remote/protocol.h"
+
 namespace lamina::remote {
 
 at::Tensor tensor_of(const Arrival& arrival) {
   if (const auto* failure = std::get_if<value::Failure>(&arrival)) throw value::RemoteFailure(*failure);
   return std::get<at::Tensor>(arrival);
+}
+
+Inbox::Inbox(messaging::Handlers& handlers) {
+  handlers.on(kValues, [this](transport::Message&& message) { arrive(message); });
 }
 
 void Inbox::expect(const base::CallId& name, Reader reader) {

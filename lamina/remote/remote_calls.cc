@@ -8,7 +8,7 @@
 
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
-#include "lamina/remote/requests.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/runtime/ambient.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/value/released.h"
@@ -17,7 +17,6 @@ namespace lamina::remote {
 namespace {
 
 using transport::Delivery;
-using transport::Kind;
 using transport::Message;
 
 // What calls that are alike have in common: see [Note: prediction].
@@ -113,8 +112,8 @@ bool was_told(const Issued& issued, const PendingCall& call) {
 
 }  // namespace
 
-RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-                         runtime::WorkerPool::Hooks hooks, bool predicts)
+RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
+                         base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts)
     : transport_(transport),
       inbox_(inbox),
       patience_{timeout, nullptr,
@@ -123,14 +122,18 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
                 },
                 base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
-      predicts_(predicts) {}
+      predicts_(predicts) {
+  for (const auto kind : {kResult, kError}) {
+    handlers.on(kind, [this](Message&& answer) { deliver(std::move(answer)); });
+  }
+}
 
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modules& modules, value::Value arguments) {
   const auto pending = begin({{}, owner, id, modules.name(id)});
   const auto& call = pending->call;
   require_can_cross(call->name, arguments);
   Message request;
-  request.kind = Kind::kForward;
+  request.kind = kForward;
   CallState state{runtime::capture_modes(),
                   {},
                   modules.capture_state(id),
@@ -232,7 +235,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   Message request;
-  request.kind = Kind::kBackward;
+  request.kind = kBackward;
   request.state = runtime::ParameterFlags::to_bytes(activity->flags());
   pending->given.push_back(forward.id.counter);
   BackwardRequest asked{forward.id.counter, options, {}};
@@ -407,7 +410,7 @@ base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch)
 
 void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
   Message request;
-  request.kind = Kind::kDeliver;
+  request.kind = kAsk;
   request.call = call.id;
   request.caller = rank();
   request.deliveries = {delivery};
@@ -503,6 +506,7 @@ void RemoteCalls::cancel() {
 }
 
 void RemoteCalls::deliver(Message&& answer) {
+  inbox_.arrive(answer);
   std::unique_lock lock(mutex_);
   if (!answer.state.empty()) {
     notes_.push_back(std::move(answer.state));
@@ -511,13 +515,13 @@ void RemoteCalls::deliver(Message&& answer) {
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
   const auto pending = found->second;
-  if (answer.kind == Kind::kError) {
+  if (answer.kind == kError) {
     pending->failure = value::to_failure(answer.body);
   } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
     pending->answer = std::move(answer.body);
   }
   if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
-  if (answer.kind == Kind::kError || answer.done) {
+  if (answer.kind == kError || answer.done) {
     pending->done = true;
     pending_.erase(found);
   }

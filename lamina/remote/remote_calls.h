@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/model/modules.h"
 #include "lamina/remote/graph.h"
 #include "lamina/remote/inbox.h"
@@ -66,8 +67,8 @@ inline Issued& issued(runtime::Activity& activity) { return activity.attached<Is
 class RemoteCalls {
  public:
   // Where `predicts` is false every call waits for its results, so that a microbatch computes on one rank at a time.
-  RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-              runtime::WorkerPool::Hooks hooks, bool predicts = true);
+  RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
+              base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
 
   // Calls module `id` of `owner` from the current activity; gradients flow back through the result. Returns at once,
   // with references, when a call like it was made before (see [Note: prediction]). Throws value::RemoteFailure when the
@@ -91,8 +92,7 @@ class RemoteCalls {
 
   void begin_step(base::Step step);
   void end_step();
-  void cancel();                              // from any thread: every wait ends with base::CancelledError
-  void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
+  void cancel();  // from any thread: every wait ends with base::CancelledError
 
   // The leaves whose gradients code of this rank has asked for in `microbatch`, by autograd.grad.
   Tensors asked(base::Microbatch microbatch);
@@ -123,6 +123,7 @@ class RemoteCalls {
  private:
   using Pending = std::shared_ptr<PendingCall>;
 
+  void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
   Pending begin(IssuedCall call);
   void send(const Pending& pending, transport::Message&& request);
   value::Value wait_answer(PendingCall& pending);

@@ -15,11 +15,11 @@ constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
 struct Prefix {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kFrameVersion;
-  std::uint8_t kind = 0;
-  std::uint8_t zero = 0;
+  std::uint16_t zero = 0;
+  Kind kind;
   std::uint32_t rest = 0;
 };
-static_assert(sizeof(Prefix) == 12);
+static_assert(sizeof(Prefix) == 24);
 
 void put(value::Writer& out, const base::CallId& call) {
   out.put(call.origin.value);
@@ -54,18 +54,18 @@ std::vector<BufferSpec> get_specs(value::Reader& in) {
   return specs;
 }
 
-// The part of a head behind its prefix.
-std::string_view rest_of(std::string_view head) {
+// A head's prefix, which is taken from it.
+Prefix take_prefix(std::string_view& head) {
   Prefix prefix;
   if (head.size() < sizeof(prefix)) throw base::FormatError("a frame's prefix is cut off");
   std::memcpy(&prefix, head.data(), sizeof(prefix));
   head.remove_prefix(sizeof(prefix));
   if (prefix.magic != kMagic || prefix.version != kFrameVersion)
     throw base::FormatError("a frame's version is another");
-  if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
+  if (!prefix.kind.is_valid() || prefix.rest != head.size()) {
     throw base::FormatError("a frame's prefix is malformed");
   }
-  return head;
+  return prefix;
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ Frame pack(const Message& message) {
   if (rest.size() > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
 
   Prefix prefix;
-  prefix.kind = static_cast<std::uint8_t>(message.kind);
+  prefix.kind = message.kind;
   prefix.rest = static_cast<std::uint32_t>(rest.size());
   Frame frame;
   frame.head.append(reinterpret_cast<const char*>(&prefix), sizeof(prefix)).append(rest);
@@ -112,19 +112,21 @@ Frame pack(const Message& message) {
 }
 
 std::vector<BufferSpec> buffer_specs(std::string_view head) {
-  value::Reader in(rest_of(head));
+  take_prefix(head);
+  value::Reader in(head);
   return get_specs(in);
 }
 
 Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
-  value::Reader in(rest_of(head));
+  const Prefix prefix = take_prefix(head);
+  value::Reader in(head);
   const auto specs = get_specs(in);
   bool fits = specs.size() == buffers.size();
   for (std::size_t i = 0; fits && i < specs.size(); ++i) fits = specs[i].size_bytes == buffers[i].numel();
   if (!fits) throw base::FormatError("a frame's buffers are not those of its head");
 
   Message message;
-  message.kind = static_cast<Kind>(head[6]);
+  message.kind = prefix.kind;
   message.call = get_call(in);
   message.target = base::ModuleId(in.get<std::int64_t>());
   message.caller = base::Rank(in.get<std::int64_t>());

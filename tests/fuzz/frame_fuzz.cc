@@ -15,16 +15,15 @@ namespace {
 
 using namespace lamina::transport;
 
-constexpr std::size_t kPrefix = 12;
+constexpr std::size_t kPrefix = 24;
+constexpr std::size_t kKind = 8;  // where it stands
 constexpr std::int64_t kMostBytes = 1 << 20;
 
 // A head of this version that is as long as it says, since others are refused before more of them is read.
 std::string with_prefix(std::string head) {
   const std::string right = pack({}).head.substr(0, kPrefix);
   if (head.size() < kPrefix) head.resize(kPrefix);
-  const char kind = head[6];
-  head.replace(0, kPrefix, right);
-  head[6] = kind;
+  head.replace(0, kKind, right, 0, kKind);
   const auto rest = static_cast<std::uint32_t>(head.size() - kPrefix);
   std::memcpy(&head[kPrefix - sizeof rest], &rest, sizeof rest);
   return head;

@@ -28,6 +28,7 @@ extern "C" int lamina_join_and_leave() {
                       },
                       [](base::Rank, const std::string&) {}});
     transport::Message message;
+    message.kind = "probe";
     message.channel = "hello";
     transport->send(base::Rank((options.rank.value + 1) % options.size), message);
     std::unique_lock lock(mutex);

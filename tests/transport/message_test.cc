@@ -13,7 +13,7 @@ namespace {
 
 using testing::sample;
 
-constexpr std::size_t kPrefix = 12;
+constexpr std::size_t kPrefix = 24;
 
 Message unpacked(Frame frame) { return unpack(frame.head, std::move(frame.buffers)); }
 
@@ -37,12 +37,27 @@ TEST(Message, ArrivesWithEveryField) {
   EXPECT_TRUE(at::equal(body.at(2).as<at::Tensor>(), at::arange(3, at::kDouble)));
 }
 
-TEST(Message, ArrivesForEveryKind) {
-  for (int kind = 0; kind <= static_cast<int>(kLastKind); ++kind) {
+TEST(Message, ArrivesAsTheKindThatItIs) {
+  for (const Kind kind : {Kind("a"), Kind("end of step"), Kind("twelve chars")}) {
     Message message;
-    message.kind = static_cast<Kind>(kind);
-    EXPECT_EQ(unpacked(pack(message)).kind, message.kind);
+    message.kind = kind;
+    EXPECT_EQ(unpacked(pack(message)).kind.words(), kind.words());
   }
+}
+
+TEST(Frame, OfAKindThatIsNoWordIsMalformed) {
+  const auto head = pack(sample()).head;
+  const auto with_kind = [&](std::string_view letters) {
+    auto other = head;
+    std::fill_n(other.begin() + 8, Kind::kMostLetters, '\0');
+    return other.replace(8, letters.size(), letters);
+  };
+  using namespace std::string_view_literals;
+  EXPECT_NO_THROW(buffer_specs(with_kind("any word")));
+  for (const auto letters : {""sv, " word"sv, "Word"sv, "word2"sv, "\xff"sv, "wo\0rd"sv, "\0word"sv, "wo\nrd"sv}) {
+    EXPECT_THROW(buffer_specs(with_kind(letters)), base::FormatError) << letters;
+  }
+  EXPECT_THROW(buffer_specs(pack({}).head), base::FormatError) << "of no kind";
 }
 
 TEST(Frame, TheHeadTellsTheSizesOfTheBuffersBeforeTheyCome) {

@@ -55,6 +55,7 @@ class Inbox {
 
 void send(Transport& from, int to, const std::string& text, value::Value body = {}) {
   Message message;
+  message.kind = "text";
   message.caller = from.rank();
   message.channel = text;
   message.body = std::move(body);
@@ -120,6 +121,25 @@ TEST(Network, ALostRankIsToldOfOnceAndAfterWhatItSent) {
   EXPECT_EQ(inbox.wait(3)[2], "1:own");
   survivor->close(true);
   EXPECT_EQ(inbox.size(), 3);
+}
+
+TEST(Network, AMessageThatItsReaderFindsMalformedIsDroppedWithAWarning) {
+  inproc::Network network(2, 0);
+  Inbox inbox;
+  auto from = network.connect(base::Rank(0)), to = network.connect(base::Rank(1));
+  auto events = inbox.events();
+  events.message = [next = events.message](Message message) {
+    if (message.channel == "bad") throw base::FormatError("no such thing");
+    next(std::move(message));
+  };
+  testing::internal::CaptureStderr();
+  to->start(std::move(events));
+  send(*from, 1, "bad");
+  send(*from, 1, "good");
+  EXPECT_EQ(inbox.wait(1)[0], "0:good");
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("dropped a message of rank 0: no such thing"),
+            std::string::npos);
+  to->close(true);
 }
 
 TEST(Network, AfterCloseNothingIsDelivered) {

@@ -118,7 +118,7 @@ std::size_t Inbox::waiting() {
 
 Message object(std::string channel, value::Value body) {
   Message message;
-  message.kind = Kind::kObject;
+  message.kind = "object";
   message.channel = std::move(channel);
   message.body = std::move(body);
   return message;

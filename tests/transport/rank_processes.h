@@ -33,7 +33,7 @@ class Inbox {
   std::map<base::Rank, std::string> lost_;
 };
 
-// A kObject message on `channel` with a tree as its body.
+// A message on `channel` with a tree as its body.
 Message object(std::string channel, value::Value body);
 
 // The ranks of one job as processes forked from this one, which must have no threads. A rank fails when a GoogleTest

@@ -10,7 +10,7 @@ namespace lamina::transport::testing {
 // A message with something in every field.
 inline Message sample() {
   Message message;
-  message.kind = Kind::kBackward;
+  message.kind = "backward";
   message.call = {base::Rank(1), base::Step(-2), base::Microbatch(3), 4};
   message.target = base::ModuleId(5);
   message.caller = base::Rank(6);

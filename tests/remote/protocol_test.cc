@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/remote/requests.h"
+#include "lamina/remote/protocol.h"
 
 #include <gtest/gtest.h>
 

@@ -6,11 +6,19 @@
 #include <vector>
 
 #include "lamina/remote/graph.h"
+#include "lamina/transport/message.h"
 #include "lamina/value/value.h"
 
 // What the two sides of a remote call agree on: the bodies and state blocks of their messages. All readers throw
 // base::FormatError.
 namespace lamina::remote {
+
+inline constexpr transport::Kind kForward = "forward";    // run a module on `body`; answered by kResult or kError
+inline constexpr transport::Kind kBackward = "backward";  // run a backward with the gradients in `body`; answered alike
+inline constexpr transport::Kind kAsk = "ask";            // send outputs of a call, as `deliveries` says
+inline constexpr transport::Kind kValues = "values";  // outputs, or the Failure that came instead, under their names
+inline constexpr transport::Kind kResult = "result";  // the answer to a call
+inline constexpr transport::Kind kError = "error";    // the answer to a call that raised; `body` is a Failure
 
 // Asks for the backward of the caller's call number `forward` of the same step and microbatch.
 struct BackwardRequest {
