@@ -65,9 +65,9 @@ MutualWaits::Keeper Mailbox::exchanges_kept() {
 void Mailbox::post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value) {
   transport::Message message;
   message.kind = kObject;
-  message.caller = transport_.rank();
+  message.call.origin = transport_.rank();
   message.call.counter = number;
-  message.channel = channel;
+  message.fields = channel;
   message.body = std::move(value);
   transport_.send(to, message);
 }
@@ -234,7 +234,7 @@ std::string Mailbox::first_loss() {
 void Mailbox::deliver(transport::Message&& message) {
   {
     std::lock_guard guard(mutex_);
-    boxes_[{message.caller, message.channel}].push_back({message.call.counter, std::move(message.body)});
+    boxes_[{message.call.origin, std::move(message.fields)}].push_back({message.call.counter, std::move(message.body)});
   }
   arrived_.notify_all();
 }

@@ -19,7 +19,7 @@
 
 namespace lamina::messaging {
 
-inline constexpr transport::Kind kObject = "object";  // a value on a channel
+inline constexpr transport::Kind kObject = "object";  // a value on the channel that its fields name
 
 // The name of a group's own channel: what its members exchange there arrives in order between each two of them.
 std::string group_channel(const char* what, std::span<const base::Rank> members);

@@ -244,7 +244,7 @@ std::string MutualWaits::left(base::Rank rank) {
 void MutualWaits::send(base::Rank to, Value body) {
   transport::Message message;
   message.kind = kWait;
-  message.caller = transport_.rank();
+  message.call.origin = transport_.rank();
   message.body = std::move(body);
   try {
     transport_.send(to, message);
@@ -278,7 +278,7 @@ void MutualWaits::receive(const transport::Message& message) {
     }
     case Tag::kLeft: {
       std::lock_guard guard(mutex_);
-      left_[message.caller] = items.at(1).as<std::string>();
+      left_[message.call.origin] = items.at(1).as<std::string>();
       return;
     }
   }

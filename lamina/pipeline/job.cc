@@ -251,7 +251,7 @@ void Job::announce(transport::Kind kind, base::Step step, value::Value body) {
   transport::Message message;
   message.kind = kind;
   message.call.step = step;
-  message.call.origin = message.caller = rank();
+  message.call.origin = rank();
   message.body = std::move(body);
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
@@ -268,7 +268,8 @@ void Job::announce(transport::Kind kind, base::Step step, value::Value body) {
 void Job::receive_begin(const transport::Message& begin) {
   if (leads()) return state_.refuse(begin.call.step, begin.body.as<std::string>());
   const auto& words = begin.body.as<value::Tuple>().items;
-  state_.receive_begin(begin.call.step, begin.caller, {words.at(0).as<std::string>(), words.at(1).as<std::string>()});
+  state_.receive_begin(begin.call.step, begin.call.origin,
+                       {words.at(0).as<std::string>(), words.at(1).as<std::string>()});
 }
 
 messaging::MutualWaits::Operation Job::operation(base::Step step) const {

@@ -21,9 +21,8 @@ std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
 
 // The same where it leaves and where it arrives, and another one for every other message of the job.
 std::uint64_t name_of(const Message& message, base::Rank to) {
-  auto hash = base::hash64(message.done, base::hash64(message.kind.words()));
-  hash = hash_of(message.call, base::hash64(to.value, hash));
-  return message.deliveries.empty() ? hash : hash_of(message.deliveries.front().name, hash);
+  const auto hash = base::hash64(to.value, base::hash64(message.kind.words()));
+  return base::hash64(message.fields, hash_of(message.call, hash));
 }
 
 std::int64_t bytes_of(const Message& message) {

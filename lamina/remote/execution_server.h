@@ -56,7 +56,7 @@ class ExecutionServer {
   // A call that runs, has run, or waits for its inputs. Guarded by mutex_.
   struct Served {
     bool finished = false;
-    std::vector<transport::Delivery> owed;  // asked for before it has finished
+    std::vector<Delivery> owed;  // asked for before it has finished
     Results results;
     std::optional<value::Failure> failure;
     std::shared_ptr<CalleeGraph> graph;
@@ -67,31 +67,28 @@ class ExecutionServer {
   };
   struct Parked;
 
-  // Takes a kForward or kBackward request, from the transport's thread. A request takes neither a thread nor the
-  // compute slot before its inputs have arrived.
-  void receive(transport::Message&& request);
-  void deliver(const transport::Message& request);  // kAsk, from the transport's thread
-  void await_inputs(transport::Message&& request);
+  // From the transport's thread. A request takes neither a thread nor the compute slot before its inputs have arrived.
+  void receive(std::shared_ptr<Parked> parked);
+  void deliver(const Ask& ask);
+  void await_inputs(const std::shared_ptr<Parked>& parked);
   void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
   void await_earlier(Parked& parked, const std::function<void()>& finished);
   // What the earlier call, whose place in the order this one takes, called last of each module: so their children keep
   // the order too.
-  void inherit_order(const transport::Message& request, runtime::Activity& activity);
+  void inherit_order(const Request& request, runtime::Activity& activity);
   void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked, runtime::ComputeSlot::Place& place);
   // See [Note: flags of parameters]: a module has those that its request brings, and leaves them so.
-  void set_flags(const transport::Message& request, runtime::Activity& activity);
-  void require_flags(const transport::Message& request, const runtime::ParameterFlags::Flags& given,
-                     runtime::Activity& activity);
-  Tensors forward(transport::Message& request, transport::Message& answer);
-  Tensors backward(Parked& parked, transport::Message& answer);
+  void set_flags(const Parked& parked, runtime::Activity& activity);
+  void require_flags(const Request& request, const runtime::ParameterFlags::Flags& given, runtime::Activity& activity);
+  Tensors forward(ForwardRequest& request, Answer& answer);
+  Tensors backward(Parked& parked, Answer& answer);
   std::shared_ptr<CalleeGraph> graph_of(Served& forward, bool keep);
   // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
-  void finish(const transport::Message& request, Tensors outputs, std::optional<value::Failure> failure,
-              transport::Message&& answer, runtime::Activity& activity);
-  void fulfil(const std::vector<transport::Delivery>& owed, const Results& results,
-              const std::optional<value::Failure>& failure);
-  void forget(const transport::Release& release);
+  void finish(const Parked& parked, Tensors outputs, std::optional<value::Failure> failure, Answer&& answer,
+              runtime::Activity& activity);
+  void fulfil(const std::vector<Delivery>& owed, const Results& results, const std::optional<value::Failure>& failure);
+  void forget(const Release& release);
 
   transport::Transport& transport_;
   runtime::ComputeSlot& slot_;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/remote/inbox.h"
 
-#include "lamina/remote/protocol.h"
-
 namespace lamina::remote {
 
 at::Tensor tensor_of(const Arrival& arrival) {
@@ -11,7 +9,7 @@ at::Tensor tensor_of(const Arrival& arrival) {
 }
 
 Inbox::Inbox(messaging::Handlers& handlers) {
-  handlers.on(kValues, [this](transport::Message&& message) { arrive(message); });
+  handlers.on(kValues, [this](transport::Message&& message) { arrive(to_values(std::move(message))); });
 }
 
 void Inbox::expect(const base::CallId& name, Reader reader) {
@@ -77,14 +75,13 @@ void Inbox::arrive(const base::CallId& name, Arrival arrival) {
   reader(std::move(arrival));
 }
 
-void Inbox::arrive(const transport::Message& message) {
-  const auto* tensors = message.body.get_if<value::List>();
-  for (std::size_t i = 0; i < message.deliveries.size(); ++i) {
-    const auto& name = message.deliveries[i].name;
+void Inbox::arrive(Values values) {
+  auto* tensors = std::get_if<Tensors>(&values.values);
+  for (std::size_t i = 0; i < values.names.size(); ++i) {
     if (tensors != nullptr) {
-      arrive(name, tensors->items.at(i).as<at::Tensor>());
+      arrive(values.names[i], std::move(tensors->at(i)));
     } else {
-      arrive(name, value::to_failure(message.body));
+      arrive(values.names[i], std::get<value::Failure>(values.values));
     }
   }
 }

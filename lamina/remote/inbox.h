@@ -10,6 +10,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/messaging/handlers.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::remote {
@@ -39,9 +40,7 @@ class Inbox {
   std::optional<Arrival> poll(const base::CallId& name);
 
   void arrive(const base::CallId& name, Arrival arrival);  // from any thread
-  // All deliveries of a message, whose body is the list of their tensors, or the failure that came instead; nothing for
-  // a message without deliveries.
-  void arrive(const transport::Message& message);
+  void arrive(Values values);
 
   void begin_step();               // waits are possible again
   void end_step(base::Step step);  // forgets all that belongs to it or to an earlier one

@@ -16,7 +16,6 @@
 namespace lamina::remote {
 namespace {
 
-using transport::Delivery;
 using transport::Message;
 
 // What calls that are alike have in common: see [Note: prediction].
@@ -124,7 +123,7 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& h
       hooks_(std::move(hooks)),
       predicts_(predicts) {
   for (const auto kind : {kResult, kError}) {
-    handlers.on(kind, [this](Message&& answer) { deliver(std::move(answer)); });
+    handlers.on(kind, [this](Message&& answer) { deliver(to_answer(std::move(answer))); });
   }
 }
 
@@ -132,18 +131,17 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   const auto pending = begin({{}, owner, id, modules.name(id)});
   const auto& call = pending->call;
   require_can_cross(call->name, arguments);
-  Message request;
-  request.kind = kForward;
-  CallState state{runtime::capture_modes(),
-                  {},
-                  modules.capture_state(id),
-                  runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
-  call->learned = experience_.of(kind_of(id, join_state(state), arguments));
+  ForwardRequest request;
+  CallState& state = request.state;
+  state = {runtime::capture_modes(),
+           {},
+           modules.capture_state(id),
+           runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
+  call->learned = experience_.of(kind_of(id, to_bytes(state), arguments));
   call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
   for (int left = modules.streams(id); left > 0; --left) state.seeds.push_back(runtime::next_seed());
-  request.state = join_state(state);
-  request.body = departing(arguments, *pending);
+  request.arguments = departing(arguments, *pending);
   const auto given = distinct_tensors(arguments);
 
   // Without grad mode too: the module may return what had a graph before, a parameter.
@@ -186,7 +184,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
 }
 
 // The outputs as references. Where they were read the last time they are sent at once.
-value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Message& request) {
+value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Request& request) {
   const auto& call = *pending.call;
   request.expected = outline.fingerprint;
   std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
@@ -234,13 +232,13 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
-  Message request;
-  request.kind = kBackward;
-  request.state = runtime::ParameterFlags::to_bytes(activity->flags());
+  BackwardRequest request;
+  request.flags = runtime::ParameterFlags::to_bytes(activity->flags());
   pending->given.push_back(forward.id.counter);
-  BackwardRequest asked{forward.id.counter, options, {}};
-  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, *pending));
-  request.body = to_value(asked);
+  request.forward = forward.id.counter;
+  request.options = options;
+  auto& departed = request.gradients.as<value::List>().items;
+  for (const auto& gradient : gradients) departed.push_back(departing_gradient(gradient, *pending));
   const auto given = pattern(gradients);
   const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
   if (!known || known->size() != targets.size()) {
@@ -313,7 +311,8 @@ RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
   return pending;
 }
 
-void RemoteCalls::send(const Pending& pending, Message&& request) {
+template <class AnyRequest>
+void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
   const auto& call = *pending->call;
   auto& made = issued(*runtime::Activity::current());
   made.calls.push_back(pending);
@@ -325,10 +324,9 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
     latest_[call.owner] = pending->call;
   }
   request.call = call.id;
-  request.target = call.module;
-  request.caller = rank();
+  request.module = call.module;
   request.released = releases_->take(call.owner);
-  transport_.send(call.owner, request);
+  transport_.send(call.owner, to_message(std::forward<AnyRequest>(request)));
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
@@ -409,12 +407,7 @@ base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch)
 }
 
 void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
-  Message request;
-  request.kind = kAsk;
-  request.call = call.id;
-  request.caller = rank();
-  request.deliveries = {delivery};
-  transport_.send(call.owner, request);
+  transport_.send(call.owner, to_message(Ask{call.id, delivery}));
 }
 
 at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
@@ -505,23 +498,28 @@ void RemoteCalls::cancel() {
   for (auto& [id, pending] : pending_) pending->changed.notify_all();
 }
 
-void RemoteCalls::deliver(Message&& answer) {
-  inbox_.arrive(answer);
+void RemoteCalls::deliver(Answer&& answer) {
+  if (answer.failure) {
+    inbox_.arrive({std::move(answer.names), *answer.failure});
+  } else {
+    inbox_.arrive({std::move(answer.names), std::move(answer.outputs)});
+  }
   std::unique_lock lock(mutex_);
-  if (!answer.state.empty()) {
-    notes_.push_back(std::move(answer.state));
+  if (!answer.note.empty()) {
+    notes_.push_back(std::move(answer.note));
     noted_ = true;
   }
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
   const auto pending = found->second;
-  if (answer.kind == kError) {
-    pending->failure = value::to_failure(answer.body);
-  } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
-    pending->answer = std::move(answer.body);
+  const bool done = answer.done || answer.failure;
+  if (answer.failure) {
+    pending->failure = std::move(answer.failure);
+  } else if (!answer.result.get_if<value::None>()) {
+    pending->answer = std::move(answer.result);
   }
   if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
-  if (answer.kind == kError || answer.done) {
+  if (done) {
     pending->done = true;
     pending_.erase(found);
   }

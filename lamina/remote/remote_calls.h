@@ -112,7 +112,7 @@ class RemoteCalls {
   // For RemoteValue.
   base::Rank rank() const { return transport_.rank(); }
   base::CallId new_name(base::Step step, base::Microbatch microbatch);
-  void ask(const IssuedCall& call, const transport::Delivery& delivery);
+  void ask(const IssuedCall& call, const Delivery& delivery);
   at::Tensor receive(const base::CallId& name, const IssuedCall& call);
   // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
   // brings what it waits for; see Activity::take_place().
@@ -123,15 +123,16 @@ class RemoteCalls {
  private:
   using Pending = std::shared_ptr<PendingCall>;
 
-  void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
+  void deliver(Answer&& answer);  // from the transport's thread
   Pending begin(IssuedCall call);
-  void send(const Pending& pending, transport::Message&& request);
+  // Of a ForwardRequest or a BackwardRequest.
+  template <class AnyRequest>
+  void send(const Pending& pending, AnyRequest&& request);
   value::Value wait_answer(PendingCall& pending);
   void wait_done(PendingCall& pending, const Issued& issued);
-  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, transport::Message& request);
+  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, Request& request);
   at::Tensor reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
-                       value::Strides strides, std::shared_ptr<const Lease> lease,
-                       std::vector<transport::Delivery> prepared);
+                       value::Strides strides, std::shared_ptr<const Lease> lease, std::vector<Delivery> prepared);
   // The tree with references in the place of what lies, or is made, elsewhere.
   value::Value departing(value::Value tree, PendingCall& to);
   value::Value departing_gradient(const at::Tensor& gradient, PendingCall& to);

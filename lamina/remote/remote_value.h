@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lamina/remote/learned.h"
-#include "lamina/transport/message.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/value/reference_tensor.h"
 
 namespace lamina::remote {
@@ -34,12 +34,12 @@ struct IssuedCall {
 // What of earlier calls other ranks may forget; told to them with the next request. Thread-safe.
 class Releases {
  public:
-  void add(base::Rank owner, const transport::Release& release);
-  std::vector<transport::Release> take(base::Rank owner);
+  void add(base::Rank owner, const Release& release);
+  std::vector<Release> take(base::Rank owner);
 
  private:
   std::mutex mutex_;
-  std::map<base::Rank, std::vector<transport::Release>> waiting_;
+  std::map<base::Rank, std::vector<Release>> waiting_;
 };
 
 // Its end releases a call's outputs, or its graph.
@@ -58,7 +58,7 @@ class Lease {
  private:
   const std::shared_ptr<Releases> releases_;
   const base::Rank owner_;
-  const transport::Release release_;
+  const Release release_;
   bool spent_ = false;
 };
 
@@ -67,7 +67,7 @@ class RemoteValue : public value::Source {
  public:
   // `prepared` are the deliveries of this output that the request asked for: to be claimed here by their readers.
   RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
-              std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<transport::Delivery> prepared);
+              std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<Delivery> prepared);
   // Deliveries that nobody claimed are not prepared next time.
   ~RemoteValue() override;
 
@@ -77,7 +77,7 @@ class RemoteValue : public value::Source {
   // The name under which rank `reader` gets the value.
   base::CallId route_to(base::Rank reader);
   // Has the value sent to the reader that another call named.
-  void redirect(transport::Delivery delivery);
+  void redirect(Delivery delivery);
   const base::CallId& call() const { return call_->id; }
   // Whether the value is here.
   bool taken();
@@ -93,7 +93,7 @@ class RemoteValue : public value::Source {
   const std::int64_t output_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<transport::Delivery> prepared_;
+  std::vector<Delivery> prepared_;
   bool taking_ = false;  // a thread waits for it
   at::Tensor value_;
   std::exception_ptr error_;

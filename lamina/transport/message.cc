@@ -21,21 +21,7 @@ struct Prefix {
 };
 static_assert(sizeof(Prefix) == 24);
 
-void put(value::Writer& out, const base::CallId& call) {
-  out.put(call.origin.value);
-  out.put(call.step.value);
-  out.put(call.microbatch.value);
-  out.put(call.counter);
-}
-
-base::CallId get_call(value::Reader& in) {
-  base::CallId call;
-  call.origin = base::Rank(in.get<std::int64_t>());
-  call.step = base::Step(in.get<std::int64_t>());
-  call.microbatch = base::Microbatch(in.get<std::int64_t>());
-  call.counter = in.get<std::int64_t>();
-  return call;
-}
+static_assert(sizeof(base::CallId) == 4 * sizeof(std::int64_t), "written as it lies in memory");
 
 std::vector<BufferSpec> get_specs(value::Reader& in) {
   std::vector<BufferSpec> specs;
@@ -73,41 +59,21 @@ Prefix take_prefix(std::string_view& head) {
 Frame pack(const Message& message) {
   value::Encoded body = value::encode(message.body);
   value::Writer out;
+  out.put(Prefix{.kind = message.kind});
   out.put<std::uint64_t>(body.buffers.size());
   for (const auto& buffer : body.buffers) {
     out.put(static_cast<std::int8_t>(buffer.device().type()));
     out.put<std::int8_t>(buffer.device().index());
     out.put<std::int64_t>(buffer.numel());
   }
-  put(out, message.call);
-  out.put(message.target.value);
-  out.put(message.caller.value);
-  out.put<std::uint64_t>(message.deliveries.size());
-  for (const auto& delivery : message.deliveries) {
-    out.put(delivery.output);
-    out.put(delivery.to.value);
-    put(out, delivery.name);
-  }
-  out.put<std::uint64_t>(message.released.size());
-  for (const auto& release : message.released) {
-    put(out, release.call);
-    out.put<std::uint8_t>(release.graph);
-  }
-  out.put(message.expected);
-  out.put(message.after);
-  out.put<std::uint8_t>(message.done);
-  out.put_block(message.channel);
-  out.put_block(message.state);
+  out.put(message.call);
+  out.put_block(message.fields);
   out.put_block(body.meta);
-  const std::string rest = out.take();
-  if (rest.size() > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
-
-  Prefix prefix;
-  prefix.kind = message.kind;
-  prefix.rest = static_cast<std::uint32_t>(rest.size());
-  Frame frame;
-  frame.head.append(reinterpret_cast<const char*>(&prefix), sizeof(prefix)).append(rest);
-  frame.buffers = std::move(body.buffers);
+  Frame frame{out.take(), std::move(body.buffers)};
+  const auto rest = frame.head.size() - sizeof(Prefix);
+  if (rest > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
+  const auto size = static_cast<std::uint32_t>(rest);
+  std::memcpy(frame.head.data() + offsetof(Prefix, rest), &size, sizeof(size));
   return frame;
 }
 
@@ -127,25 +93,8 @@ Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
 
   Message message;
   message.kind = prefix.kind;
-  message.call = get_call(in);
-  message.target = base::ModuleId(in.get<std::int64_t>());
-  message.caller = base::Rank(in.get<std::int64_t>());
-  for (auto left = in.get_count(); left > 0; --left) {
-    Delivery& delivery = message.deliveries.emplace_back();
-    delivery.output = in.get<std::int64_t>();
-    delivery.to = base::Rank(in.get<std::int64_t>());
-    delivery.name = get_call(in);
-  }
-  for (auto left = in.get_count(); left > 0; --left) {
-    Release& release = message.released.emplace_back();
-    release.call = get_call(in);
-    release.graph = in.get<std::uint8_t>() != 0;
-  }
-  message.expected = in.get<std::uint64_t>();
-  message.after = in.get<std::int64_t>();
-  message.done = in.get<std::uint8_t>() != 0;
-  message.channel = in.get_block();
-  message.state = in.get_block();
+  message.call = in.get<base::CallId>();
+  message.fields = in.get_block();
   message.body = value::decode(in.get_block(), std::move(buffers));
   in.expect_end();
   return message;

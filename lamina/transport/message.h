@@ -48,47 +48,23 @@ class Kind {
   std::array<char, kMostLetters> letters_{};  // zeros behind the words
 };
 
-// [Note: deliveries] A value goes from the rank that made it to each rank that needs it, straight and under a name of
-// its own, which whoever issued the call gives it: the maker is told to send output `output` to rank `to` as `name`,
-// the reader waits for that name. A name is used once, so nobody has to be told when a value may be forgotten.
-struct Delivery {
-  std::int64_t output = 0;
-  base::Rank to;
-  base::CallId name;
-  friend bool operator==(const Delivery&, const Delivery&) = default;
-};
-
-// That nobody will ask for the outputs of a call any more, or that its backward will not be run.
-struct Release {
-  base::CallId call;
-  bool graph = false;
-  friend bool operator==(const Release&, const Release&) = default;
-};
-
 constexpr base::Step kNoStep{-1};
 constexpr base::Microbatch kWholeStep{-1};
 
+// Besides its kind, what any of them has. The rest is between those who send and who handle that kind.
 struct Message {
   Kind kind;
-  base::CallId call{{}, kNoStep, kWholeStep, 0};  // the one that it is about, or the step
-  base::ModuleId target;
-  base::Rank caller;                 // who issued the call, or sends the object
-  std::vector<Delivery> deliveries;  // what goes where: asked for in a request, contained in an answer
-  std::vector<Release> released;     // what of earlier calls may be forgotten
-  std::uint64_t expected = 0;        // fingerprint of the outputs as the caller expects them; 0: it waits for them
-  std::int64_t after = -1;           // the number of the caller's call that this one must not overtake; -1: of none
-  bool done = true;                  // of a result: nothing that the call has set off still runs
-  std::string channel;               // of an object: the mailbox
-  std::string state;                 // the caller's state, to be set around the call, or in the answer what its face
-                                     // is to know; in the face's format
+  // The call or the step that it is about. Of others: the rank that sends it, and a number of its own.
+  base::CallId call{{}, kNoStep, kWholeStep, 0};
+  std::string fields;  // in the format of its kind
   value::Value body;
 };
 
 // [Note: frame] A message travels as a head and buffers. The head is
 //   magic u32 | version u16 | zero u16 | kind, 12 letters | length of the rest u32 | the rest
-// (little endian), where the rest holds the message's fields, each block with its own length, the tree's encoding and
-// the list of its buffers (device and size in bytes of each), so that a receiver makes room for the buffers before it
-// takes them. It says nothing of whom it comes from: that is the transport's to prove before it reads a head.
+// (little endian), where the rest holds the list of the buffers (device and size in bytes of each), so that a receiver
+// makes room for them before it takes them, the call, and the fields and the tree's encoding, each with its length. It
+// says nothing of whom it comes from: that is the transport's to prove before it reads a head.
 constexpr std::uint16_t kFrameVersion = 5;  // the same on all ranks of a job
 
 struct BufferSpec {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a frame's head as a fuzzer makes them: with clang a libFuzzer target, else a program that damages heads
-// at random for a while: `frame_fuzz SECONDS [SEED]`. Anything but a message or a FormatError ends it.
+// at random for a while: `frame_fuzz SECONDS [SEED]`. What is a message is read as one of remote calls. Anything but a
+// message or a FormatError ends it.
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <random>
 
 #include "lamina/base/error.h"
+#include "tests/remote/protocol_samples.h"
 #include "tests/transport/sample_message.h"
 
 namespace {
@@ -45,7 +47,7 @@ std::vector<at::Tensor> buffers_of(std::string_view head) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string head = with_prefix({reinterpret_cast<const char*>(data), size});
   try {
-    unpack(head, buffers_of(head));
+    lamina::remote::testing::read(unpack(head, buffers_of(head)));
   } catch (const lamina::base::FormatError&) {
   }
   return 0;
@@ -55,9 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
-  const std::string whole = pack(testing::sample()).head;
+  std::vector<std::string> wholes = {pack(testing::sample()).head};
+  for (const auto& message : lamina::remote::testing::messages()) wholes.push_back(pack(message).head);
   std::int64_t heads = 0;
   for (; std::chrono::steady_clock::now() < end; ++heads) {
+    const std::string& whole = wholes[random() % wholes.size()];
     std::string head = whole;
     for (auto left = 1 + random() % 6; left > 0; --left) {
       const auto at = random() % head.size();

@@ -17,9 +17,10 @@ namespace {
 class Inbox {
  public:
   Transport::Events events() {
-    return {
-        [this](Message message) { add(std::to_string(message.caller.value) + ":" + message.channel, message.body); },
-        [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
+    return {[this](Message message) {
+              add(std::to_string(message.call.origin.value) + ":" + message.fields, message.body);
+            },
+            [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
   }
   // The first `count` events.
   std::vector<std::string> wait(std::size_t count) {
@@ -56,8 +57,8 @@ class Inbox {
 void send(Transport& from, int to, const std::string& text, value::Value body = {}) {
   Message message;
   message.kind = "text";
-  message.caller = from.rank();
-  message.channel = text;
+  message.call.origin = from.rank();
+  message.fields = text;
   message.body = std::move(body);
   from.send(base::Rank(to), message);
 }
@@ -129,7 +130,7 @@ TEST(Network, AMessageThatItsReaderFindsMalformedIsDroppedWithAWarning) {
   auto from = network.connect(base::Rank(0)), to = network.connect(base::Rank(1));
   auto events = inbox.events();
   events.message = [next = events.message](Message message) {
-    if (message.channel == "bad") throw base::FormatError("no such thing");
+    if (message.fields == "bad") throw base::FormatError("no such thing");
     next(std::move(message));
   };
   testing::internal::CaptureStderr();
