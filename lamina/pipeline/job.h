@@ -125,8 +125,7 @@ class Job {
   std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
-  void announce(transport::Kind kind, base::Step step, value::Value body);
-  void receive_begin(const transport::Message& begin);
+  void announce(const transport::Message& message);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
   messaging::MutualWaits::Operation operation(base::Step step) const;
   void keep_steps();
