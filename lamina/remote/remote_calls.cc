@@ -206,8 +206,8 @@ value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Out
 at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
                                   value::Strides strides, std::shared_ptr<const Lease> lease,
                                   std::vector<Delivery> prepared) {
-  const auto source =
-      std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output, std::move(prepared));
+  const auto source = std::make_shared<RemoteValue>(static_cast<Fetcher&>(*this), alive_, pending.call,
+                                                    std::move(lease), output, std::move(prepared));
   auto tensor = value::make_reference(spec, source, strides);
   issued(*runtime::Activity::current()).references.emplace_back(source);
   return tensor;

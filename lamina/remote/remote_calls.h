@@ -64,7 +64,7 @@ struct Issued {
 inline Issued& issued(runtime::Activity& activity) { return activity.attached<Issued>(); }
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.
-class RemoteCalls {
+class RemoteCalls : private Fetcher {
  public:
   // Where `predicts` is false every call waits for its results, so that a microbatch computes on one rank at a time.
   RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
@@ -109,21 +109,18 @@ class RemoteCalls {
   // Ranks whose answers this one waits for.
   std::vector<base::Rank> awaited();
 
-  // For RemoteValue.
-  base::Rank rank() const { return transport_.rank(); }
-  base::CallId new_name(base::Step step, base::Microbatch microbatch);
-  void ask(const IssuedCall& call, const Delivery& delivery);
-  at::Tensor receive(const base::CallId& name, const IssuedCall& call);
-  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
-  // brings what it waits for; see Activity::take_place().
-  using Wait = std::function<void(const std::function<void()>& ready)>;
-  void give_way(const IssuedCall& awaited, const Wait& wait);
-  const base::Patience& patience() const { return patience_; }
-
  private:
   using Pending = std::shared_ptr<PendingCall>;
 
   void deliver(Answer&& answer);  // from the transport's thread
+  // As RemoteValue's fetcher.
+  base::Rank rank() const override { return transport_.rank(); }
+  base::CallId new_name(base::Step step, base::Microbatch microbatch) override;
+  void ask(const IssuedCall& call, const Delivery& delivery) override;
+  at::Tensor receive(const base::CallId& name, const IssuedCall& call) override;
+  void give_way(const IssuedCall& awaited, const Wait& wait) override;
+  const base::Patience& patience() const override { return patience_; }
+
   Pending begin(IssuedCall call);
   // Of a ForwardRequest or a BackwardRequest.
   template <class AnyRequest>

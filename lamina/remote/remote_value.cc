@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "lamina/base/str.h"
-#include "lamina/remote/remote_calls.h"
 
 namespace lamina::remote {
 
@@ -23,7 +22,7 @@ std::vector<Release> Releases::take(base::Rank owner) {
   return std::exchange(waiting_[owner], {});
 }
 
-RemoteValue::RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
+RemoteValue::RemoteValue(Fetcher& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
                          std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<Delivery> prepared)
     : calls_(calls),
       alive_(std::move(alive)),
