@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Threads: ready() runs in whichever makes a request ready, under StepState's lock; due() in the worker that has run
+// it. Locks: mutex_, under which nothing else is taken. See docs/thread-model.md.
 #include "lamina/remote/bursts.h"
 
 #include <utility>

@@ -1,4 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a call here (Served, under mutex_, and Parked):
+//
+//   received --its last input--> ready --the slot--> runs --finish()--> finished --released, or end_step()--> forgotten
+//
+// Received, it has neither thread nor slot: Parked counts what is missing, and deliveries that are asked for are owed.
+// Ready, it has a place among those that want the slot, and a worker as soon as this rank is in its step. Finished,
+// its outputs and its graph stay until the caller releases them, each by itself; what is asked for then is sent at
+// once.
+//
+// Threads: receive(), deliver() and forget() run in the transport's thread. What brings a call its last input makes it
+// ready: the transport's thread, or the worker that finishes the call before it. serve() and fulfil() run in workers.
+// Parked belongs to whoever fills it, each in a field of its own, until `missing` is 0, and then to its worker.
+//
+// Locks: mutex_; under it StepState's, where deliver() starts a worker. Readers are told, messages sent, and what may
+// hold objects of Python destroyed without it, and not in the transport's thread. See docs/thread-model.md.
 #include "lamina/remote/execution_server.h"
 
 #include <algorithm>

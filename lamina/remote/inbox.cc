@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a name, under mutex_:
+//
+//   unknown --arrive()--> arrived --wait(), poll(), expect()--> taken
+//      `--expect(): a reader, wait(): a waiter--> wanted --arrive()--> taken
+//
+// end_step() forgets those of a step, in any state; cancel() wakes the waiters.
+//
+// Threads: arrive() runs in the transport's, or in a worker that delivers to its own rank; expect() in the
+// transport's; wait() and poll() in an activity's.
+//
+// Locks: mutex_; under it only the compute slot's, as what arrives takes the place of the thread that waits for it.
+// Readers are called without it. See docs/thread-model.md.
 #include "lamina/remote/inbox.h"
 
 namespace lamina::remote {

@@ -1,4 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a call here (PendingCall, under mutex_):
+//
+//   begun --send()--> asked --Answer--> answered --Answer that is done--> done, and out of pending_
+//                       `---- the first Answer is done, or a failure ----^
+//
+// An answer to a call that was predicted says only that it is done. cancel() wakes whoever waits in any state, with a
+// CancelledError; begin_step() forgets all.
+//
+// Threads: an activity calls, waits and settles in its own, and what it has called (Issued) has no lock. deliver()
+// runs in the transport's thread, cancel() in the one that ends the step.
+//
+// Locks: mutex_; under it only the compute slot's, as an answer takes the place of the thread that waits for it.
+// Nothing is sent, and no code of a face runs, under it. See docs/thread-model.md.
 #include "lamina/remote/remote_calls.h"
 
 #include <ATen/ops/copy.h>

@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a remote value, under mutex_:
+//
+//   elsewhere --take()--> fetched by one thread (taking_) --> here (value_), or what came instead (error_)
+//      ^--------- the step was ended ----------'
+//
+// Threads: any activity of the rank. Those that come while another one fetches wait for it, without the lock and
+// without the compute slot: the other one may need that.
+//
+// Locks: mutex_; under it, so that each reader's value is asked for once, those of the calls and of what they learned,
+// and the transport's to send. taken() only tries it: who asks that does not wait. See docs/thread-model.md.
 #include "lamina/remote/remote_value.h"
 
 #include <algorithm>
