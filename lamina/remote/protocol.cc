@@ -12,6 +12,9 @@ using transport::Message;
 using value::Reader;
 using value::Writer;
 
+constexpr std::size_t kUsualRequest = 512;  // in bytes; a longer one is written all the same
+constexpr std::size_t kUsualAnswer = 64;
+
 static_assert(sizeof(Delivery) == 6 * sizeof(std::int64_t), "written as it lies in memory");
 
 void put(Writer& out, std::int64_t number) { out.put(number); }
@@ -87,13 +90,13 @@ Tensors outputs_of(const value::Value& body, const std::vector<base::CallId>& na
 }  // namespace
 
 std::string to_bytes(const CallState& state) {
-  Writer out;
+  Writer out(kUsualRequest);
   put(out, state);
   return out.take();
 }
 
 Message to_message(ForwardRequest request) {
-  Writer out;
+  Writer out(kUsualRequest);
   put(out, static_cast<const Request&>(request));
   put(out, request.state);
   return made(kForward, request.call, out, std::move(request.arguments));
@@ -111,7 +114,7 @@ ForwardRequest to_forward_request(Message&& message) {
 }
 
 Message to_message(BackwardRequest request) {
-  Writer out;
+  Writer out(kUsualRequest);
   put(out, static_cast<const Request&>(request));
   out.put(request.forward);
   out.put<std::uint8_t>(request.options.keep_graph);
@@ -137,7 +140,7 @@ BackwardRequest to_backward_request(Message&& message) {
 }
 
 Message to_message(const Ask& ask) {
-  Writer out;
+  Writer out(kUsualAnswer);
   out.put(ask.delivery);
   return made(kAsk, ask.call, out, {});
 }
@@ -150,7 +153,7 @@ Ask to_ask(const Message& message) {
 }
 
 Message to_message(Values values) {
-  Writer out;
+  Writer out(kUsualAnswer);
   put(out, values.names);
   const auto* failure = std::get_if<value::Failure>(&values.values);
   return made(kValues, values.names.at(0), out,
@@ -171,7 +174,7 @@ Values to_values(Message&& message) {
 }
 
 Message to_message(Answer answer) {
-  Writer out;
+  Writer out(kUsualAnswer);
   out.put<std::uint8_t>(answer.done);
   out.put_block(answer.note);
   put(out, answer.names);
@@ -211,13 +214,16 @@ ForwardAnswer to_forward_answer(value::Value value) {
 
 value::Value to_value(const Tensors& tensors) {
   value::List list;
+  list.items.reserve(tensors.size());
   for (const auto& tensor : tensors) list.items.emplace_back(tensor);
   return list;
 }
 
 Tensors to_tensors(const value::Value& value) {
+  const auto& items = value.as<value::List>().items;
   Tensors tensors;
-  for (const auto& item : value.as<value::List>().items) tensors.push_back(item.as<at::Tensor>());
+  tensors.reserve(items.size());
+  for (const auto& item : items) tensors.push_back(item.as<at::Tensor>());
   return tensors;
 }
 

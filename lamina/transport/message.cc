@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
 
+constexpr std::size_t kBufferRow = 10;  // device and size
+
 struct Prefix {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kFrameVersion;
@@ -58,7 +60,9 @@ Prefix take_prefix(std::string_view& head) {
 
 Frame pack(const Message& message) {
   value::Encoded body = value::encode(message.body);
-  value::Writer out;
+  const auto size_bytes = sizeof(Prefix) + kBufferRow * body.buffers.size() + sizeof(base::CallId) +
+                          message.fields.size() + body.meta.size() + 3 * sizeof(std::uint64_t);
+  value::Writer out(size_bytes);
   out.put(Prefix{.kind = message.kind});
   out.put<std::uint64_t>(body.buffers.size());
   for (const auto& buffer : body.buffers) {
