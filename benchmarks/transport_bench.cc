@@ -51,7 +51,8 @@ class Mailbox {
 
 void round_trip(transport::Transport& transport, Mailbox& mailbox, const at::Tensor& tensor) {
   transport::Message message;
-  message.channel = "bench";
+  message.kind = "bench";
+  message.fields = "bench";
   message.body = value::Value(at::Tensor(tensor));
   const base::Rank other(1 - transport.rank().value);
   if (other == base::Rank(1)) transport.send(other, message);

@@ -20,8 +20,6 @@ KNOWN_CIRCLES = {
     ("lamina/frontend/current", "lamina/frontend/model"),
     # Recordings know nodes by the tracer's tree; the tracer turns recordings on.
     ("lamina/frontend/recording", "lamina/frontend/tracer"),
-    # A remote value has its calls fetch it; calls hand out remote values.
-    ("lamina/remote/remote_calls", "lamina/remote/remote_value"),
     # The contract of references and the tensor that implements it, whose headers torch makes heavy.
     ("lamina/value/reference_impl", "lamina/value/reference_tensor"),
 }

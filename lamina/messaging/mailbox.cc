@@ -30,7 +30,9 @@ std::string group_channel(const char* what, std::span<const base::Rank> members)
   return name;
 }
 
-Mailbox::Mailbox(transport::Transport& transport) : transport_(transport), waits_(transport) {
+Mailbox::Mailbox(transport::Transport& transport, Handlers& handlers)
+    : transport_(transport), waits_(transport, handlers) {
+  handlers.on(kObject, [this](transport::Message&& message) { deliver(std::move(message)); });
   waits_.keep(MutualWaits::Kind::kValue, values_kept());
   waits_.keep(MutualWaits::Kind::kExchange, exchanges_kept());
 }
@@ -60,10 +62,10 @@ MutualWaits::Keeper Mailbox::exchanges_kept() {
 
 void Mailbox::post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value) {
   transport::Message message;
-  message.kind = transport::Kind::kObject;
-  message.caller = transport_.rank();
+  message.kind = kObject;
+  message.call.origin = transport_.rank();
   message.call.counter = number;
-  message.channel = channel;
+  message.fields = channel;
   message.body = std::move(value);
   transport_.send(to, message);
 }
@@ -231,10 +233,9 @@ std::optional<base::Loss> Mailbox::first_loss() {
 }
 
 void Mailbox::deliver(transport::Message&& message) {
-  if (message.kind == transport::Kind::kWait) return waits_.receive(std::move(message));
   {
     std::lock_guard guard(mutex_);
-    boxes_[{message.caller, message.channel}].push_back({message.call.counter, std::move(message.body)});
+    boxes_[{message.call.origin, std::move(message.fields)}].push_back({message.call.counter, std::move(message.body)});
   }
   arrived_.notify_all();
 }

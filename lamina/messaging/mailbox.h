@@ -14,10 +14,13 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/wait.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/messaging/mutual_waits.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::messaging {
+
+inline constexpr transport::Kind kObject = "object";  // a value on the channel that its fields name
 
 // The name of a group's own channel: what its members exchange there arrives in order between each two of them.
 std::string group_channel(const char* what, std::span<const base::Rank> members);
@@ -27,7 +30,7 @@ std::string group_channel(const char* what, std::span<const base::Rank> members)
 // end as [Note: mutual waits] says.
 class Mailbox {
  public:
-  explicit Mailbox(transport::Transport& transport);
+  Mailbox(transport::Transport& transport, Handlers& handlers);
 
   base::Rank rank() const { return transport_.rank(); }
   MutualWaits& waits() { return waits_; }
@@ -61,7 +64,6 @@ class Mailbox {
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
   std::optional<base::Loss> first_loss();
 
-  void deliver(transport::Message&& message);          // kObject and kWait, from the transport's thread
   void lose(base::Rank rank, const std::string& why);  // from the transport's thread
 
  private:
@@ -72,6 +74,7 @@ class Mailbox {
   };
   using Boxes = std::map<Key, std::deque<Item>>;
 
+  void deliver(transport::Message&& message);  // kObject, from the transport's thread
   void post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value);
   value::Value take(Boxes::iterator box);
   bool heard_enough(base::Rank from, const std::string& channel, const Take& take);

@@ -78,6 +78,10 @@ std::string text_of(const MutualWaits::Path& circle) {
 
 }  // namespace
 
+MutualWaits::MutualWaits(transport::Transport& transport, Handlers& handlers) : transport_(transport) {
+  handlers.on(kWait, [this](transport::Message&& message) { receive(message); });
+}
+
 void MutualWaits::keep(Kind kind, Keeper keeper) { keepers_[kind] = std::move(keeper); }
 
 void MutualWaits::keep_steps(std::function<std::optional<Operation>()> around,
@@ -239,8 +243,8 @@ std::string MutualWaits::left(base::Rank rank) {
 
 void MutualWaits::send(base::Rank to, Value body) {
   transport::Message message;
-  message.kind = transport::Kind::kWait;
-  message.caller = transport_.rank();
+  message.kind = kWait;
+  message.call.origin = transport_.rank();
   message.body = std::move(body);
   try {
     transport_.send(to, message);
@@ -248,7 +252,7 @@ void MutualWaits::send(base::Rank to, Value body) {
   }
 }
 
-void MutualWaits::receive(transport::Message&& message) {
+void MutualWaits::receive(const transport::Message& message) {
   const auto& items = message.body.as<Tuple>().items;
   switch (static_cast<Tag>(items.at(0).as<std::int64_t>())) {
     case Tag::kPath: {
@@ -274,7 +278,7 @@ void MutualWaits::receive(transport::Message&& message) {
     }
     case Tag::kLeft: {
       std::lock_guard guard(mutex_);
-      left_[message.caller] = items.at(1).as<std::string>();
+      left_[message.call.origin] = items.at(1).as<std::string>();
       return;
     }
   }

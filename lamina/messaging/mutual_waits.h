@@ -14,9 +14,12 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/transport/transport.h"
 
 namespace lamina::messaging {
+
+inline constexpr transport::Kind kWait = "wait";  // in what the sender waits for this rank
 
 // [Note: mutual waits] A rank waits in one operation for a rank that waits in another one for it: neither ends. This
 // is found, and raised on both, long before a deadline. An *operation* is what all its members have to come to: the
@@ -59,7 +62,7 @@ class MutualWaits {
     std::function<void(const Operation&, base::Rank)> given_up;
   };
 
-  explicit MutualWaits(transport::Transport& transport) : transport_(transport) {}
+  MutualWaits(transport::Transport& transport, Handlers& handlers);
 
   void keep(Kind kind, Keeper keeper);  // before the transport starts
   // How this rank learns what steps of other ranks a circle has ended, and which of its own is around a wait.
@@ -106,8 +109,6 @@ class MutualWaits {
   // The words of `rank` on it; "" when there are none.
   std::string left(base::Rank rank);
 
-  void receive(transport::Message&& message);  // kWait, from the transport's thread
-
  private:
   struct GivenUp {
     Path circle;
@@ -119,6 +120,7 @@ class MutualWaits {
     std::set<base::Rank> extended_to;
   };
 
+  void receive(const transport::Message& message);  // kWait, from the transport's thread
   void check(Scope& scope);
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   // Finds the circle that a path proves which has come here; else passes it on.

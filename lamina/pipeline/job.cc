@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "lamina/pipeline/recording_transport.h"
+#include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/schedule/schedule.h"
 
@@ -12,7 +13,6 @@ namespace lamina::pipeline {
 namespace {
 
 using base::Deadline;
-using transport::Kind;
 
 // After a failed step, how long a thread that is still in the user's code may take to notice before the error is
 // raised without it.
@@ -38,17 +38,11 @@ bool overlaps(const JobOptions& options) {
   return options.schedule != "interleaved" || options.active_microbatches > 1;
 }
 
-value::Value end_value(const std::vector<value::Value>& outputs, const std::string& flags) {
-  return value::Tuple{{true, value::List{outputs}, flags}};
-}
-value::Value end_value(const value::Failure& failure) { return value::Tuple{{false, value::to_value(failure), ""}}; }
-
-// The outputs in the end of a step, or its failure, thrown; and the flags of parameters that it leaves.
-std::pair<std::vector<value::Value>, std::string> outputs_of(transport::Message&& end) {
-  auto& parts = end.body.as<value::Tuple>().items;
-  if (parts.size() != 3) throw base::FormatError("an end of step without three parts");
-  if (!parts[0].as<bool>()) throw value::RemoteFailure(value::to_failure(parts[1]));
-  return {std::move(parts[1].as<value::List>().items), parts[2].as<std::string>()};
+// What is in the end of a step, whose failure is thrown.
+EndOfStep well_ended(transport::Message&& message) {
+  auto end = to_end_of_step(std::move(message));
+  if (end.failure) throw value::RemoteFailure(*end.failure);
+  return end;
 }
 
 // A step, to whoever watches this process, however it ends.
@@ -87,11 +81,11 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
       overlaps_(overlaps(options_)),
       slot_(schedule::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
             options_.thread_hooks.holds_interpreter_lock),
-      calls_(*transport_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
+      calls_(*transport_, handlers_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
              /*predicts=*/!options_.deterministic),
-      server_(*transport_, slot_, inbox_, calls_, *options_.failures,
+      server_(*transport_, handlers_, slot_, inbox_, calls_, *options_.failures,
               [this](base::Step step, runtime::StepState::Ready ready) { state_.run(step, std::move(ready)); }),
-      mailbox_(*transport_),
+      mailbox_(*transport_, handlers_),
       pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)),
       state_(
           *pool_,
@@ -106,9 +100,18 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
   slot_.carry(&statistics_);
   slot_.when_idle([this] { transport_->look_out(); });
   slot_.observe(&recorder_);
+  handlers_.on(kNewStep, [this](transport::Message&& message) {
+    const auto begin = to_new_step(message);
+    state_.receive_begin(begin.step, begin.from, begin.call);
+  });
+  handlers_.on(kRefusal, [this](transport::Message&& message) {
+    const auto refusal = to_refusal(std::move(message));
+    state_.refuse(refusal.step, refusal.why);
+  });
+  handlers_.on(kEndOfStep, [this](transport::Message&& end) { state_.receive_end(std::move(end)); });
   keep_steps();
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
-  transport_->start({[this](transport::Message message) { receive(std::move(message)); },
+  transport_->start({[this](transport::Message message) { handlers_.receive(std::move(message)); },
                      [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
 }
 
@@ -156,19 +159,19 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   progress_.begin(step.value);
   std::vector<value::Value> outputs;
   try {
-    if (leads()) announce(Kind::kNewStep, step, value::Tuple{{call.name, call.where}});
+    if (leads()) announce(to_message(NewStep{step, rank(), call}));
     messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
     const auto watched = scope.watched(patience);
     if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, watched) : follow(step, watched);
     if (leads() && !state_.error())
-      announce(Kind::kEndOfStep, step, end_value(outputs, runtime::ParameterFlags::to_bytes(flags_left_)));
+      announce(to_message(EndOfStep{step, rank(), outputs, runtime::ParameterFlags::to_bytes(flags_left_), {}}));
   } catch (...) {
     state_.fail(step, std::current_exception());
   }
-  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(Kind::kNewStep, step, refusal);
+  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(to_message(Refusal{step, rank(), refusal}));
   if (const auto error = state_.error(); error && !state_.retracted()) {
     try {
-      announce(Kind::kEndOfStep, step, end_value(options_.failures->describe_to_send(error, rank())));
+      announce(to_message(EndOfStep{step, rank(), {}, "", options_.failures->describe_to_send(error, rank())}));
     } catch (const std::exception& unsent) {
       base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
     }
@@ -229,7 +232,7 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
     });
   }
   if (auto end = state_.wait_end(patience, rank(), [&] { return results->ready == microbatches; })) {
-    outputs_of(std::move(*end));
+    well_ended(std::move(*end));
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
   if (results->ready != microbatches) return {};  // it failed, and threads may still write
@@ -240,17 +243,12 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
 std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
   auto end = state_.wait_end(patience, options_.pipeline.front(), [] { return false; });
   if (!end) return {};
-  auto [outputs, flags] = outputs_of(std::move(*end));
-  flags_left_ = flags_.from_bytes(flags);
-  return std::move(outputs);
+  auto well = well_ended(std::move(*end));
+  flags_left_ = flags_.from_bytes(well.flags);
+  return std::move(well.outputs);
 }
 
-void Job::announce(Kind kind, base::Step step, value::Value body) {
-  transport::Message message;
-  message.kind = kind;
-  message.call.step = step;
-  message.call.origin = message.caller = rank();
-  message.body = std::move(body);
+void Job::announce(const transport::Message& message) {
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
     try {
@@ -261,12 +259,6 @@ void Job::announce(Kind kind, base::Step step, value::Value body) {
       // It takes nothing any more, and will meet its own deadline.
     }
   }
-}
-
-void Job::receive_begin(const transport::Message& begin) {
-  if (leads()) return state_.refuse(begin.call.step, begin.body.as<std::string>());
-  const auto& words = begin.body.as<value::Tuple>().items;
-  state_.receive_begin(begin.call.step, begin.caller, {words.at(0).as<std::string>(), words.at(1).as<std::string>()});
 }
 
 messaging::MutualWaits::Operation Job::operation(base::Step step) const {
@@ -413,28 +405,6 @@ bool Job::end(std::chrono::seconds patience) {
   pool_.reset();
   recorder_.save();
   return true;
-}
-
-void Job::receive(transport::Message&& message) {
-  switch (message.kind) {
-    case Kind::kForward:
-    case Kind::kBackward:
-    case Kind::kDeliver:
-      return server_.receive(std::move(message));
-    case Kind::kValues:
-      return inbox_.arrive(message);
-    case Kind::kResult:
-    case Kind::kError:
-      inbox_.arrive(message);
-      return calls_.deliver(std::move(message));
-    case Kind::kEndOfStep:
-      return state_.receive_end(std::move(message));
-    case Kind::kNewStep:
-      return receive_begin(message);
-    case Kind::kWait:
-    case Kind::kObject:
-      return mailbox_.deliver(std::move(message));
-  }
 }
 
 // The others know of the lost rank what they asked of it, and what it asked of them.

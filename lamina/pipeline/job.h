@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lamina/environment/progress.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/messaging/mailbox.h"
 #include "lamina/messaging/presence.h"
 #include "lamina/model/modules.h"
@@ -120,13 +121,11 @@ class Job {
   bool leave(bool interrupted = false);
 
  private:
-  void receive(transport::Message&& message);
   void lose(base::Rank rank, const std::string& why);
   std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
   std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
-  void announce(transport::Kind kind, base::Step step, value::Value body);
-  void receive_begin(const transport::Message& begin);
+  void announce(const transport::Message& message);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
   messaging::MutualWaits::Operation operation(base::Step step) const;
   void keep_steps();
@@ -154,7 +153,8 @@ class Job {
   bool overlaps_;                         // microbatches, in time
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
   runtime::ComputeSlot slot_;
-  remote::Inbox inbox_;
+  messaging::Handlers handlers_;
+  remote::Inbox inbox_{handlers_};
   remote::RemoteCalls calls_;
   remote::ExecutionServer server_;
   messaging::Mailbox mailbox_;

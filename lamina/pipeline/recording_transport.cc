@@ -3,8 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <iterator>
-
 #include "lamina/base/hash.h"
 
 namespace lamina::pipeline {
@@ -12,13 +10,7 @@ namespace {
 
 using observe::Event;
 using observe::What;
-using transport::Kind;
 using transport::Message;
-
-// By Kind: what an arrow says.
-constexpr const char* kNames[] = {"forward", "backward",    "ask",    "values",   "result",
-                                  "error",   "end of step", "object", "new step", "wait"};
-static_assert(std::size(kNames) == static_cast<std::size_t>(transport::kLastKind) + 1);
 
 std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
   for (const auto part : {call.origin.value, call.step.value, call.microbatch.value, call.counter}) {
@@ -29,9 +21,8 @@ std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
 
 // The same where it leaves and where it arrives, and another one for every other message of the job.
 std::uint64_t name_of(const Message& message, base::Rank to) {
-  auto hash = base::hash64(message.done, base::hash64(message.kind, 0));
-  hash = hash_of(message.call, base::hash64(to.value, hash));
-  return message.deliveries.empty() ? hash : hash_of(message.deliveries.front().name, hash);
+  const auto hash = base::hash64(to.value, base::hash64(message.kind.words()));
+  return base::hash64(message.fields, hash_of(message.call, hash));
 }
 
 std::int64_t bytes_of(const Message& message) {
@@ -43,18 +34,16 @@ std::int64_t bytes_of(const Message& message) {
 }
 
 Event event_of(What what, const Message& message, base::Rank to) {
-  const bool whole = message.kind == Kind::kEndOfStep || message.kind == Kind::kNewStep;
   return {.what = what,
           .step = message.call.step.value,
-          .microbatch = whole ? -1 : message.call.microbatch.value,
-          .name = kNames[static_cast<int>(message.kind)],
+          .microbatch = message.call.microbatch.value,
+          .name = std::string(message.kind.words()),
           .bytes = bytes_of(message),
           .message = name_of(message, to)};
 }
 
-// Objects, and who waits for whom, are of no step.
 observe::Recorder* recorder_for(const Message& message, observe::Recorder& recorder) {
-  return message.kind == Kind::kObject || message.kind == Kind::kWait ? nullptr : &recorder;
+  return message.call.step == transport::kNoStep ? nullptr : &recorder;
 }
 
 }  // namespace

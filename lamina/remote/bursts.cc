@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
+// Threads: ready() runs in whichever makes a request ready, under StepState's lock; due() in the worker that has run
+// it. Locks: mutex_, under which nothing else is taken. See docs/thread-model.md.
 #include "lamina/remote/bursts.h"
 
 #include <utility>
 
 namespace lamina::remote {
 
-using transport::Message;
-
-Bursts::Course Bursts::course_of(const Message& request) {
-  return {request.call.step, request.call.microbatch, request.caller};
+Bursts::Course Bursts::course_of(const base::CallId& request) {
+  return {request.step, request.microbatch, request.origin};
 }
 
-void Bursts::ready(const Message& request) {
+void Bursts::ready(const base::CallId& request) {
   std::lock_guard guard(mutex_);
   ++bursts_[course_of(request)].ready;
 }
 
-std::vector<Message> Bursts::due(const Message& request, Message&& answer, bool says_more) {
+std::vector<Answer> Bursts::due(Answer&& answer, bool says_more) {
   std::lock_guard guard(mutex_);
-  const auto found = bursts_.find(course_of(request));
+  const auto found = bursts_.find(course_of(answer.call));
   if (found == bursts_.end()) return {};  // the step has ended
   Burst& burst = found->second;
   burst.answers.push_back(std::move(answer));
   const bool last = --burst.ready == 0;
-  std::vector<Message> due;
+  std::vector<Answer> due;
   if (last || says_more) due.swap(burst.answers);
   if (last) bursts_.erase(found);
   return due;

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "lamina/transport/message.h"
+#include "lamina/remote/protocol.h"
 
 namespace lamina::remote {
 
@@ -15,18 +15,18 @@ namespace lamina::remote {
 // with them; the end of a microbatch waits for them, which comes after all of its calls.
 class Bursts {
  public:
-  void ready(const transport::Message& request);  // it will run, and be answered
-  // The answers to send now, in the order of their calls' ends. `says_more`: this one cannot wait.
-  std::vector<transport::Message> due(const transport::Message& request, transport::Message&& answer, bool says_more);
+  void ready(const base::CallId& request);  // it will run, and be answered
+  // The answers to send now, in the order of their calls' ends. `says_more`: `answer` cannot wait.
+  std::vector<Answer> due(Answer&& answer, bool says_more);
   void end_step(base::Step step);  // forgets those of it and of earlier ones
 
  private:
   using Course = std::tuple<base::Step, base::Microbatch, base::Rank>;  // a microbatch's requests from one rank
   struct Burst {
     int ready = 0;  // and not answered
-    std::vector<transport::Message> answers;
+    std::vector<Answer> answers;
   };
-  static Course course_of(const transport::Message& request);
+  static Course course_of(const base::CallId& request);
 
   std::mutex mutex_;
   std::map<Course, Burst> bursts_;

@@ -1,4 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a call here (Served, under mutex_, and Parked):
+//
+//   received --its last input--> ready --the slot--> runs --finish()--> finished --released, or end_step()--> forgotten
+//
+// Received, it has neither thread nor slot: Parked counts what is missing, and deliveries that are asked for are owed.
+// Ready, it has a place among those that want the slot, and a worker as soon as this rank is in its step. Finished,
+// its outputs and its graph stay until the caller releases them, each by itself; what is asked for then is sent at
+// once.
+//
+// Threads: receive(), deliver() and forget() run in the transport's thread. What brings a call its last input makes it
+// ready: the transport's thread, or the worker that finishes the call before it. serve() and fulfil() run in workers.
+// Parked belongs to whoever fills it, each in a field of its own, until `missing` is 0, and then to its worker.
+//
+// Locks: mutex_; under it StepState's, where deliver() starts a worker. Readers are told, messages sent, and what may
+// hold objects of Python destroyed without it, and not in the transport's thread. See docs/thread-model.md.
 #include "lamina/remote/execution_server.h"
 
 #include <algorithm>
@@ -6,7 +21,7 @@
 
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/outputs.h"
-#include "lamina/remote/requests.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/remote/signature.h"
 #include "lamina/remote/views.h"
 #include "lamina/runtime/ambient.h"
@@ -16,13 +31,7 @@
 namespace lamina::remote {
 namespace {
 
-using transport::Delivery;
-using transport::Kind;
 using transport::Message;
-
-schedule::Phase phase_of(const Message& request) {
-  return request.kind == Kind::kForward ? schedule::Phase::kForward : schedule::Phase::kBackward;
-}
 
 value::Failure written_failure(const std::string& module, base::Rank rank) {
   const auto what = base::str("a result of ", module.empty() ? "the model" : module,
@@ -57,14 +66,31 @@ at::Tensor summed(const value::Value& item) {
 
 // A request and what of its inputs has arrived.
 struct ExecutionServer::Parked {
-  Message request;
+  explicit Parked(std::variant<ForwardRequest, BackwardRequest> request) : asked(std::move(request)) {}
+
+  std::variant<ForwardRequest, BackwardRequest> asked;
   std::map<base::CallId, Arrival> inputs;  // its nodes are made before the first arrives
   std::shared_ptr<Served> forward;         // of a backward: the call whose graph it runs
   std::atomic<int> missing = 1;
 
+  Request& request() {
+    return std::visit([](auto& each) -> Request& { return each; }, asked);
+  }
+  const Request& request() const {
+    return std::visit([](const auto& each) -> const Request& { return each; }, asked);
+  }
+  bool is_forward() const { return std::holds_alternative<ForwardRequest>(asked); }
+  schedule::Phase phase() const { return is_forward() ? schedule::Phase::kForward : schedule::Phase::kBackward; }
+  value::Value& tree() {
+    return is_forward() ? std::get<ForwardRequest>(asked).arguments : std::get<BackwardRequest>(asked).gradients;
+  }
+  const std::string& flags() const {
+    return is_forward() ? std::get<ForwardRequest>(asked).state.flags : std::get<BackwardRequest>(asked).flags;
+  }
+
   // Puts what has arrived in the place of the references to it. Throws what came instead of an input.
   void fill() {
-    value::for_each_leaf(request.body, [&](value::Value& leaf) {
+    value::for_each_leaf(tree(), [&](value::Value& leaf) {
       const auto* reference = leaf.get_if<value::Reference>();
       if (reference == nullptr) return;
       at::Tensor tensor = tensor_of(inputs.at(reference->name));
@@ -90,9 +116,17 @@ bool ExecutionServer::Results::written(std::int64_t output) const {
   return value::version_of(tensors.at(output)) != versions.at(output);
 }
 
-ExecutionServer::ExecutionServer(transport::Transport& transport, runtime::ComputeSlot& slot, Inbox& inbox,
-                                 RemoteCalls& calls, value::Failures& failures, Start start)
-    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {}
+ExecutionServer::ExecutionServer(transport::Transport& transport, messaging::Handlers& handlers,
+                                 runtime::ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
+                                 value::Failures& failures, Start start)
+    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {
+  handlers.on(kForward,
+              [this](Message&& message) { receive(std::make_shared<Parked>(to_forward_request(std::move(message)))); });
+  handlers.on(kBackward, [this](Message&& message) {
+    receive(std::make_shared<Parked>(to_backward_request(std::move(message))));
+  });
+  handlers.on(kAsk, [this](Message&& message) { deliver(to_ask(message)); });
+}
 
 void ExecutionServer::set_modules(std::shared_ptr<model::Modules> modules) {
   std::lock_guard guard(mutex_);
@@ -107,31 +141,31 @@ std::string ExecutionServer::latest_of(base::Rank rank) {
   return found->second.what();
 }
 
-void ExecutionServer::receive(Message&& request) {
+void ExecutionServer::receive(std::shared_ptr<Parked> parked) {
+  auto& request = parked->request();
   for (const auto& release : request.released) forget(release);
-  if (request.kind == Kind::kDeliver) return deliver(request);
   {
     std::lock_guard guard(mutex_);
-    latest_[request.caller] = {request.call, transport_.rank(), request.target, "", request.kind == Kind::kBackward};
+    latest_[request.call.origin] = {request.call, transport_.rank(), request.module, "", !parked->is_forward()};
     auto served = std::make_shared<Served>();
     served->owed = std::move(request.deliveries);
     served_[request.call] = std::move(served);
   }
-  await_inputs(std::move(request));
+  await_inputs(parked);
 }
 
-void ExecutionServer::await_inputs(Message&& request) {
-  auto parked = std::make_shared<Parked>();
-  parked->request = std::move(request);
-  value::for_each_leaf(parked->request.body, [&](const value::Value& leaf) {
+void ExecutionServer::await_inputs(const std::shared_ptr<Parked>& parked) {
+  const auto& request = parked->request();
+  value::for_each_leaf(parked->tree(), [&](const value::Value& leaf) {
     if (const auto* reference = leaf.get_if<value::Reference>()) parked->inputs.try_emplace(reference->name);
   });
   parked->missing += static_cast<int>(parked->inputs.size());
   const auto one_more = [this, parked] {
     if (--parked->missing != 0) return;
-    start_(parked->request.call.step, [this, parked]() -> Work {
-      bursts_.ready(parked->request);
-      const auto place = slot_.reserve(phase_of(parked->request), parked->request.call.microbatch);
+    const auto& call = parked->request().call;
+    start_(call.step, [this, parked, call]() -> Work {
+      bursts_.ready(call);
+      const auto place = slot_.reserve(parked->phase(), call.microbatch);
       return [this, parked, place] { serve(*parked, *place); };
     });
   };
@@ -141,14 +175,14 @@ void ExecutionServer::await_inputs(Message&& request) {
       one_more();
     });
   }
-  if (parked->request.kind == Kind::kBackward) await_forward(parked, one_more);
-  if (parked->request.after >= 0) await_earlier(*parked, one_more);
+  if (!parked->is_forward()) await_forward(parked, one_more);
+  if (request.after >= 0) await_earlier(*parked, one_more);
   one_more();
 }
 
 // A caller that does not read what a call returns may ask for its backward before it has run.
 void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
-  const auto forward = with_counter(parked->request.call, to_backward_request(parked->request.body).forward);
+  const auto forward = with_counter(parked->request().call, std::get<BackwardRequest>(parked->asked).forward);
   std::lock_guard guard(mutex_);
   const auto found = served_.find(forward);
   if (found == served_.end()) return;  // the backward says so
@@ -160,11 +194,11 @@ void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const
 // See [Note: order of calls].
 void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
   std::lock_guard guard(mutex_);
-  const auto found = served_.find(with_counter(parked.request.call, parked.request.after));
+  const auto found = served_.find(with_counter(parked.request().call, parked.request().after));
   if (found != served_.end()) await_finish(*found->second, parked, finished);
 }
 
-void ExecutionServer::inherit_order(const Message& request, runtime::Activity& activity) {
+void ExecutionServer::inherit_order(const Request& request, runtime::Activity& activity) {
   if (request.after < 0) return;
   std::lock_guard guard(mutex_);
   if (auto found = orders_.extract(with_counter(request.call, request.after)))
@@ -178,22 +212,19 @@ void ExecutionServer::await_finish(Served& served, Parked& parked, const std::fu
 }
 
 void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) {
-  auto& request = parked.request;
-  const bool forwards = request.kind == Kind::kForward;
-  runtime::Activity activity(place, slot_, request.call.step, request.call.microbatch, phase_of(request));
-  if (activity.recorder() && modules_) activity.set_name(modules_->name(request.target));
+  const auto& request = parked.request();
+  runtime::Activity activity(place, slot_, request.call.step, request.call.microbatch, parked.phase());
+  if (activity.recorder() && modules_) activity.set_name(modules_->name(request.module));
   inherit_order(request, activity);
-  Message answer;
-  answer.kind = Kind::kResult;
-  answer.call = request.call;
-  answer.caller = request.caller;
+  Answer answer{request.call};
   Tensors outputs;
   std::optional<value::Failure> failure;
   try {
     parked.fill();
-    set_flags(request, activity);
+    set_flags(parked, activity);
     const auto flags = activity.flags();
-    outputs = forwards ? forward(request, answer) : backward(parked, answer);
+    auto* const asks_forward = std::get_if<ForwardRequest>(&parked.asked);
+    outputs = asks_forward != nullptr ? forward(*asks_forward, answer) : backward(parked, answer);
     require_flags(request, flags, activity);
     calls_.learn_views(activity);
   } catch (const base::CancelledError&) {
@@ -205,32 +236,30 @@ void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) 
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
     if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
   }
-  answer.state = activity.take_note();
-  finish(request, std::move(outputs), std::move(failure), std::move(answer), activity);
+  answer.note = activity.take_note();
+  finish(parked, std::move(outputs), std::move(failure), std::move(answer), activity);
 }
 
-void ExecutionServer::set_flags(const Message& request, runtime::Activity& activity) {
-  const bool forwards = request.kind == Kind::kForward;
-  if (slot_.flags() == nullptr) return;
-  activity.set_flags(slot_.flags()->from_bytes(forwards ? split_state(request.state).flags : request.state));
+void ExecutionServer::set_flags(const Parked& parked, runtime::Activity& activity) {
+  if (slot_.flags() != nullptr) activity.set_flags(slot_.flags()->from_bytes(parked.flags()));
 }
 
-void ExecutionServer::require_flags(const Message& request, const runtime::ParameterFlags::Flags& given,
+void ExecutionServer::require_flags(const Request& request, const runtime::ParameterFlags::Flags& given,
                                     runtime::Activity& activity) {
   if (slot_.flags() == nullptr) return;
   const auto name = slot_.flags()->difference(given, activity.flags());
   if (name.empty()) return;
-  throw base::UsageError(base::str(modules_->name(request.target), " changed requires_grad of ", name, " on rank ",
+  throw base::UsageError(base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ",
                                    transport_.rank(),
                                    ", which its caller on another rank does not see: set it in the body of the step "
                                    "function, or before the step on every rank"));
 }
 
-Tensors ExecutionServer::forward(Message& request, Message& answer) {
+Tensors ExecutionServer::forward(ForwardRequest& request, Answer& answer) {
   if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
-  const auto state = split_state(request.state);
-  auto graph = std::make_shared<CalleeGraph>(request.body);
-  const auto arguments = distinct_tensors(request.body);
+  const auto& state = request.state;
+  auto graph = std::make_shared<CalleeGraph>(request.arguments);
+  const auto arguments = distinct_tensors(request.arguments);
   const auto before = versions(arguments);
   ForwardAnswer result;
   {
@@ -238,13 +267,14 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
     if (request.expected == 0) watch.emplace();
     std::optional<runtime::Stream> stream;
     std::optional<runtime::GivenSeeds> seeds;
-    if (modules_->starts_stream(request.target)) {
+    if (modules_->starts_stream(request.module)) {
       stream.emplace(state.seeds.at(0));
     } else {
       seeds.emplace(state.seeds);
     }
-    runtime::run_with_modes(
-        state.modes, [&] { result.outputs = modules_->call(request.target, state.of_face, std::move(request.body)); });
+    runtime::run_with_modes(state.modes, [&] {
+      result.outputs = modules_->call(request.module, state.of_face, std::move(request.arguments));
+    });
     result.saw_data = watch && watch->saw_data();
   }
   replace_arguments(result.outputs, arguments);
@@ -255,16 +285,16 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   if (request.expected != 0) {
     const auto found = outline(result.outputs, result.views);
     if (!found || found->fingerprint != request.expected || !result.written.items.empty()) {
-      throw_unexpected(modules_->name(request.target), "the results of");
+      throw_unexpected(modules_->name(request.module), "the results of");
     }
     outputs = distinct_tensors(result.outputs);
   }
   graph->set_outputs(value::Tuple{{result.outputs, result.written}});
   if (request.expected == 0) {
     result.reached = graph->reached();
-    answer.body = to_value(std::move(result));
-    value::for_each_tensor(answer.body, value::materialise);
-    make_dense(answer.body);
+    answer.result = to_value(std::move(result));
+    value::for_each_tensor(answer.result, value::materialise);
+    make_dense(answer.result);
   }
   if (graph->differentiable()) {
     std::lock_guard guard(mutex_);
@@ -275,27 +305,26 @@ Tensors ExecutionServer::forward(Message& request, Message& answer) {
   return outputs;
 }
 
-Tensors ExecutionServer::backward(Parked& parked, Message& answer) {
-  auto& request = parked.request;
-  const auto what = to_backward_request(request.body);
-  request.body = {};
+Tensors ExecutionServer::backward(Parked& parked, Answer& answer) {
+  auto& request = std::get<BackwardRequest>(parked.asked);
   Tensors gradients;
-  for (const auto& item : what.gradients.items) gradients.push_back(summed(item));
+  const auto arrived = std::exchange(request.gradients, {});
+  for (const auto& item : arrived.as<value::List>().items) gradients.push_back(summed(item));
   std::shared_ptr<CalleeGraph> graph;
-  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), what.options.keep_graph);
+  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), request.options.keep_graph);
   if (!graph) {
     throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
   }
-  auto options = what.options;
+  auto options = request.options;
   options.asked = calls_.asked(request.call.microbatch);
   auto result = graph->backward(gradients, options);
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
-    answer.body = to_value(result);
+    answer.result = to_value(result);
     return {};
   }
   if (fingerprint(pattern(result)) != request.expected) {
-    throw_unexpected(modules_->name(request.target), "the gradients of the arguments of");
+    throw_unexpected(modules_->name(request.module), "the gradients of the arguments of");
   }
   return result;
 }
@@ -308,11 +337,12 @@ std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool kee
   return keep && !last ? forward.graph : std::exchange(forward.graph, nullptr);
 }
 
-void ExecutionServer::finish(const Message& request, Tensors outputs, std::optional<value::Failure> failure,
-                             Message&& answer, runtime::Activity& activity) {
+void ExecutionServer::finish(const Parked& parked, Tensors outputs, std::optional<value::Failure> failure,
+                             Answer&& answer, runtime::Activity& activity) {
+  const auto& request = parked.request();
+  const auto caller = request.call.origin;
   const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
-  auto results =
-      Results(modules_ ? modules_->name(request.target) : "", std::move(outputs), request.kind == Kind::kBackward);
+  auto results = Results(modules_ ? modules_->name(request.module) : "", std::move(outputs), !parked.is_forward());
   std::vector<Delivery> owed;
   std::vector<std::function<void()>> readers;
   decltype(garbage_) garbage;
@@ -337,51 +367,38 @@ void ExecutionServer::finish(const Message& request, Tensors outputs, std::optio
   };
   fulfil(taken_if(owed, here), results, failure);
   // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
-  const bool noted = !answer.state.empty();
+  const bool noted = !answer.note.empty();
   if (!noted) activity.retire();
   // What the caller wants itself goes with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
-    if (delivery.to != request.caller) return true;
+    if (delivery.to != caller) return true;
     return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
   };
   fulfil(taken_if(owed, elsewhere), results, failure);
-  if (failure) {
-    answer.kind = Kind::kError;
-    answer.body = value::to_value(*failure);
-  } else if (!owed.empty()) {
-    value::List tensors;
-    for (const auto& delivery : owed) tensors.items.emplace_back(results.delivered(delivery.output));
-    answer.body = std::move(tensors);
+  for (const auto& delivery : owed) {
+    answer.names.push_back(delivery.name);
+    if (!failure) answer.outputs.push_back(results.delivered(delivery.output));
   }
-  answer.deliveries = std::move(owed);
+  answer.failure = failure;
   results = {};
   const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
-  const bool says_more =
-      failure || !answer.deliveries.empty() || !answer.state.empty() || request.expected == 0 || !done;
-  for (const auto& due : bursts_.due(request, std::move(answer), says_more)) transport_.send(request.caller, due);
+  const bool says_more = failure || !answer.names.empty() || noted || request.expected == 0 || !done;
+  for (auto& due : bursts_.due(std::move(answer), says_more)) transport_.send(caller, to_message(std::move(due)));
   if (noted) activity.retire();
   if (done) return;
-  Message end;
-  end.kind = Kind::kResult;
-  end.call = request.call;
-  end.caller = request.caller;
+  Answer end{request.call};
   try {
     calls_.settle(activity, held);
   } catch (const value::RemoteFailure& late) {
-    end.kind = Kind::kError;
-    end.body = value::to_value(late.failure());
+    end.failure = late.failure();
   }
-  transport_.send(request.caller, end);
+  transport_.send(caller, to_message(std::move(end)));
 }
 
-void ExecutionServer::deliver(const Message& request) {
+void ExecutionServer::deliver(const Ask& ask) {
   std::lock_guard guard(mutex_);
-  const auto found = served_.find(request.call);
-  if (found != served_.end() && !found->second->finished) {
-    auto& owed = found->second->owed;
-    owed.insert(owed.end(), request.deliveries.begin(), request.deliveries.end());
-    return;
-  }
+  const auto found = served_.find(ask.call);
+  if (found != served_.end() && !found->second->finished) return found->second->owed.push_back(ask.delivery);
   std::optional<value::Failure> failure;
   if (found == served_.end()) {
     failure = value::Failure{"UsageError", "a result was asked for after it was released", "", transport_.rank(), {}};
@@ -389,8 +406,8 @@ void ExecutionServer::deliver(const Message& request) {
     failure = found->second->failure;
   }
   auto results = failure ? Results() : found->second->results;
-  start_(request.call.step, [this, owed = request.deliveries, results = std::move(results), failure]() -> Work {
-    return [this, owed, results, failure] { fulfil(owed, results, failure); };
+  start_(ask.call.step, [this, delivery = ask.delivery, results = std::move(results), failure]() -> Work {
+    return [this, delivery, results, failure] { fulfil({delivery}, results, failure); };
   });
 }
 
@@ -398,8 +415,7 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
                              const std::optional<value::Failure>& failure) {
   // Readers get memory of their own: what shares memory here goes in parcels of its own.
   using Place = std::pair<base::Rank, int>;
-  std::map<Place, Message> parcels;
-  std::map<Place, value::List> contents;
+  std::map<Place, Values> parcels;
   std::map<std::pair<base::Rank, const void*>, int> uses;
   for (const auto& delivery : owed) {
     Place place{delivery.to, 0};
@@ -415,25 +431,22 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
       }
       value::materialise(output);
       place.second = uses[{delivery.to, output.storage().unsafeGetStorageImpl()}]++;
-      contents[place].items.emplace_back(results.delivered(delivery.output));
+      std::get<Tensors>(parcels[place].values).push_back(results.delivered(delivery.output));
     }
-    parcels[place].deliveries.push_back(delivery);
+    parcels[place].names.push_back(delivery.name);
   }
   for (auto& [place, parcel] : parcels) {
-    parcel.kind = Kind::kValues;
-    parcel.caller = transport_.rank();
-    parcel.call = parcel.deliveries.front().name;
-    parcel.body = failure ? value::to_value(*failure) : value::Value(std::move(contents[place]));
+    if (failure) parcel.values = *failure;
     if (place.first != transport_.rank()) {
-      transport_.send(place.first, parcel);
+      transport_.send(place.first, to_message(std::move(parcel)));
       continue;
     }
-    parcel.body = value::copied(parcel.body);
-    inbox_.arrive(parcel);
+    if (!failure) parcel.values = to_tensors(value::copied(to_value(std::get<Tensors>(parcel.values))));
+    inbox_.arrive(std::move(parcel));
   }
 }
 
-void ExecutionServer::forget(const transport::Release& release) {
+void ExecutionServer::forget(const Release& release) {
   std::lock_guard guard(mutex_);
   const auto found = served_.find(release.call);
   if (found == served_.end()) return;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "lamina/messaging/handlers.h"
 #include "lamina/model/modules.h"
 #include "lamina/remote/bursts.h"
 #include "lamina/remote/graph.h"
@@ -19,8 +20,8 @@
 
 namespace lamina::remote {
 
-// The owner's side: runs what other ranks ask for, sends the results where they are wanted, and keeps them, and the
-// graph of each call, until they are released or the step ends.
+// The owner's side, which handles requests: runs what other ranks ask for, sends the results where they are wanted, and
+// keeps them, and the graph of each call, until they are released or the step ends.
 class ExecutionServer {
  public:
   // Runs what `ready` returns on a thread of `step`, now or when this rank enters it; `ready` is called before, in the
@@ -28,17 +29,13 @@ class ExecutionServer {
   using Work = std::function<void()>;
   using Start = std::function<void(base::Step step, std::function<Work()> ready)>;
 
-  ExecutionServer(transport::Transport& transport, runtime::ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
-                  value::Failures& failures, Start start);
+  ExecutionServer(transport::Transport& transport, messaging::Handlers& handlers, runtime::ComputeSlot& slot,
+                  Inbox& inbox, RemoteCalls& calls, value::Failures& failures, Start start);
 
   void set_modules(std::shared_ptr<model::Modules> modules);
 
-  // Takes a kForward, kBackward or kDeliver request, from the transport's thread. A request takes neither a thread nor
-  // the compute slot before its inputs have arrived.
-  void receive(transport::Message&& request);
-
   // The latest request of `rank`, as in "forward of h.5 on rank 1 (step 3, microbatch 2)"; "" for none. From the
-  // transport's thread, as receive().
+  // transport's thread.
   std::string latest_of(base::Rank rank);
 
   void end_step(base::Step step);  // forgets every call of it
@@ -59,7 +56,7 @@ class ExecutionServer {
   // A call that runs, has run, or waits for its inputs. Guarded by mutex_.
   struct Served {
     bool finished = false;
-    std::vector<transport::Delivery> owed;  // asked for before it has finished
+    std::vector<Delivery> owed;  // asked for before it has finished
     Results results;
     std::optional<value::Failure> failure;
     std::shared_ptr<CalleeGraph> graph;
@@ -70,28 +67,28 @@ class ExecutionServer {
   };
   struct Parked;
 
-  void await_inputs(transport::Message&& request);
+  // From the transport's thread. A request takes neither a thread nor the compute slot before its inputs have arrived.
+  void receive(std::shared_ptr<Parked> parked);
+  void deliver(const Ask& ask);
+  void await_inputs(const std::shared_ptr<Parked>& parked);
   void await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished);
   void await_earlier(Parked& parked, const std::function<void()>& finished);
   // What the earlier call, whose place in the order this one takes, called last of each module: so their children keep
   // the order too.
-  void inherit_order(const transport::Message& request, runtime::Activity& activity);
+  void inherit_order(const Request& request, runtime::Activity& activity);
   void await_finish(Served& served, Parked& parked, const std::function<void()>& finished);  // under the lock
   void serve(Parked& parked, runtime::ComputeSlot::Place& place);
-  void deliver(const transport::Message& request);
   // See [Note: flags of parameters]: a module has those that its request brings, and leaves them so.
-  void set_flags(const transport::Message& request, runtime::Activity& activity);
-  void require_flags(const transport::Message& request, const runtime::ParameterFlags::Flags& given,
-                     runtime::Activity& activity);
-  Tensors forward(transport::Message& request, transport::Message& answer);
-  Tensors backward(Parked& parked, transport::Message& answer);
+  void set_flags(const Parked& parked, runtime::Activity& activity);
+  void require_flags(const Request& request, const runtime::ParameterFlags::Flags& given, runtime::Activity& activity);
+  Tensors forward(ForwardRequest& request, Answer& answer);
+  Tensors backward(Parked& parked, Answer& answer);
   std::shared_ptr<CalleeGraph> graph_of(Served& forward, bool keep);
   // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
-  void finish(const transport::Message& request, Tensors outputs, std::optional<value::Failure> failure,
-              transport::Message&& answer, runtime::Activity& activity);
-  void fulfil(const std::vector<transport::Delivery>& owed, const Results& results,
-              const std::optional<value::Failure>& failure);
-  void forget(const transport::Release& release);
+  void finish(const Parked& parked, Tensors outputs, std::optional<value::Failure> failure, Answer&& answer,
+              runtime::Activity& activity);
+  void fulfil(const std::vector<Delivery>& owed, const Results& results, const std::optional<value::Failure>& failure);
+  void forget(const Release& release);
 
   transport::Transport& transport_;
   runtime::ComputeSlot& slot_;

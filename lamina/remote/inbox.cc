@@ -1,4 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a name, under mutex_:
+//
+//   unknown --arrive()--> arrived --wait(), poll(), expect()--> taken
+//      `--expect(): a reader, wait(): a waiter--> wanted --arrive()--> taken
+//
+// end_step() forgets those of a step, in any state; cancel() wakes the waiters.
+//
+// Threads: arrive() runs in the transport's, or in a worker that delivers to its own rank; expect() in the
+// transport's; wait() and poll() in an activity's.
+//
+// Locks: mutex_; under it only the compute slot's, as what arrives takes the place of the thread that waits for it.
+// Readers are called without it. See docs/thread-model.md.
 #include "lamina/remote/inbox.h"
 
 namespace lamina::remote {
@@ -6,6 +18,10 @@ namespace lamina::remote {
 at::Tensor tensor_of(const Arrival& arrival) {
   if (const auto* failure = std::get_if<value::Failure>(&arrival)) throw value::RemoteFailure(*failure);
   return std::get<at::Tensor>(arrival);
+}
+
+Inbox::Inbox(messaging::Handlers& handlers) {
+  handlers.on(kValues, [this](transport::Message&& message) { arrive(to_values(std::move(message))); });
 }
 
 void Inbox::expect(const base::CallId& name, Reader reader) {
@@ -71,14 +87,13 @@ void Inbox::arrive(const base::CallId& name, Arrival arrival) {
   reader(std::move(arrival));
 }
 
-void Inbox::arrive(const transport::Message& message) {
-  const auto* tensors = message.body.get_if<value::List>();
-  for (std::size_t i = 0; i < message.deliveries.size(); ++i) {
-    const auto& name = message.deliveries[i].name;
+void Inbox::arrive(Values values) {
+  auto* tensors = std::get_if<Tensors>(&values.values);
+  for (std::size_t i = 0; i < values.names.size(); ++i) {
     if (tensors != nullptr) {
-      arrive(name, tensors->items.at(i).as<at::Tensor>());
+      arrive(values.names[i], std::move(tensors->at(i)));
     } else {
-      arrive(name, value::to_failure(message.body));
+      arrive(values.names[i], std::get<value::Failure>(values.values));
     }
   }
 }

@@ -9,7 +9,8 @@
 #include <variant>
 
 #include "lamina/base/wait.h"
-#include "lamina/transport/message.h"
+#include "lamina/messaging/handlers.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::remote {
@@ -20,11 +21,13 @@ using Arrival = std::variant<at::Tensor, value::Failure>;
 // The tensor; throws value::RemoteFailure for a failure.
 at::Tensor tensor_of(const Arrival& arrival);
 
-// What other ranks deliver to this one: see [Note: deliveries]. Each name arrives once and is taken once, in any order
-// of the two.
+// What other ranks deliver to this one, which it handles: see [Note: deliveries]. Each name arrives once and is taken
+// once, in any order of the two.
 class Inbox {
  public:
   using Reader = std::function<void(Arrival)>;
+
+  explicit Inbox(messaging::Handlers& handlers);
 
   // `reader` gets what arrives as `name`: now, or later on the transport's thread. It must not throw, block or compute.
   void expect(const base::CallId& name, Reader reader);
@@ -37,9 +40,7 @@ class Inbox {
   std::optional<Arrival> poll(const base::CallId& name);
 
   void arrive(const base::CallId& name, Arrival arrival);  // from any thread
-  // All deliveries of a message, whose body is the list of their tensors, or the failure that came instead; nothing for
-  // a message without deliveries.
-  void arrive(const transport::Message& message);
+  void arrive(Values values);
 
   void begin_step();               // waits are possible again
   void end_step(base::Step step);  // forgets all that belongs to it or to an earlier one

@@ -1,4 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a call here (PendingCall, under mutex_):
+//
+//   begun --send()--> asked --Answer--> answered --Answer that is done--> done, and out of pending_
+//                       `---- the first Answer is done, or a failure ----^
+//
+// An answer to a call that was predicted says only that it is done. cancel() wakes whoever waits in any state, with a
+// CancelledError; begin_step() forgets all.
+//
+// Threads: an activity calls, waits and settles in its own, and what it has called (Issued) has no lock. deliver()
+// runs in the transport's thread, cancel() in the one that ends the step.
+//
+// Locks: mutex_; under it only the compute slot's, as an answer takes the place of the thread that waits for it.
+// Nothing is sent, and no code of a face runs, under it. See docs/thread-model.md.
 #include "lamina/remote/remote_calls.h"
 
 #include <ATen/ops/copy.h>
@@ -8,7 +21,7 @@
 
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
-#include "lamina/remote/requests.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/runtime/ambient.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/value/released.h"
@@ -16,8 +29,6 @@
 namespace lamina::remote {
 namespace {
 
-using transport::Delivery;
-using transport::Kind;
 using transport::Message;
 
 // What calls that are alike have in common: see [Note: prediction].
@@ -113,8 +124,8 @@ bool was_told(const Issued& issued, const PendingCall& call) {
 
 }  // namespace
 
-RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-                         runtime::WorkerPool::Hooks hooks, bool predicts)
+RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
+                         base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts)
     : transport_(transport),
       inbox_(inbox),
       patience_{timeout, nullptr,
@@ -123,24 +134,27 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, Inbox& inbox, base::De
                 },
                 base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
-      predicts_(predicts) {}
+      predicts_(predicts) {
+  for (const auto kind : {kResult, kError}) {
+    handlers.on(kind, [this](Message&& answer) { deliver(to_answer(std::move(answer))); });
+  }
+}
 
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modules& modules, value::Value arguments) {
   const auto pending = begin({{}, owner, id, modules.name(id)});
   const auto& call = pending->call;
   require_can_cross(call->name, arguments);
-  Message request;
-  request.kind = Kind::kForward;
-  CallState state{runtime::capture_modes(),
-                  {},
-                  modules.capture_state(id),
-                  runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
-  call->learned = experience_.of(kind_of(id, join_state(state), arguments));
+  ForwardRequest request;
+  CallState& state = request.state;
+  state = {runtime::capture_modes(),
+           {},
+           modules.capture_state(id),
+           runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
+  call->learned = experience_.of(kind_of(id, to_bytes(state), arguments));
   call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;
   const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
   for (int left = modules.streams(id); left > 0; --left) state.seeds.push_back(runtime::next_seed());
-  request.state = join_state(state);
-  request.body = departing(arguments, *pending);
+  request.arguments = departing(arguments, *pending);
   const auto given = distinct_tensors(arguments);
 
   // Without grad mode too: the module may return what had a graph before, a parameter.
@@ -183,7 +197,7 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
 }
 
 // The outputs as references. Where they were read the last time they are sent at once.
-value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Message& request) {
+value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Request& request) {
   const auto& call = *pending.call;
   request.expected = outline.fingerprint;
   std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
@@ -205,8 +219,8 @@ value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Out
 at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
                                   value::Strides strides, std::shared_ptr<const Lease> lease,
                                   std::vector<Delivery> prepared) {
-  const auto source =
-      std::make_shared<RemoteValue>(*this, alive_, pending.call, std::move(lease), output, std::move(prepared));
+  const auto source = std::make_shared<RemoteValue>(static_cast<Fetcher&>(*this), alive_, pending.call,
+                                                    std::move(lease), output, std::move(prepared));
   auto tensor = value::make_reference(spec, source, strides);
   issued(*runtime::Activity::current()).references.emplace_back(source);
   return tensor;
@@ -231,13 +245,13 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
-  Message request;
-  request.kind = Kind::kBackward;
-  request.state = runtime::ParameterFlags::to_bytes(activity->flags());
+  BackwardRequest request;
+  request.flags = runtime::ParameterFlags::to_bytes(activity->flags());
   pending->given.push_back(forward.id.counter);
-  BackwardRequest asked{forward.id.counter, options, {}};
-  for (const auto& gradient : gradients) asked.gradients.items.push_back(departing_gradient(gradient, *pending));
-  request.body = to_value(asked);
+  request.forward = forward.id.counter;
+  request.options = options;
+  auto& departed = request.gradients.as<value::List>().items;
+  for (const auto& gradient : gradients) departed.push_back(departing_gradient(gradient, *pending));
   const auto given = pattern(gradients);
   const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
   if (!known || known->size() != targets.size()) {
@@ -310,7 +324,8 @@ RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
   return pending;
 }
 
-void RemoteCalls::send(const Pending& pending, Message&& request) {
+template <class AnyRequest>
+void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
   const auto& call = *pending->call;
   auto& made = issued(*runtime::Activity::current());
   made.calls.push_back(pending);
@@ -322,10 +337,9 @@ void RemoteCalls::send(const Pending& pending, Message&& request) {
     latest_[call.owner] = pending->call;
   }
   request.call = call.id;
-  request.target = call.module;
-  request.caller = rank();
+  request.module = call.module;
   request.released = releases_->take(call.owner);
-  transport_.send(call.owner, request);
+  transport_.send(call.owner, to_message(std::forward<AnyRequest>(request)));
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
@@ -406,12 +420,7 @@ base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch)
 }
 
 void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
-  Message request;
-  request.kind = Kind::kDeliver;
-  request.call = call.id;
-  request.caller = rank();
-  request.deliveries = {delivery};
-  transport_.send(call.owner, request);
+  transport_.send(call.owner, to_message(Ask{call.id, delivery}));
 }
 
 at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
@@ -502,22 +511,28 @@ void RemoteCalls::cancel() {
   for (auto& [id, pending] : pending_) pending->changed.notify_all();
 }
 
-void RemoteCalls::deliver(Message&& answer) {
+void RemoteCalls::deliver(Answer&& answer) {
+  if (answer.failure) {
+    inbox_.arrive({std::move(answer.names), *answer.failure});
+  } else {
+    inbox_.arrive({std::move(answer.names), std::move(answer.outputs)});
+  }
   std::unique_lock lock(mutex_);
-  if (!answer.state.empty()) {
-    notes_.push_back(std::move(answer.state));
+  if (!answer.note.empty()) {
+    notes_.push_back(std::move(answer.note));
     noted_ = true;
   }
   const auto found = pending_.find(answer.call);
   if (found == pending_.end()) return;  // of a step that was cancelled
   const auto pending = found->second;
-  if (answer.kind == Kind::kError) {
-    pending->failure = value::to_failure(answer.body);
-  } else if (answer.deliveries.empty() && !answer.body.get_if<value::None>()) {
-    pending->answer = std::move(answer.body);
+  const bool done = answer.done || answer.failure;
+  if (answer.failure) {
+    pending->failure = std::move(answer.failure);
+  } else if (!answer.result.get_if<value::None>()) {
+    pending->answer = std::move(answer.result);
   }
   if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
-  if (answer.kind == Kind::kError || answer.done) {
+  if (done) {
     pending->done = true;
     pending_.erase(found);
   }

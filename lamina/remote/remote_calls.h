@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
+#include "lamina/messaging/handlers.h"
 #include "lamina/model/modules.h"
 #include "lamina/remote/graph.h"
 #include "lamina/remote/inbox.h"
@@ -63,11 +64,11 @@ struct Issued {
 inline Issued& issued(runtime::Activity& activity) { return activity.attached<Issued>(); }
 
 // The caller's side: calls of modules that live on other ranks, and what came of them.
-class RemoteCalls {
+class RemoteCalls : private Fetcher {
  public:
   // Where `predicts` is false every call waits for its results, so that a microbatch computes on one rank at a time.
-  RemoteCalls(transport::Transport& transport, Inbox& inbox, base::Deadline::Clock::duration timeout,
-              runtime::WorkerPool::Hooks hooks, bool predicts = true);
+  RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
+              base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
 
   // Calls module `id` of `owner` from the current activity; gradients flow back through the result. Returns at once,
   // with references, when a call like it was made before (see [Note: prediction]). Throws value::RemoteFailure when the
@@ -91,8 +92,7 @@ class RemoteCalls {
 
   void begin_step(base::Step step);
   void end_step();
-  void cancel();                              // from any thread: every wait ends with base::CancelledError
-  void deliver(transport::Message&& answer);  // kResult and kError, from the transport's thread
+  void cancel();  // from any thread: every wait ends with base::CancelledError
 
   // The leaves whose gradients code of this rank has asked for in `microbatch`, by autograd.grad.
   Tensors asked(base::Microbatch microbatch);
@@ -109,28 +109,27 @@ class RemoteCalls {
   // Ranks whose answers this one waits for.
   std::vector<base::Rank> awaited();
 
-  // For RemoteValue.
-  base::Rank rank() const { return transport_.rank(); }
-  base::CallId new_name(base::Step step, base::Microbatch microbatch);
-  void ask(const IssuedCall& call, const transport::Delivery& delivery);
-  at::Tensor receive(const base::CallId& name, const IssuedCall& call);
-  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
-  // brings what it waits for; see Activity::take_place().
-  using Wait = std::function<void(const std::function<void()>& ready)>;
-  void give_way(const IssuedCall& awaited, const Wait& wait);
-  const base::Patience& patience() const { return patience_; }
-
  private:
   using Pending = std::shared_ptr<PendingCall>;
 
+  void deliver(Answer&& answer);  // from the transport's thread
+  // As RemoteValue's fetcher.
+  base::Rank rank() const override { return transport_.rank(); }
+  base::CallId new_name(base::Step step, base::Microbatch microbatch) override;
+  void ask(const IssuedCall& call, const Delivery& delivery) override;
+  at::Tensor receive(const base::CallId& name, const IssuedCall& call) override;
+  void give_way(const IssuedCall& awaited, const Wait& wait) override;
+  const base::Patience& patience() const override { return patience_; }
+
   Pending begin(IssuedCall call);
-  void send(const Pending& pending, transport::Message&& request);
+  // Of a ForwardRequest or a BackwardRequest.
+  template <class AnyRequest>
+  void send(const Pending& pending, AnyRequest&& request);
   value::Value wait_answer(PendingCall& pending);
   void wait_done(PendingCall& pending, const Issued& issued);
-  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, transport::Message& request);
+  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, Request& request);
   at::Tensor reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
-                       value::Strides strides, std::shared_ptr<const Lease> lease,
-                       std::vector<transport::Delivery> prepared);
+                       value::Strides strides, std::shared_ptr<const Lease> lease, std::vector<Delivery> prepared);
   // The tree with references in the place of what lies, or is made, elsewhere.
   value::Value departing(value::Value tree, PendingCall& to);
   value::Value departing_gradient(const at::Tensor& gradient, PendingCall& to);

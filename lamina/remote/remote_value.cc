@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a remote value, under mutex_:
+//
+//   elsewhere --take()--> fetched by one thread (taking_) --> here (value_), or what came instead (error_)
+//      ^--------- the step was ended ----------'
+//
+// Threads: any activity of the rank. Those that come while another one fetches wait for it, without the lock and
+// without the compute slot: the other one may need that.
+//
+// Locks: mutex_; under it, so that each reader's value is asked for once, those of the calls and of what they learned,
+// and the transport's to send. taken() only tries it: who asks that does not wait. See docs/thread-model.md.
 #include "lamina/remote/remote_value.h"
 
 #include <algorithm>
 
 #include "lamina/base/str.h"
-#include "lamina/remote/remote_calls.h"
 
 namespace lamina::remote {
 
@@ -13,19 +22,18 @@ std::string IssuedCall::what() const {
                    ", microbatch ", id.microbatch, ")");
 }
 
-void Releases::add(base::Rank owner, const transport::Release& release) {
+void Releases::add(base::Rank owner, const Release& release) {
   std::lock_guard guard(mutex_);
   waiting_[owner].push_back(release);
 }
 
-std::vector<transport::Release> Releases::take(base::Rank owner) {
+std::vector<Release> Releases::take(base::Rank owner) {
   std::lock_guard guard(mutex_);
   return std::exchange(waiting_[owner], {});
 }
 
-RemoteValue::RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
-                         std::shared_ptr<const Lease> lease, std::int64_t output,
-                         std::vector<transport::Delivery> prepared)
+RemoteValue::RemoteValue(Fetcher& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
+                         std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<Delivery> prepared)
     : calls_(calls),
       alive_(std::move(alive)),
       call_(std::move(call)),
@@ -79,7 +87,7 @@ base::CallId RemoteValue::route_to(base::Rank reader) {
   return route(reader);
 }
 
-void RemoteValue::redirect(transport::Delivery delivery) {
+void RemoteValue::redirect(Delivery delivery) {
   require_alive();
   delivery.output = output_;
   calls_.ask(*call_, std::move(delivery));
@@ -91,7 +99,7 @@ bool RemoteValue::taken() {
 }
 
 base::CallId RemoteValue::route(base::Rank reader) {
-  const auto found = std::ranges::find(prepared_, reader, &transport::Delivery::to);
+  const auto found = std::ranges::find(prepared_, reader, &Delivery::to);
   if (found != prepared_.end()) {
     const auto name = found->name;
     prepared_.erase(found);

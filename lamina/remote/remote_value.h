@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,13 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/wait.h"
 #include "lamina/remote/learned.h"
-#include "lamina/transport/message.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/value/reference_tensor.h"
 
 namespace lamina::remote {
-
-class RemoteCalls;
 
 // A call that this rank issued, as its outputs and its graph remember it.
 struct IssuedCall {
@@ -34,12 +34,12 @@ struct IssuedCall {
 // What of earlier calls other ranks may forget; told to them with the next request. Thread-safe.
 class Releases {
  public:
-  void add(base::Rank owner, const transport::Release& release);
-  std::vector<transport::Release> take(base::Rank owner);
+  void add(base::Rank owner, const Release& release);
+  std::vector<Release> take(base::Rank owner);
 
  private:
   std::mutex mutex_;
-  std::map<base::Rank, std::vector<transport::Release>> waiting_;
+  std::map<base::Rank, std::vector<Release>> waiting_;
 };
 
 // Its end releases a call's outputs, or its graph.
@@ -58,16 +58,35 @@ class Lease {
  private:
   const std::shared_ptr<Releases> releases_;
   const base::Rank owner_;
-  const transport::Release release_;
+  const Release release_;
   bool spent_ = false;
+};
+
+// How remote values get here: what they need of the calls that handed them out.
+class Fetcher {
+ public:
+  virtual base::Rank rank() const = 0;
+  virtual base::CallId new_name(base::Step step, base::Microbatch microbatch) = 0;
+  // Asks the call's owner for a delivery that its request did not prepare.
+  virtual void ask(const IssuedCall& call, const Delivery& delivery) = 0;
+  // Waits for what is delivered as `name`. Throws what came instead, in this thread, whose activity then knows of it.
+  virtual at::Tensor receive(const base::CallId& name, const IssuedCall& call) = 0;
+  // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
+  // brings what it waits for; see Activity::take_place().
+  using Wait = std::function<void(const std::function<void()>& ready)>;
+  virtual void give_way(const IssuedCall& awaited, const Wait& wait) = 0;
+  virtual const base::Patience& patience() const = 0;
+
+ protected:
+  ~Fetcher() = default;
 };
 
 // An output of a call that lies on the call's owner, or where that rank redirects to.
 class RemoteValue : public value::Source {
  public:
   // `prepared` are the deliveries of this output that the request asked for: to be claimed here by their readers.
-  RemoteValue(RemoteCalls& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
-              std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<transport::Delivery> prepared);
+  RemoteValue(Fetcher& calls, std::weak_ptr<const bool> alive, std::shared_ptr<const IssuedCall> call,
+              std::shared_ptr<const Lease> lease, std::int64_t output, std::vector<Delivery> prepared);
   // Deliveries that nobody claimed are not prepared next time.
   ~RemoteValue() override;
 
@@ -77,7 +96,7 @@ class RemoteValue : public value::Source {
   // The name under which rank `reader` gets the value.
   base::CallId route_to(base::Rank reader);
   // Has the value sent to the reader that another call named.
-  void redirect(transport::Delivery delivery);
+  void redirect(Delivery delivery);
   const base::CallId& call() const { return call_->id; }
   // Whether the value is here.
   bool taken();
@@ -86,14 +105,14 @@ class RemoteValue : public value::Source {
   base::CallId route(base::Rank reader);  // under the lock
   void require_alive() const;
 
-  RemoteCalls& calls_;
+  Fetcher& calls_;
   const std::weak_ptr<const bool> alive_;
   const std::shared_ptr<const IssuedCall> call_;
   const std::shared_ptr<const Lease> lease_;
   const std::int64_t output_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<transport::Delivery> prepared_;
+  std::vector<Delivery> prepared_;
   bool taking_ = false;  // a thread waits for it
   at::Tensor value_;
   std::exception_ptr error_;

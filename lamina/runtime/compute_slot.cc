@@ -1,4 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of the slot, under mutex_: free, or held by one waiter that was granted it. States of a waiter:
+//
+//   waits --the schedule picks it--> granted --release(), queue_again()--> gone
+//     `--cancel(), its deadline, the end of a Place that nobody came for--> gone
+//
+// Threads: activities wait, each on a condition of its own, so that the one that is picked wakes alone. The
+// transport's thread takes places for them and never waits. cancel() runs in the one that ends the step.
+//
+// Locks: mutex_, under which nothing else is taken; it is the last one of the order, and nobody waits here holding any
+// other, or the GIL. See docs/thread-model.md.
 #include "lamina/runtime/compute_slot.h"
 
 #include <algorithm>

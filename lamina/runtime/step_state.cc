@@ -1,4 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of the step, under mutex_:
+//
+//   none --begin()--> open --announced--> begun --wait_end()--> settled --wait_idle(), end()--> none
+//                       |                   `--fail(), a loss, a refusal--> failed --wait_idle(), end()--^
+//                       `--retract()--> retracted --end()--> none, and the next one has its number
+//
+// The rank that leads announces its step as it opens it. What other ranks set off in a step that is not begun here
+// waits in early_. A step is settled once its end is known: what its threads still meet, and who leaves, changes
+// nothing. The first error fails it, later ones are dropped.
+//
+// Threads: the main thread begins, waits and ends; workers run what run() is given; the transport's thread brings what
+// other ranks announce and set off, and losses. Any of them may fail the step.
+//
+// Locks: mutex_; under it begin() has everybody forget the last step (slot, Inbox, RemoteCalls), and run() makes a
+// request a thread (Bursts, slot, WorkerPool). on_error_ is called without it. See docs/thread-model.md.
 #include "lamina/runtime/step_state.h"
 
 #include <chrono>

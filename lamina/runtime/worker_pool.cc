@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// States of a worker, under mutex_: it runs a task, or is idle and waits for the next one or for the end.
+//
+// Threads: whoever has a task gives it; the destructor joins all. A task may wait for another task, so none is ever
+// queued: where nobody is idle there is a new worker.
+//
+// Locks: mutex_, under which nothing else is taken; tasks run, and end, without it. See docs/thread-model.md.
 #include "lamina/runtime/worker_pool.h"
 
 #include <utility>

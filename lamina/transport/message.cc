@@ -12,30 +12,18 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x4c414d31;  // "LAM1"
 
+constexpr std::size_t kBufferRow = 10;  // device and size
+
 struct Prefix {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kFrameVersion;
-  std::uint8_t kind = 0;
-  std::uint8_t zero = 0;
+  std::uint16_t zero = 0;
+  Kind kind;
   std::uint32_t rest = 0;
 };
-static_assert(sizeof(Prefix) == 12);
+static_assert(sizeof(Prefix) == 24);
 
-void put(value::Writer& out, const base::CallId& call) {
-  out.put(call.origin.value);
-  out.put(call.step.value);
-  out.put(call.microbatch.value);
-  out.put(call.counter);
-}
-
-base::CallId get_call(value::Reader& in) {
-  base::CallId call;
-  call.origin = base::Rank(in.get<std::int64_t>());
-  call.step = base::Step(in.get<std::int64_t>());
-  call.microbatch = base::Microbatch(in.get<std::int64_t>());
-  call.counter = in.get<std::int64_t>();
-  return call;
-}
+static_assert(sizeof(base::CallId) == 4 * sizeof(std::int64_t), "written as it lies in memory");
 
 std::vector<BufferSpec> get_specs(value::Reader& in) {
   std::vector<BufferSpec> specs;
@@ -54,96 +42,63 @@ std::vector<BufferSpec> get_specs(value::Reader& in) {
   return specs;
 }
 
-// The part of a head behind its prefix.
-std::string_view rest_of(std::string_view head) {
+// A head's prefix, which is taken from it.
+Prefix take_prefix(std::string_view& head) {
   Prefix prefix;
   if (head.size() < sizeof(prefix)) throw base::FormatError("a frame's prefix is cut off");
   std::memcpy(&prefix, head.data(), sizeof(prefix));
   head.remove_prefix(sizeof(prefix));
   if (prefix.magic != kMagic || prefix.version != kFrameVersion)
     throw base::FormatError("a frame's version is another");
-  if (prefix.kind > static_cast<std::uint8_t>(kLastKind) || prefix.rest != head.size()) {
+  if (!prefix.kind.is_valid() || prefix.rest != head.size()) {
     throw base::FormatError("a frame's prefix is malformed");
   }
-  return head;
+  return prefix;
 }
 
 }  // namespace
 
 Frame pack(const Message& message) {
   value::Encoded body = value::encode(message.body);
-  value::Writer out;
+  const auto size_bytes = sizeof(Prefix) + kBufferRow * body.buffers.size() + sizeof(base::CallId) +
+                          message.fields.size() + body.meta.size() + 3 * sizeof(std::uint64_t);
+  value::Writer out(size_bytes);
+  out.put(Prefix{.kind = message.kind});
   out.put<std::uint64_t>(body.buffers.size());
   for (const auto& buffer : body.buffers) {
     out.put(static_cast<std::int8_t>(buffer.device().type()));
     out.put<std::int8_t>(buffer.device().index());
     out.put<std::int64_t>(buffer.numel());
   }
-  put(out, message.call);
-  out.put(message.target.value);
-  out.put(message.caller.value);
-  out.put<std::uint64_t>(message.deliveries.size());
-  for (const auto& delivery : message.deliveries) {
-    out.put(delivery.output);
-    out.put(delivery.to.value);
-    put(out, delivery.name);
-  }
-  out.put<std::uint64_t>(message.released.size());
-  for (const auto& release : message.released) {
-    put(out, release.call);
-    out.put<std::uint8_t>(release.graph);
-  }
-  out.put(message.expected);
-  out.put(message.after);
-  out.put<std::uint8_t>(message.done);
-  out.put_block(message.channel);
-  out.put_block(message.state);
+  out.put(message.call);
+  out.put_block(message.fields);
   out.put_block(body.meta);
-  const std::string rest = out.take();
-  if (rest.size() > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
-
-  Prefix prefix;
-  prefix.kind = static_cast<std::uint8_t>(message.kind);
-  prefix.rest = static_cast<std::uint32_t>(rest.size());
-  Frame frame;
-  frame.head.append(reinterpret_cast<const char*>(&prefix), sizeof(prefix)).append(rest);
-  frame.buffers = std::move(body.buffers);
+  Frame frame{out.take(), std::move(body.buffers)};
+  const auto rest = frame.head.size() - sizeof(Prefix);
+  if (rest > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
+  const auto size = static_cast<std::uint32_t>(rest);
+  std::memcpy(frame.head.data() + offsetof(Prefix, rest), &size, sizeof(size));
   return frame;
 }
 
 std::vector<BufferSpec> buffer_specs(std::string_view head) {
-  value::Reader in(rest_of(head));
+  take_prefix(head);
+  value::Reader in(head);
   return get_specs(in);
 }
 
 Message unpack(std::string_view head, std::vector<at::Tensor> buffers) {
-  value::Reader in(rest_of(head));
+  const Prefix prefix = take_prefix(head);
+  value::Reader in(head);
   const auto specs = get_specs(in);
   bool fits = specs.size() == buffers.size();
   for (std::size_t i = 0; fits && i < specs.size(); ++i) fits = specs[i].size_bytes == buffers[i].numel();
   if (!fits) throw base::FormatError("a frame's buffers are not those of its head");
 
   Message message;
-  message.kind = static_cast<Kind>(head[6]);
-  message.call = get_call(in);
-  message.target = base::ModuleId(in.get<std::int64_t>());
-  message.caller = base::Rank(in.get<std::int64_t>());
-  for (auto left = in.get_count(); left > 0; --left) {
-    Delivery& delivery = message.deliveries.emplace_back();
-    delivery.output = in.get<std::int64_t>();
-    delivery.to = base::Rank(in.get<std::int64_t>());
-    delivery.name = get_call(in);
-  }
-  for (auto left = in.get_count(); left > 0; --left) {
-    Release& release = message.released.emplace_back();
-    release.call = get_call(in);
-    release.graph = in.get<std::uint8_t>() != 0;
-  }
-  message.expected = in.get<std::uint64_t>();
-  message.after = in.get<std::int64_t>();
-  message.done = in.get<std::uint8_t>() != 0;
-  message.channel = in.get_block();
-  message.state = in.get_block();
+  message.kind = prefix.kind;
+  message.call = in.get<base::CallId>();
+  message.fields = in.get_block();
   message.body = value::decode(in.get_block(), std::move(buffers));
   in.expect_end();
   return message;

@@ -16,7 +16,8 @@ namespace lamina::transport {
 // end of its process, whether or not anything was being sent.
 class Transport {
  public:
-  // Called on the transport's own thread, one call at a time; they must not throw, block or compute.
+  // Called on the transport's own thread, one call at a time; they must not block or compute. Nothing may be thrown but
+  // base::FormatError of a message: that one is dropped, with a warning, as what arrives malformed is.
   struct Events {
     std::function<void(Message)> message;
     // `why` is a clause such as "its process ended"; called once per lost rank. Messages it sent before arrive first.

@@ -17,6 +17,10 @@ static_assert(std::endian::native == std::endian::little, "numbers are written a
 
 class Writer {
  public:
+  Writer() = default;
+  // Makes room for about so many bytes at once.
+  explicit Writer(std::size_t size_bytes) { bytes_.reserve(size_bytes); }
+
   template <class T>
     requires std::is_trivially_copyable_v<T>
   void put(const T& number) {

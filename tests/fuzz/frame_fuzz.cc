@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a frame's head as a fuzzer makes them: with clang a libFuzzer target, else a program that damages heads
-// at random for a while: `frame_fuzz SECONDS [SEED]`. Anything but a message or a FormatError ends it.
+// at random for a while: `frame_fuzz SECONDS [SEED]`. What is a message is read as one of remote calls. Anything but a
+// message or a FormatError ends it.
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -9,22 +10,22 @@
 #include <random>
 
 #include "lamina/base/error.h"
+#include "tests/remote/protocol_samples.h"
 #include "tests/transport/sample_message.h"
 
 namespace {
 
 using namespace lamina::transport;
 
-constexpr std::size_t kPrefix = 12;
+constexpr std::size_t kPrefix = 24;
+constexpr std::size_t kKind = 8;  // where it stands
 constexpr std::int64_t kMostBytes = 1 << 20;
 
 // A head of this version that is as long as it says, since others are refused before more of them is read.
 std::string with_prefix(std::string head) {
   const std::string right = pack({}).head.substr(0, kPrefix);
   if (head.size() < kPrefix) head.resize(kPrefix);
-  const char kind = head[6];
-  head.replace(0, kPrefix, right);
-  head[6] = kind;
+  head.replace(0, kKind, right, 0, kKind);
   const auto rest = static_cast<std::uint32_t>(head.size() - kPrefix);
   std::memcpy(&head[kPrefix - sizeof rest], &rest, sizeof rest);
   return head;
@@ -46,7 +47,7 @@ std::vector<at::Tensor> buffers_of(std::string_view head) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string head = with_prefix({reinterpret_cast<const char*>(data), size});
   try {
-    unpack(head, buffers_of(head));
+    lamina::remote::testing::read(unpack(head, buffers_of(head)));
   } catch (const lamina::base::FormatError&) {
   }
   return 0;
@@ -56,9 +57,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
-  const std::string whole = pack(testing::sample()).head;
+  std::vector<std::string> wholes = {pack(testing::sample()).head};
+  for (const auto& message : lamina::remote::testing::messages()) wholes.push_back(pack(message).head);
   std::int64_t heads = 0;
   for (; std::chrono::steady_clock::now() < end; ++heads) {
+    const std::string& whole = wholes[random() % wholes.size()];
     std::string head = whole;
     for (auto left = 1 + random() % 6; left > 0; --left) {
       const auto at = random() % head.size();

@@ -19,10 +19,12 @@ class Mailboxes {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.emplace_back(rank);
       transports_.push_back(network_.connect(base::Rank(rank)));
-      boxes_.push_back(std::make_unique<Mailbox>(*transports_.back()));
+      handlers_.push_back(std::make_unique<Handlers>());
+      boxes_.push_back(std::make_unique<Mailbox>(*transports_.back(), *handlers_.back()));
       Mailbox& box = *boxes_.back();
-      transports_.back()->start({[&box](transport::Message message) { box.deliver(std::move(message)); },
-                                 [&box](base::Rank lost, const std::string& why) { box.lose(lost, why); }});
+      transports_.back()->start(
+          {[&handlers = *handlers_.back()](transport::Message message) { handlers.receive(std::move(message)); },
+           [&box](base::Rank lost, const std::string& why) { box.lose(lost, why); }});
     }
   }
   ~Mailboxes() {
@@ -54,6 +56,7 @@ class Mailboxes {
   transport::inproc::Network network_;
   std::vector<base::Rank> ranks_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
+  std::vector<std::unique_ptr<Handlers>> handlers_;
   std::vector<std::unique_ptr<Mailbox>> boxes_;
 };
 

@@ -48,8 +48,8 @@ TEST(Notes, ReachTheCallerBeforeTheAnswersOfCallsThatComputeLater) {
   auto is_overtaken = overtaken.get_future();
   std::atomic<bool> noted = false, is_late = false;
   pipeline.traffic().before = [&](const transport::Message& message) {
-    if (message.kind != transport::Kind::kResult) return;
-    if (!message.state.empty()) {
+    if (message.kind != remote::kResult) return;
+    if (!remote::to_answer(transport::Message(message)).note.empty()) {
       noted = true;
       is_late = is_overtaken.wait_for(std::chrono::milliseconds(300)) == std::future_status::ready;
       noted = false;

@@ -8,7 +8,6 @@
 namespace lamina::pipeline {
 namespace {
 
-using transport::Kind;
 using value::is_pending;
 using value::Value;
 
@@ -60,7 +59,7 @@ TEST_P(Schedules, OfAResultThatIsUsedTwiceAreAddedByItsOwner) {
       if (step < 2) continue;
       EXPECT_EQ(model.traffic().elements(2, 1), 3);
       EXPECT_EQ(model.traffic().elements(3, 1), 3);
-      EXPECT_EQ(model.traffic().count(Kind::kDeliver), 0);
+      EXPECT_EQ(model.traffic().count(remote::kAsk), 0);
     }
   }
 }
@@ -213,7 +212,7 @@ TEST(ReferenceGradients, ABackwardMayBeAskedForBeforeItsForwardHasRun) {
       const auto before = model.call(slow, x * 1);
       const auto asked = [&] { return torch::autograd::grad({before}, {x}, {at::ones({3}, at::kDouble)}); };
       std::thread opens([&] {
-        while (model.traffic().count(Kind::kBackward) <= step) std::this_thread::yield();
+        while (model.traffic().count(remote::kBackward) <= step) std::this_thread::yield();
         gate.open();
       });
       expect_all(asked()[0], 2);

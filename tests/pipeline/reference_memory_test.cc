@@ -114,7 +114,7 @@ TEST(ReferenceMemory, AStepThatFailsLeavesNothingOfABackwardThatWaitedForItsForw
       gate.shut();
       model.traffic().clear();
       std::thread opener([&] {
-        while (model.traffic().count(transport::Kind::kEndOfStep) < 2) std::this_thread::yield();
+        while (model.traffic().count(kEndOfStep) < 2) std::this_thread::yield();
         gate.open();
       });
       const auto outcomes = model.attempt(1, [&](base::Microbatch) { body(/*fails=*/true); });

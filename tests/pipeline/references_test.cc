@@ -5,7 +5,6 @@
 namespace lamina::pipeline {
 namespace {
 
-using transport::Kind;
 using value::is_pending;
 using value::Value;
 
@@ -58,7 +57,7 @@ TEST(References, AResultThatIsPassedOnNeverVisitsTheCallerForwardOrBackward) {
     EXPECT_EQ(traffic.elements(1, 2), seen ? 100 : 0) << step;    // forward
     EXPECT_EQ(traffic.elements(2, 1), seen ? 100 : 0) << step;    // backward
     EXPECT_EQ(traffic.elements(2, 0), seen ? 100 : 200) << step;  // the loss is the caller's; at first a gradient too
-    EXPECT_EQ(traffic.count(Kind::kDeliver), step == 1 ? 2 : 0) << step;
+    EXPECT_EQ(traffic.count(remote::kAsk), step == 1 ? 2 : 0) << step;
   }
   EXPECT_TRUE(at::equal(chain.weight1.grad(), at::full({100}, 12.0, at::kDouble)));
   EXPECT_TRUE(at::equal(chain.weight2.grad(), at::full({100}, 8.0, at::kDouble)));
@@ -84,7 +83,7 @@ TEST(References, ARouteThatIsWrongCostsNothingButBytesAndIsUnlearned) {
   for (int i = 0; i < 2; ++i) step();
   EXPECT_EQ(model.traffic().elements(1, 2), 0);
   EXPECT_EQ(model.traffic().elements(1, 3), 100);
-  EXPECT_EQ(model.traffic().count(Kind::kDeliver), 0);
+  EXPECT_EQ(model.traffic().count(remote::kAsk), 0);
 }
 
 TEST(References, AResultThatOneRankReadsTwiceIsSentTwiceWithoutBeingAskedForAndIsTwoTensorsThere) {
@@ -104,7 +103,7 @@ TEST(References, AResultThatOneRankReadsTwiceIsSentTwiceWithoutBeingAskedForAndI
       });
       ASSERT_TRUE(at::equal(x.grad(), at::full({3}, 4.0, at::kDouble))) << "seed " << seed << x.grad();
     }
-    EXPECT_EQ(model.traffic().count(Kind::kDeliver), 0);
+    EXPECT_EQ(model.traffic().count(remote::kAsk), 0);
   }
 }
 

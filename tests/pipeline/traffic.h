@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "lamina/pipeline/step_messages.h"
+#include "lamina/remote/protocol.h"
 #include "lamina/transport/transport.h"
 #include "lamina/value/encoding.h"
 

@@ -9,23 +9,16 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using transport::Message;
-
 constexpr bool kSaysMore = true, kSaysNoMore = false;
 
-Message call(std::int64_t number, std::int64_t microbatch = 0, std::int64_t caller = 0) {
-  Message message;
-  message.call.step = base::Step(3);
-  message.call.microbatch = base::Microbatch(microbatch);
-  message.call.counter = number;
-  message.caller = base::Rank(static_cast<int>(caller));
-  return message;
+base::CallId call(std::int64_t number, std::int64_t microbatch = 0, std::int64_t caller = 0) {
+  return {base::Rank(caller), base::Step(3), base::Microbatch(microbatch), number};
 }
 
 // The numbers of the calls whose answers are sent.
-std::vector<std::int64_t> due(Bursts& bursts, const Message& request, bool says_more) {
+std::vector<std::int64_t> due(Bursts& bursts, const base::CallId& request, bool says_more) {
   std::vector<std::int64_t> numbers;
-  for (const auto& answer : bursts.due(request, Message(request), says_more)) numbers.push_back(answer.call.counter);
+  for (const auto& answer : bursts.due(Answer{request}, says_more)) numbers.push_back(answer.call.counter);
   return numbers;
 }
 

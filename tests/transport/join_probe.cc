@@ -23,12 +23,13 @@ extern "C" int lamina_join_and_leave() {
     std::string got;
     transport->start({[&](transport::Message message) {
                         std::lock_guard guard(mutex);
-                        got = message.channel;
+                        got = message.fields;
                         changed.notify_all();
                       },
                       [](base::Rank, const std::string&) {}});
     transport::Message message;
-    message.channel = "hello";
+    message.kind = "probe";
+    message.fields = "hello";
     transport->send(base::Rank((options.rank.value + 1) % options.size), message);
     std::unique_lock lock(mutex);
     const bool in_time = changed.wait_for(lock, std::chrono::minutes(1), [&] { return !got.empty(); });

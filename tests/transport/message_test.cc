@@ -13,7 +13,7 @@ namespace {
 
 using testing::sample;
 
-constexpr std::size_t kPrefix = 12;
+constexpr std::size_t kPrefix = 24;
 
 Message unpacked(Frame frame) { return unpack(frame.head, std::move(frame.buffers)); }
 
@@ -22,27 +22,34 @@ TEST(Message, ArrivesWithEveryField) {
   const auto got = unpacked(pack(sent));
   EXPECT_EQ(got.kind, sent.kind);
   EXPECT_EQ(got.call, sent.call);
-  EXPECT_EQ(got.target, sent.target);
-  EXPECT_EQ(got.caller, sent.caller);
-  EXPECT_EQ(got.deliveries, sent.deliveries);
-  EXPECT_EQ(got.released, sent.released);
-  EXPECT_EQ(got.expected, sent.expected);
-  EXPECT_EQ(got.after, sent.after);
-  EXPECT_EQ(got.done, sent.done);
-  EXPECT_EQ(got.channel, sent.channel);
-  EXPECT_EQ(got.state, sent.state);
+  EXPECT_EQ(got.fields, sent.fields);
   const auto& body = got.body.as<value::List>().items;
   EXPECT_TRUE(at::equal(body.at(0).as<at::Tensor>(), at::arange(10)));
   EXPECT_EQ(body.at(1).as<std::string>(), "text");
   EXPECT_TRUE(at::equal(body.at(2).as<at::Tensor>(), at::arange(3, at::kDouble)));
 }
 
-TEST(Message, ArrivesForEveryKind) {
-  for (int kind = 0; kind <= static_cast<int>(kLastKind); ++kind) {
+TEST(Message, ArrivesAsTheKindThatItIs) {
+  for (const Kind kind : {Kind("a"), Kind("end of step"), Kind("twelve chars")}) {
     Message message;
-    message.kind = static_cast<Kind>(kind);
-    EXPECT_EQ(unpacked(pack(message)).kind, message.kind);
+    message.kind = kind;
+    EXPECT_EQ(unpacked(pack(message)).kind.words(), kind.words());
   }
+}
+
+TEST(Frame, OfAKindThatIsNoWordIsMalformed) {
+  const auto head = pack(sample()).head;
+  const auto with_kind = [&](std::string_view letters) {
+    auto other = head;
+    std::fill_n(other.begin() + 8, Kind::kMostLetters, '\0');
+    return other.replace(8, letters.size(), letters);
+  };
+  using namespace std::string_view_literals;
+  EXPECT_NO_THROW(buffer_specs(with_kind("any word")));
+  for (const auto letters : {""sv, " word"sv, "Word"sv, "word2"sv, "\xff"sv, "wo\0rd"sv, "\0word"sv, "wo\nrd"sv}) {
+    EXPECT_THROW(buffer_specs(with_kind(letters)), base::FormatError) << letters;
+  }
+  EXPECT_THROW(buffer_specs(pack({}).head), base::FormatError) << "of no kind";
 }
 
 TEST(Frame, TheHeadTellsTheSizesOfTheBuffersBeforeTheyCome) {

@@ -17,9 +17,10 @@ namespace {
 class Inbox {
  public:
   Transport::Events events() {
-    return {
-        [this](Message message) { add(std::to_string(message.caller.value) + ":" + message.channel, message.body); },
-        [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
+    return {[this](Message message) {
+              add(std::to_string(message.call.origin.value) + ":" + message.fields, message.body);
+            },
+            [this](base::Rank rank, const std::string& why) { add("lost " + std::to_string(rank.value), why); }};
   }
   // The first `count` events.
   std::vector<std::string> wait(std::size_t count) {
@@ -55,8 +56,9 @@ class Inbox {
 
 void send(Transport& from, int to, const std::string& text, value::Value body = {}) {
   Message message;
-  message.caller = from.rank();
-  message.channel = text;
+  message.kind = "text";
+  message.call.origin = from.rank();
+  message.fields = text;
   message.body = std::move(body);
   from.send(base::Rank(to), message);
 }
@@ -120,6 +122,25 @@ TEST(Network, ALostRankIsToldOfOnceAndAfterWhatItSent) {
   EXPECT_EQ(inbox.wait(3)[2], "1:own");
   survivor->close(true);
   EXPECT_EQ(inbox.size(), 3);
+}
+
+TEST(Network, AMessageThatItsReaderFindsMalformedIsDroppedWithAWarning) {
+  inproc::Network network(2, 0);
+  Inbox inbox;
+  auto from = network.connect(base::Rank(0)), to = network.connect(base::Rank(1));
+  auto events = inbox.events();
+  events.message = [next = events.message](Message message) {
+    if (message.fields == "bad") throw base::FormatError("no such thing");
+    next(std::move(message));
+  };
+  testing::internal::CaptureStderr();
+  to->start(std::move(events));
+  send(*from, 1, "bad");
+  send(*from, 1, "good");
+  EXPECT_EQ(inbox.wait(1)[0], "0:good");
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("dropped a message of rank 0: no such thing"),
+            std::string::npos);
+  to->close(true);
 }
 
 TEST(Network, AfterCloseNothingIsDelivered) {

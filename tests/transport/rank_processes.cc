@@ -116,10 +116,10 @@ std::size_t Inbox::waiting() {
   return messages_.size();
 }
 
-Message object(std::string channel, value::Value body) {
+Message object(std::string fields, value::Value body) {
   Message message;
-  message.kind = Kind::kObject;
-  message.channel = std::move(channel);
+  message.kind = "object";
+  message.fields = std::move(fields);
   message.body = std::move(body);
   return message;
 }

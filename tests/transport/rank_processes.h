@@ -33,8 +33,8 @@ class Inbox {
   std::map<base::Rank, std::string> lost_;
 };
 
-// A kObject message on `channel` with a tree as its body.
-Message object(std::string channel, value::Value body);
+// A message with a tree as its body.
+Message object(std::string fields, value::Value body);
 
 // The ranks of one job as processes forked from this one, which must have no threads. A rank fails when a GoogleTest
 // expectation in it fails or it throws. All are dead when this object ends, and nothing of theirs is left in /dev/shm.

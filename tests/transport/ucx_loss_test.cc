@@ -49,7 +49,7 @@ TEST(UcxLoss, AKilledRankIsToldToAllWithinTwoSeconds) {
     EXPECT_THROW(transport.send(Rank(1), object("c", 1l)), base::PeerError);
     const Rank other(2 - transport.rank().value);
     transport.send(other, object("still here", 1l));
-    EXPECT_EQ(inbox.next().channel, "still here");
+    EXPECT_EQ(inbox.next().fields, "still here");
   });
   job.await(0, 3);
   const auto killed = Clock::now();

@@ -56,7 +56,7 @@ TEST(Ucx, TwoRanksExchangeTensorsOfAllSizes) {
     });
     for (const auto size : kSizes) {
       const Message message = inbox.next();
-      EXPECT_EQ(message.channel, "c");
+      EXPECT_EQ(message.fields, "c");
       EXPECT_EQ(integer(message.body, 0), size);
       EXPECT_TRUE(at::equal(tensor(message.body, 1), pattern(size, other.value))) << size;
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor(message.body, 1).const_data_ptr()) % 64, 0);
@@ -143,7 +143,7 @@ TEST(Ucx, MessagesWaitForStart) {
       job.await(0, 2);
       Inbox inbox;
       transport->start(inbox.events());
-      EXPECT_EQ(inbox.next().channel, "early");
+      EXPECT_EQ(inbox.next().fields, "early");
       transport->close(true);
     });
   }
@@ -251,7 +251,7 @@ TEST(Ucx, ForgedAndMalformedPiecesAreDroppedAndTheNextMessageArrives) {
       transport.send(Rank(1), object("after", 1l));
       return;
     }
-    EXPECT_EQ(inbox.next().channel, "after");
+    EXPECT_EQ(inbox.next().fields, "after");
     EXPECT_EQ(probe.dropped(), 5);
   });
   job.expect_success();
@@ -263,7 +263,7 @@ TEST(Ucx, AHundredThousandForgedPiecesAreDroppedAndTheNextMessageArrives) {
   job.run([&](Transport& transport, Inbox& inbox) {
     auto& probe = dynamic_cast<ucx::Probe&>(transport);
     if (transport.rank() == Rank(1)) {
-      EXPECT_EQ(inbox.next().channel, "after");
+      EXPECT_EQ(inbox.next().fields, "after");
       EXPECT_EQ(probe.dropped(), kPieces);
       return;
     }
@@ -303,7 +303,7 @@ TEST(Ucx, WhatCameOnceDoesNotCountAgain) {
   job.run([&](Transport& transport, Inbox& inbox) {
     auto& probe = dynamic_cast<ucx::Probe&>(transport);
     if (transport.rank() == Rank(1)) {
-      for (const char* channel : {"first", "second", "after"}) EXPECT_EQ(inbox.next().channel, channel);
+      for (const char* channel : {"first", "second", "after"}) EXPECT_EQ(inbox.next().fields, channel);
       EXPECT_EQ(probe.dropped(), 3);
       EXPECT_EQ(inbox.waiting(), 0);
       return;
@@ -326,7 +326,7 @@ TEST(Ucx, WhatIsNotSignedByItsSenderIsDroppedAndTheTrueMessageArrives) {
     constexpr int kOthers = 6;
     if (transport.rank() == Rank(1)) {
       const Message message = inbox.next();
-      EXPECT_EQ(message.channel, "true");
+      EXPECT_EQ(message.fields, "true");
       EXPECT_EQ(message.body.as<std::int64_t>(), 1);
       EXPECT_EQ(probe.dropped(), static_cast<std::int64_t>(sizeof(ucx::PieceHeader)) + kOthers);
       return;

@@ -2,13 +2,26 @@
 #include "lamina/transport/inproc/network.h"
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 
 namespace lamina::transport::inproc {
 
+namespace {
+
 [[noreturn]] void throw_lost(const base::Loss& loss) { throw base::PeerError(loss.text(), loss); }
 
 constexpr auto kEnded = "its process ended";
+
+void deliver(base::Rank from, Frame frame, const Transport::Events& events) {
+  try {
+    events.message(unpack(frame.head, std::move(frame.buffers)));
+  } catch (const base::FormatError& error) {
+    base::log_warning(base::str("dropped a message of rank ", from, ": ", error.what()));
+  }
+}
+
+}  // namespace
 
 class Endpoint : public Transport {
  public:
@@ -107,7 +120,7 @@ void Network::deliver_until_stopped() {
     delivering_to_ = pair->second;
     lock.unlock();
     if (frame) {
-      events.message(unpack(frame->head, std::move(frame->buffers)));
+      deliver(pair->first, std::move(*frame), events);
     } else {
       events.lost(pair->first, kEnded);
     }

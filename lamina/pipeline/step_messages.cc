@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/step_messages.h"
+
+#include "lamina/value/bytes.h"
+
+namespace lamina::pipeline {
+namespace {
+
+using transport::Message;
+
+base::CallId whole(base::Step step, base::Rank from) { return {from, step, transport::kWholeStep, 0}; }
+
+}  // namespace
+
+Message to_message(const NewStep& begin) {
+  value::Writer out;
+  out.put_block(begin.call.name);
+  out.put_block(begin.call.where);
+  return {kNewStep, whole(begin.step, begin.from), out.take(), {}};
+}
+
+NewStep to_new_step(const Message& message) {
+  NewStep begin{message.call.step, message.call.origin, {}};
+  value::Reader in(message.fields);
+  begin.call.name = in.get_block();
+  begin.call.where = in.get_block();
+  in.expect_end();
+  return begin;
+}
+
+Message to_message(Refusal refusal) {
+  return {kRefusal, whole(refusal.step, refusal.from), std::move(refusal.why), {}};
+}
+
+Refusal to_refusal(Message&& message) { return {message.call.step, message.call.origin, std::move(message.fields)}; }
+
+Message to_message(EndOfStep end) {
+  value::Value body = value::List{std::move(end.outputs)};
+  if (end.failure) body = value::to_value(*end.failure);
+  return {kEndOfStep, whole(end.step, end.from), std::move(end.flags), std::move(body)};
+}
+
+EndOfStep to_end_of_step(Message&& message) {
+  EndOfStep end{message.call.step, message.call.origin, {}, std::move(message.fields), std::nullopt};
+  if (auto* outputs = message.body.get_if<value::List>()) {
+    end.outputs = std::move(outputs->items);
+  } else {
+    end.failure = value::to_failure(message.body);
+  }
+  return end;
+}
+
+}  // namespace lamina::pipeline
