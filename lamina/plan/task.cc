@@ -5,6 +5,7 @@
 
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/sharing.h"
+#include "lamina/plan/step_time.h"
 
 namespace lamina::plan {
 
@@ -13,6 +14,7 @@ Weight& Weight::operator+=(const Weight& other) {
   backward_us += other.backward_us;
   memory_bytes += other.memory_bytes;
   cost += other.cost;
+  moment += other.moment;
   return *this;
 }
 
@@ -21,6 +23,7 @@ Weight& Weight::operator-=(const Weight& other) {
   backward_us -= other.backward_us;
   memory_bytes -= other.memory_bytes;
   cost -= other.cost;
+  moment -= other.moment;
   return *this;
 }
 
@@ -42,6 +45,7 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
   }
   message_us.push_back(goal.link.time_us(0));
   of_ranks_us.push_back(goal.link.rank_time_us(0));
+  double before_us = 0;
   for (const Point& point : route.points) {
     const int item = items.of[point.node];
     const int gap = static_cast<int>(item_at.size());
@@ -51,7 +55,10 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     item_at.push_back(item);
     message_us.push_back(goal.link.time_us(point.value_bytes));
     of_ranks_us.push_back(goal.link.rank_time_us(point.value_bytes));
-    weights[item] += {point.forward_us, point.backward_us, 0};
+    Weight work{.forward_us = point.forward_us, .backward_us = point.backward_us};
+    work.moment = moment(work.time_us(), before_us);
+    before_us += work.time_us();
+    weights[item] += work;
   }
   for (int item = 0; item < items.size(); ++item) {
     const bool holds = parameter_bytes_[item] + activation_bytes_[item] > 0;
