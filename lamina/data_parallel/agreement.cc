@@ -9,29 +9,29 @@
 namespace lamina::data_parallel {
 namespace {
 
-// A positive number that differs, almost surely, where anything of the tensors does.
-std::int64_t layout(std::span<const NamedTensor> tensors) {
-  std::uint64_t hash = 0;
+// A number that differs, almost surely, where anything of the tensors does.
+std::uint64_t layout(std::span<const NamedTensor> tensors, std::uint64_t hash) {
+  hash = base::hash64(tensors.size(), hash);
   for (const auto& [name, tensor] : tensors) {
     hash = base::hash64(tensor.scalar_type(), base::hash64(name, hash));
     hash = base::hash64(tensor.dim(), hash);
     for (const auto extent : tensor.sizes()) hash = base::hash64(extent, hash);
   }
-  return static_cast<std::int64_t>(hash >> 1);
+  return hash;
 }
 
 }  // namespace
 
-std::vector<bool> any_replica(std::span<const NamedTensor> tensors, const std::vector<bool>& flags,
-                              collective::ProcessGroup& replicas) {
-  const std::int64_t mine = layout(tensors);
-  const auto count = static_cast<std::int64_t>(flags.size());
-  // The largest layout, and the negative of the smallest, come out of the same exchange as the flags.
+std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const NamedTensor> buffers,
+                        collective::ProcessGroup& replicas) {
+  const auto mine = static_cast<std::int64_t>(layout(buffers, layout(parameters, 0)) >> 1);
+  const auto count = static_cast<std::int64_t>(parameters.size());
+  // The largest layout, and the negative of the smallest, come out of the same exchange as who has gradients.
   auto exchanged = at::empty({count + 2}, at::kLong);
   auto* numbers = exchanged.mutable_data_ptr<std::int64_t>();
   numbers[0] = mine;
   numbers[1] = -mine;
-  std::copy(flags.begin(), flags.end(), numbers + 2);
+  for (std::int64_t i = 0; i < count; ++i) numbers[i + 2] = parameters[i].tensor.grad().defined();
   replicas.max(exchanged);
   if (numbers[0] != mine || numbers[1] != -mine) {
     throw base::UsageError(

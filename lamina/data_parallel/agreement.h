@@ -9,10 +9,9 @@
 
 namespace lamina::data_parallel {
 
-// Collective over the replicas, each with flags of its own for the same number of tensors: the flags that any replica
-// has set. Throws base::UsageError on all of them when names, shapes or types of the tensors differ: collectives over
-// them would mix up values.
-std::vector<bool> any_replica(std::span<const NamedTensor> tensors, const std::vector<bool>& flags,
-                              collective::ProcessGroup& replicas);
+// Collective over the replicas: which of `parameters` have a gradient on any of them. Throws base::UsageError on all of
+// them when names, shapes or types of the parameters or buffers differ: collectives over them would mix up values.
+std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const NamedTensor> buffers,
+                        collective::ProcessGroup& replicas);
 
 }  // namespace lamina::data_parallel

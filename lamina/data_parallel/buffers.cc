@@ -1,41 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/data_parallel/buffers.h"
 
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <map>
 
-#include "lamina/data_parallel/agreement.h"
-
 namespace lamina::data_parallel {
 namespace {
 
-// All as bytes, in one tensor: the type does not matter to who only copies.
-void broadcast_together(const std::vector<at::Tensor>& buffers, collective::ProcessGroup& replicas, int root) {
-  std::vector<at::Tensor> pieces;
-  for (const auto& buffer : buffers) pieces.push_back(buffer.contiguous().reshape({-1}).view(at::kByte));
-  auto bytes = at::cat(pieces);
-  replicas.broadcast(bytes, root);
-  std::int64_t begin = 0;
-  for (const auto& buffer : buffers) {
-    const auto size_bytes = static_cast<std::int64_t>(buffer.nbytes());
-    // A copy has memory of its own, aligned for any type.
-    const auto piece = bytes.narrow(0, begin, size_bytes).clone();
-    buffer.copy_(piece.view(buffer.scalar_type()).view(buffer.sizes()));
-    begin += size_bytes;
+constexpr std::int64_t kAligned = 16;  // bytes: for elements of any type
+
+// A tensor, and the part of the bytes that travel which holds its value.
+using Parts = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+void broadcast_together(const std::vector<at::Tensor>& tensors, collective::ProcessGroup& replicas, int root) {
+  std::vector<std::int64_t> begins{0};
+  for (const auto& tensor : tensors) {
+    const auto size_bytes = static_cast<std::int64_t>(tensor.nbytes());
+    begins.push_back(begins.back() + (size_bytes + kAligned - 1) / kAligned * kAligned);
   }
+  // All as bytes, in one tensor: the type does not matter to who only copies.
+  auto bytes = at::empty({begins.back()}, tensors.front().options().dtype(at::kByte));
+  Parts parts;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto part = bytes.narrow(0, begins[i], static_cast<std::int64_t>(tensors[i].nbytes()));
+    parts.emplace_back(tensors[i], part.view(tensors[i].scalar_type()).view(tensors[i].sizes()));
+  }
+  for (const auto& [tensor, part] : parts) part.copy_(tensor);
+  replicas.broadcast(bytes, root);
+  for (const auto& [tensor, part] : parts) tensor.copy_(part);
 }
 
 }  // namespace
 
-void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas, int root) {
-  if (buffers.empty()) return;
+void broadcast(std::span<const NamedTensor> tensors, collective::ProcessGroup& replicas, int root) {
   const c10::AutoGradMode no_grad(false);
-  any_replica(buffers, {}, replicas);
   std::map<std::string, std::vector<at::Tensor>> by_device;
-  for (const auto& buffer : buffers) by_device[buffer.tensor.device().str()].push_back(buffer.tensor);
-  for (const auto& [device, tensors] : by_device) broadcast_together(tensors, replicas, root);
+  for (const auto& [name, tensor] : tensors) by_device[tensor.device().str()].push_back(tensor);
+  for (const auto& [device, together] : by_device) broadcast_together(together, replicas, root);
 }
 
 }  // namespace lamina::data_parallel

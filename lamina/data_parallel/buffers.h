@@ -8,8 +8,8 @@
 
 namespace lamina::data_parallel {
 
-// Collective over the replicas: gives every buffer, in place, the value it has on replica `root`. Throws
-// base::UsageError when the replicas' buffers differ in more than their values, and what `replicas` throws.
-void broadcast_buffers(std::span<const NamedTensor> buffers, collective::ProcessGroup& replicas, int root = 0);
+// Collective over the replicas, which have agreed on the tensors: gives every one, in place, the value it has on
+// replica `root`. Throws what `replicas` throws.
+void broadcast(std::span<const NamedTensor> tensors, collective::ProcessGroup& replicas, int root);
 
 }  // namespace lamina::data_parallel

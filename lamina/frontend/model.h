@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,7 +11,7 @@
 #include <vector>
 
 #include "lamina/data_parallel/named_tensor.h"
-#include "lamina/data_parallel/passes.h"
+#include "lamina/data_parallel/reducer.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
 #include "lamina/model/parameter_table.h"
@@ -87,15 +86,11 @@ class Model {
   model::ParameterTable make_table(const std::vector<int>& owners) const;
   void give_values();
 
-  // Replicas: see [Note: passes].
+  // Replicas: see [Note: backward pass].
+  void make_reducer();
   void watch();          // from now on a backward is noticed by the gradients that it leaves
   void note_gradient();  // a backward has reached a parameter
-  void end_backward();   // outside of steps
-  void fail_backward(const std::exception_ptr& error);
-  void fail_unseen_backward();  // the one before this, if it did not end
-  void count_call();
-  void finish_pass();
-  void reduce(const std::vector<int>& present);
+  bool training() const;
   NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
 
@@ -108,13 +103,9 @@ class Model {
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::BackwardWatch backward_watch_;
-  std::unique_ptr<data_parallel::Passes> passes_;         // with ddp and several replicas
+  std::unique_ptr<data_parallel::Reducer> reducer_;       // with ddp and several replicas
   std::shared_ptr<const std::function<void()>> noticed_;  // note_gradient(), for hooks that may outlive this
-  std::atomic<bool> in_step_ = false;
-  std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
-  std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
-  std::string uneven_;                  // of this step, see Batch
-  int passes_done_ = 0;
+  std::string uneven_;                                    // of this step, see Batch
 };
 
 // Makes it the job's.

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/core/GradMode.h>
-
 #include "lamina/base/error.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
@@ -44,9 +42,7 @@ void Model::begin_call() {
         "the model was called outside a step; with more than one partition call it inside a function made by "
         "lamina::step, in the thread that runs its body");
   }
-  if (in_step_) return;  // a thread of the body's own
-  fail_unseen_backward();
-  count_call();
+  if (reducer_) reducer_->note_call(training());
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
@@ -54,35 +50,29 @@ void Model::first_call(Example example) { first_call_->ask(std::move(example)); 
 
 std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   auto& job = job_.session->job();
-  fail_unseen_backward();
-  count_call();
-  const bool trains = c10::GradMode::is_enabled();
+  if (reducer_) reducer_->begin_step(training(), job.backwards());
   remote::Tensors parameters;
   if (job.leads() && !backward_watch_.over()) {
     for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
   }
   backward_watch_.begin_step(parameters, job.backwards());
   // The ranks that follow hear from the leading one whether there was a backward.
-  const auto noted = [this, &job, before = job.backwards(), &body](base::Microbatch microbatch) -> Value {
+  const auto noted = [this, &job, &body](base::Microbatch microbatch) -> Value {
     const auto found = uneven_.empty() ? Changeable() : changeable();
     auto output = body(microbatch);
     if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_);
-    return value::Tuple{{std::move(output), passed_ || job.backwards() != before}};
+    return value::Tuple{{std::move(output), reducer_ && reducer_->passed(job.backwards())}};
   };
   std::vector<Value> outputs;
-  passed_ = false;
   uneven_ = batch.uneven;
-  in_step_ = true;
   try {
     outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted, call)
                                : run_here(*job_.session, batch.microbatches, noted);
   } catch (...) {
-    in_step_ = false;
-    // It is not known whether it would have had a backward.
-    if (passes_ && trains) passes_->fail(std::current_exception());
+    if (reducer_) reducer_->fail_step(std::current_exception());
     throw;
   }
-  in_step_ = false;
+  if (reducer_) reducer_->end_step();
   if (job.leads()) backward_watch_.end_step(parameters, job.backwards());
   bool passed = false;
   for (auto& output : outputs) {
@@ -90,7 +80,7 @@ std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body
     passed = passed || parts.at(1).as<bool>();
     output = Value(std::move(parts.at(0)));
   }
-  if (passed) finish_pass();
+  if (passed) reducer_->finish_pass();
   return outputs;
 }
 
@@ -152,7 +142,7 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   }
   const bool inside = runtime::in_step();
   if (inside && !uneven_.empty()) throw base::UsageError(uneven_);
-  passed_ = true;
+  if (reducer_) reducer_->begin_backward();
   backward_watch_.announce();
   const int count = job_.session->config().microbatches;
   const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
@@ -160,7 +150,7 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   try {
     remote::run_backward(tensors, gradients, scale);
   } catch (...) {
-    if (!inside && passed_) fail_backward(std::current_exception());
+    if (reducer_) reducer_->fail_backward(std::current_exception());
     throw;
   }
 }

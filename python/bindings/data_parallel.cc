@@ -4,9 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "lamina/data_parallel/buffers.h"
-#include "lamina/data_parallel/gradients.h"
-#include "lamina/data_parallel/passes.h"
+#include "lamina/data_parallel/reducer.h"
 #include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
@@ -14,15 +12,11 @@
 namespace lamina::python {
 namespace {
 
+using data_parallel::NamedTensor;
 using session::Session;
-using Rows = std::vector<std::pair<std::string, at::Tensor>>;
+using topology::Group;
 using Release = py::gil_scoped_release;
-
-std::vector<data_parallel::NamedTensor> named(const Rows& rows) {
-  std::vector<data_parallel::NamedTensor> tensors;
-  for (const auto& [name, tensor] : rows) tensors.push_back({name, tensor});
-  return tensors;
-}
+using Acquire = py::gil_scoped_acquire;
 
 // An exception of Python as C++ passes it on.
 std::exception_ptr as_thrown(const py::object& exception) {
@@ -34,69 +28,99 @@ std::exception_ptr as_thrown(const py::object& exception) {
   }
 }
 
-// The passes of this rank's replica, and what the replicas compute in them with torch's group of theirs.
-class Passes {
- public:
-  explicit Passes(std::shared_ptr<Session> session)
-      : session_(std::move(session)),
-        passes_(session_->job().mailbox(), session_->members(topology::Group::kDp), session_->patience(),
-                face_hooks().failures) {}
+data_parallel::Reducer::Tensors tensors(const py::function& named) {
+  return [named] {
+    const Acquire acquire;
+    std::vector<NamedTensor> tensors;
+    for (const auto& row : named()) {
+      auto [name, tensor] = row.cast<std::pair<std::string, at::Tensor>>();
+      tensors.push_back({std::move(name), std::move(tensor)});
+    }
+    return tensors;
+  };
+}
 
-  void note_call() { passes_.note_call(); }
-  std::vector<int> meet(bool trains) { return passes_.meet(trains); }
-  void fail(const py::object& exception) {
-    const auto error = as_thrown(exception);
-    const Release release;
-    passes_.fail(error);
-  }
-  void together(const py::object& compute) {
-    const Release release;
-    passes_.together([&] {
-      const py::gil_scoped_acquire acquire;
-      compute();
+// `group` returns torch's, which Python keeps until the job ends.
+data_parallel::Reducer::Replicas replicas(std::shared_ptr<Session> session, const py::function& group) {
+  return [session = std::move(session), group](const std::string& purpose, base::Patience patience) {
+    const Acquire acquire;
+    auto& job = session->job();
+    return collective::wrap(group().cast<c10d::ProcessGroup&>(), job.mailbox(), job.presence(),
+                            {purpose, session->members(Group::kDp), std::move(patience)});
+  };
+}
+
+// The engine's, which calls Python for the tensors and for torch's group of the replicas.
+class Reducer {
+ public:
+  Reducer(const std::shared_ptr<Session>& session, int passes_per_reduction, std::int64_t bucket_bytes,
+          bool broadcast_buffers, const py::function& parameters, const py::function& buffers,
+          const py::function& group)
+      : session_(session),
+        reducer_({passes_per_reduction, bucket_bytes, broadcast_buffers}, session->job().mailbox(),
+                 session->members(Group::kDp), session->patience(), face_hooks().failures,
+                 {tensors(parameters), tensors(buffers), replicas(session, group)}) {}
+
+  void set_hook(const py::function& hook) {
+    reducer_.set_hook([hook](const data_parallel::GradientBucket& bucket) {
+      const Acquire acquire;
+      return hook(bucket.index, bucket.last, bucket.gradients, bucket.parameters).cast<at::Tensor>();
     });
   }
 
-  void average_gradients(c10d::ProcessGroup& group, const Rows& parameters, std::int64_t bucket_bytes, int divisor) {
-    const auto all = replicas(group, "averaging gradients");
-    data_parallel::reduce_gradients(named(parameters), *all, bucket_bytes, data_parallel::mean_over(*all, divisor));
-  }
-  void reduce_gradients(c10d::ProcessGroup& group, const Rows& parameters, std::int64_t bucket_bytes,
-                        const py::object& hook) {
-    const auto reduce = [&](const data_parallel::GradientBucket& bucket) {
-      const py::gil_scoped_acquire acquire;
-      return hook(bucket.index, bucket.last, bucket.gradients, bucket.parameters).cast<at::Tensor>();
-    };
-    data_parallel::reduce_gradients(named(parameters), *replicas(group, "reducing gradients"), bucket_bytes, reduce);
-  }
-  void broadcast_buffers(c10d::ProcessGroup& group, const Rows& buffers, int root) {
-    data_parallel::broadcast_buffers(named(buffers), *replicas(group, "broadcasting buffers"), root);
-  }
+  void begin_step(bool training) { reducer_.begin_step(training, session_->job().backwards()); }
+  bool passed() const { return reducer_.passed(session_->job().backwards()); }
+  void fail_step(const py::object& exception) { fail(&data_parallel::Reducer::fail_step, exception); }
+  void fail_backward(const py::object& exception) { fail(&data_parallel::Reducer::fail_backward, exception); }
+  void fail_join(const py::object& exception) { fail(&data_parallel::Reducer::fail_join, exception); }
+
+  data_parallel::Reducer& engine() { return reducer_; }
 
  private:
-  std::unique_ptr<collective::ProcessGroup> replicas(c10d::ProcessGroup& group, const std::string& purpose) {
-    auto& job = session_->job();
-    return collective::wrap(group, job.mailbox(), job.presence(),
-                            {purpose, session_->members(topology::Group::kDp), passes_.patience()});
+  using Fail = void (data_parallel::Reducer::*)(const std::exception_ptr&);
+  void fail(Fail how, const py::object& exception) {
+    const auto error = as_thrown(exception);
+    const Release release;
+    (reducer_.*how)(error);
   }
 
   const std::shared_ptr<Session> session_;
-  data_parallel::Passes passes_;
+  data_parallel::Reducer reducer_;
 };
+
+// A method of the engine's.
+template <class... Arguments>
+auto of_engine(void (data_parallel::Reducer::*method)(Arguments...)) {
+  return [method](Reducer& self, Arguments... arguments) { (self.engine().*method)(arguments...); };
+}
 
 }  // namespace
 
 void bind_data_parallel(py::module_& module) {
+  using Engine = data_parallel::Reducer;
   const py::call_guard<Release> release;
-  py::class_<Passes>(module, "Passes")
-      .def(py::init<std::shared_ptr<Session>>(), py::arg("session"))
-      .def("note_call", &Passes::note_call)
-      .def("meet", &Passes::meet, py::arg("trains"), release)
-      .def("fail", &Passes::fail, py::arg("exception"))
-      .def("together", &Passes::together, py::arg("compute"))
-      .def("average_gradients", &Passes::average_gradients, release)
-      .def("reduce_gradients", &Passes::reduce_gradients, release)
-      .def("broadcast_buffers", &Passes::broadcast_buffers, release);
+  py::class_<Reducer>(module, "Reducer")
+      .def(py::init<std::shared_ptr<Session>, int, std::int64_t, bool, py::function, py::function, py::function>(),
+           py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"), py::arg("broadcast_buffers"),
+           py::arg("parameters"), py::arg("buffers"), py::arg("group"))
+      .def("set_hook", &Reducer::set_hook, py::arg("hook"))
+      .def_property_readonly("hooked", [](Reducer& self) { return self.engine().hooked(); })
+      .def_property_readonly("broke_off", [](Reducer& self) { return self.engine().broke_off(); })
+      .def("begin_step", &Reducer::begin_step, py::arg("training"), release)
+      .def("passed", &Reducer::passed)
+      .def("end_step", of_engine(&Engine::end_step))
+      .def("fail_step", &Reducer::fail_step, py::arg("exception"))
+      .def("note_call", of_engine(&Engine::note_call), py::arg("training"), release)
+      .def("begin_backward", of_engine(&Engine::begin_backward))
+      .def("fail_backward", &Reducer::fail_backward, py::arg("exception"))
+      .def(
+          "note_backward", [](Reducer& self, bool accumulated) { return self.engine().note_backward(accumulated); },
+          py::arg("accumulated"))
+      .def("end_backward", of_engine(&Engine::end_backward), release)
+      .def("finish_pass", of_engine(&Engine::finish_pass), release)
+      .def("begin_join", of_engine(&Engine::begin_join), py::arg("by_everyone"), py::arg("throws"))
+      .def("fail_join", &Reducer::fail_join, py::arg("exception"))
+      .def("end_join", of_engine(&Engine::end_join), release);
 }
 
 }  // namespace lamina::python

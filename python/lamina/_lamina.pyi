@@ -295,38 +295,51 @@ class BackwardWatch:
     def announce(self) -> None: ...
     def end_step(self, parameters: Sequence[torch.Tensor], backwards: int) -> None: ...
 
-# The replicas. `group` is torch's process group of this rank's kind "dp".
+# The replicas.
 
-class Passes:
-    """The passes of this rank's replica; see [Note: passes] in lamina/data_parallel/passes.h."""
+class Reducer:
+    """The gradients and buffers of this rank's part of a model, and those of the same part on the other replicas; see
+    lamina/data_parallel/reducer.h, also for the order of the calls.
 
-    def __init__(self, session: Session) -> None: ...
-    def note_call(self) -> None:
-        """The model was called in training, which a pass is to follow."""
-    def meet(self, trains: bool) -> list[int]:
-        """Comes to the next pass; collective over the replicas. The indices of those that train in it. Raises what one
-        of them has failed with."""
-    def fail(self, exception: BaseException) -> None:
-        """This replica's step has failed before its pass; returns at once."""
-    def together(self, compute: Callable[[], None]) -> None:
-        """Calls `compute`, in which the replicas compute together after `meet`; where it raises the others leave, too,
-        and no pass follows."""
-    def average_gradients(
-        self, group: ProcessGroup, parameters: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int, divisor: int
-    ) -> None:
-        """Each gradient becomes its sum over the replicas, divided by `divisor`; see
-        lamina/data_parallel/gradients.h."""
-    def reduce_gradients(
+    `parameters` and `buffers` return those of this rank as they are now, `group` torch's process group of this rank's
+    kind "dp".
+    """
+
+    def __init__(
         self,
-        group: ProcessGroup,
-        parameters: Sequence[tuple[str, torch.Tensor]],
+        session: Session,
+        passes_per_reduction: int,
         bucket_bytes: int,
-        hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor],
-    ) -> None:
+        broadcast_buffers: bool,
+        parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
+        buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
+        group: Callable[[], ProcessGroup],
+    ) -> None: ...
+    def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> None:
         """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of
         its parameters as one 1-D tensor, and those."""
-    def broadcast_buffers(self, group: ProcessGroup, buffers: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
-        """Each buffer gets the value it has on the replica `root`."""
+    @property
+    def hooked(self) -> bool: ...
+    @property
+    def broke_off(self) -> bool:
+        """An error of this replica has ended what all do together after they have met."""
+    def begin_step(self, training: bool) -> None: ...
+    def passed(self) -> bool:
+        """A backward was called in this step so far."""
+    def end_step(self) -> None: ...
+    def fail_step(self, exception: BaseException) -> None: ...
+    def note_call(self, training: bool) -> None:
+        """The model is called outside of steps."""
+    def begin_backward(self) -> None: ...
+    def fail_backward(self, exception: BaseException) -> None: ...
+    def note_backward(self, accumulated: bool) -> bool:
+        """A backward has reached the model's output, or a gradient of a parameter. True where the end of this backward
+        is to call `end_backward`."""
+    def end_backward(self) -> None: ...
+    def finish_pass(self) -> None: ...
+    def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
+    def fail_join(self, exception: BaseException) -> None: ...
+    def end_join(self) -> None: ...
 
 # What the ranks do in steps, and when: lamina/observe.
 

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -35,6 +36,9 @@ class ReplicaThreads {
     threads.clear();
     if (errors.front()) std::rethrow_exception(errors.front());
   }
+
+  // The group of one of them, for threads of another's.
+  std::unique_ptr<collective::ProcessGroup> member(int index) { return std::make_unique<Member>(*this, index); }
 
   int size() const { return static_cast<int>(tensors_.size()); }
   int collectives() const { return collectives_; }  // so far

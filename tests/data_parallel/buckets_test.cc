@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/data_parallel/gradients.h"
+#include "lamina/data_parallel/buckets.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "lamina/data_parallel/agreement.h"
 #include "tests/data_parallel/replica_threads.h"
 
 namespace lamina::data_parallel {
@@ -12,7 +13,7 @@ namespace {
 constexpr std::int64_t kMuch = 1 << 20;
 
 void average_gradients(std::span<const NamedTensor> parameters, collective::ProcessGroup& group, std::int64_t bytes) {
-  reduce_gradients(parameters, group, bytes, mean_over(group, group.size()));
+  Buckets(bytes).reduce(parameters, agree(parameters, {}, group), mean_over(group, group.size()));
 }
 
 NamedTensor parameter(const std::string& name, at::IntArrayRef shape, const at::Tensor& gradient,
@@ -115,7 +116,82 @@ TEST(AverageGradients, SparseOnesBecomeDense) {
   });
 }
 
-TEST(AverageGradients, ReplicasThatDifferAreAnErrorOnAll) {
+TEST(AverageGradients, OnesThatLieTransposedOrRepeatOneNumberAreAveraged) {
+  ReplicaThreads replicas(2);
+  replicas.run([](int i, auto& group) {
+    const auto numbers = at::arange(6, at::kDouble).view({3, 2}).t() * (1 + 2 * i);
+    const auto repeated = full({1}, 3. * i).expand({4});  // what sum() sends back
+    const std::vector<NamedTensor> parameters{parameter("a", {2, 3}, numbers),
+                                              parameter("b", {4}, i == 0 ? at::Tensor() : repeated.clone())};
+    average_gradients(parameters, group, kMuch);
+    EXPECT_TRUE(at::equal(parameters[0].tensor.grad(), at::arange(6, at::kDouble).view({3, 2}).t() * 2));
+    EXPECT_TRUE(at::equal(parameters[1].tensor.grad(), full({4}, 1.5)));
+  });
+}
+
+// Buckets as a hook sees them.
+struct Seen {
+  const void* memory;
+  std::vector<double> gradients;
+  std::size_t parameters;
+};
+
+Reduce watching(std::vector<Seen>& seen) {
+  return [&seen](const GradientBucket& bucket) {
+    const auto* first = bucket.gradients.const_data_ptr<double>();
+    seen.push_back({first, {first, first + bucket.gradients.numel()}, bucket.parameters.size()});
+    return bucket.gradients;
+  };
+}
+
+TEST(Buckets, TheMemoryStaysFromOneReductionToTheNext) {
+  Buckets buckets(kMuch);
+  std::vector<Seen> seen;
+  const std::vector<NamedTensor> parameters{parameter("a", {3}, full({3}, 1)), parameter("b", {2}, full({2}, 2))};
+  for (int pass = 0; pass < 3; ++pass) buckets.reduce(parameters, {true, true}, watching(seen));
+  for (const auto& each : seen) {
+    EXPECT_EQ(each.memory, seen.front().memory);
+    EXPECT_EQ(each.gradients, (std::vector<double>{1, 1, 1, 2, 2}));
+  }
+}
+
+TEST(Buckets, HoldWhoHasGradientsThisTime) {
+  Buckets buckets(kMuch);
+  std::vector<Seen> seen;
+  const std::vector<NamedTensor> parameters{parameter("a", {3}, full({3}, 1)), parameter("b", {2}, {})};
+  buckets.reduce(parameters, {true, false}, watching(seen));
+  buckets.reduce(parameters, {true, true}, watching(seen));
+  buckets.reduce(parameters, {false, true}, watching(seen));
+  EXPECT_EQ(seen[0].gradients, (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(seen[1].gradients, (std::vector<double>{1, 1, 1, 0, 0})) << "nothing of the bucket before";
+  EXPECT_EQ(seen[2].parameters, 1U);
+}
+
+TEST(Buckets, WhatAHookKeepsIsNotWrittenAgain) {
+  Buckets buckets(8);
+  std::vector<at::Tensor> kept;
+  const auto keep = [&](const GradientBucket& bucket) {
+    kept.push_back(bucket.gradients);
+    return bucket.gradients;
+  };
+  const std::vector<NamedTensor> parameters{parameter("a", {2}, full({2}, 1)), parameter("b", {2}, full({2}, 2))};
+  buckets.reduce(parameters, {true, true}, keep);
+  EXPECT_TRUE(at::equal(kept[0], full({2}, 1)));
+  EXPECT_TRUE(at::equal(kept[1], full({2}, 2)));
+}
+
+TEST(Buckets, AGradientThatTheUserKeepsStaysTheOneItWas) {
+  Buckets buckets(kMuch);
+  const std::vector<NamedTensor> parameters{parameter("a", {2}, full({2}, 1))};
+  const auto same = [](const GradientBucket& bucket) { return bucket.gradients; };
+  buckets.reduce(parameters, {true}, same);
+  const auto kept = parameters[0].tensor.grad();
+  at::Tensor(parameters[0].tensor).mutable_grad() = full({2}, 5);
+  buckets.reduce(parameters, {true}, same);
+  EXPECT_TRUE(at::equal(kept, full({2}, 1)));
+}
+
+TEST(Agree, ReplicasThatDifferAreAnErrorOnAll) {
   const std::vector<NamedTensor> others[] = {
       {parameter("a", {3}, full({3}, 1))},
       {parameter("b", {2}, full({2}, 1))},
@@ -125,7 +201,8 @@ TEST(AverageGradients, ReplicasThatDifferAreAnErrorOnAll) {
     ReplicaThreads replicas(2);
     replicas.run([&](int i, auto& group) {
       const std::vector<NamedTensor> mine{parameter("a", {2}, full({2}, 1))};
-      EXPECT_THROW(average_gradients(i == 0 ? mine : other, group, kMuch), base::UsageError);
+      EXPECT_THROW(agree(i == 0 ? mine : other, {}, group), base::UsageError);
+      EXPECT_THROW(agree({}, i == 0 ? mine : other, group), base::UsageError) << "the same of buffers";
     });
   }
 }

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/collective/process_group.h"
+#include "lamina/data_parallel/named_tensor.h"
+
+namespace lamina::data_parallel {
+
+// Gradients of one type on one device, which travel as one tensor.
+struct GradientBucket {
+  std::int64_t index = 0;
+  bool last = false;  // of this reduction
+  std::vector<at::Tensor> parameters;
+  at::Tensor gradients;  // 1-D: one after the other; zero where there is none
+};
+
+// What takes the place of a bucket's gradients: of their size and type.
+using Reduce = std::function<at::Tensor(const GradientBucket&)>;
+
+// The sum over the replicas, divided by `divisor`.
+Reduce mean_over(collective::ProcessGroup& replicas, int divisor);
+
+// [Note: buckets] Gradients travel in buckets of about `bucket_bytes`, in the order of the parameters, which is one on
+// all replicas. Each is copied once into its bucket's memory and once back: a gradient is the user's, who may keep it,
+// set it to None or give it any strides, so it lies where autograd has put it. The memory stays from one reduction to
+// the next, and buckets of one type on one device take turns in it: it is as large as the largest of them.
+class Buckets {
+ public:
+  explicit Buckets(std::int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
+
+  // Collective over the replicas, which have agreed on the parameters and on those that have gradients, `present`: the
+  // gradient of each of these becomes what `reduce` makes of it. One that this replica lacks counts as zero; the others
+  // stay undefined. Sparse gradients become dense.
+  //
+  // Throws base::UsageError where a result has another size or type than its bucket, and what `reduce` throws: some
+  // gradients are then reduced and some are not.
+  void reduce(std::span<const NamedTensor> parameters, const std::vector<bool>& present, const Reduce& reduce);
+
+ private:
+  using Kind = std::pair<std::string, at::ScalarType>;  // device and type
+  std::vector<std::vector<at::Tensor>> arrange(std::span<const NamedTensor> parameters,
+                                               const std::vector<bool>& present) const;
+  at::Tensor memory(const std::vector<at::Tensor>& parameters);
+
+  const std::int64_t bucket_bytes_;
+  std::map<Kind, at::Tensor> memory_;
+};
+
+}  // namespace lamina::data_parallel

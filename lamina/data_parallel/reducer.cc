@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/reducer.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/data_parallel/agreement.h"
+#include "lamina/data_parallel/buffers.h"
+#include "lamina/runtime/streams.h"
+
+namespace lamina::data_parallel {
+namespace {
+
+std::vector<int> first_numbers(std::size_t count) {
+  std::vector<int> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+// Those that have run out of data.
+std::string missing(const std::vector<int>& everyone, const std::vector<int>& present) {
+  std::vector<int> gone;
+  std::ranges::set_difference(everyone, present, std::back_inserter(gone));
+  std::string names;
+  for (const int replica : gone) names += base::str(names.empty() ? "" : ", ", replica);
+  return names;
+}
+
+}  // namespace
+
+Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
+                 base::Patience patience, std::shared_ptr<value::Failures> failures, Parts parts)
+    : options_(options),
+      parts_(std::move(parts)),
+      everyone_(first_numbers(replicas.size())),
+      passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
+      buckets_(options.bucket_bytes),
+      present_(everyone_) {}
+
+void Reducer::set_hook(Reduce hook) {
+  if (hooked()) throw base::UsageError("register_comm_hook() is called once");
+  hook_ = std::move(hook);
+}
+
+// Passes.
+
+void Reducer::begin_step(bool training, std::int64_t backwards) {
+  fail_unseen_backward();
+  count_call(training);
+  trains_ = c10::GradMode::is_enabled();
+  backwards_before_ = backwards;
+  passed_ = false;
+  in_step_ = true;
+}
+
+bool Reducer::passed(std::int64_t backwards) const { return passed_ || backwards != backwards_before_; }
+
+void Reducer::fail_step(const std::exception_ptr& error) {
+  in_step_ = false;
+  if (trains_) passes_.fail(error);
+}
+
+void Reducer::note_call(bool training) {
+  if (in_step_ || torch::autograd::get_current_graph_task_id() >= 0) return;
+  fail_unseen_backward();
+  count_call(training);
+}
+
+void Reducer::begin_backward() {
+  if (in_step_) passed_ = true;
+  met_ = false;
+}
+
+void Reducer::fail_backward(const std::exception_ptr& error) {
+  if (in_step_ || met_) return;
+  passed_ = awaiting_ = false;
+  passes_.fail(error);
+}
+
+bool Reducer::note_backward(bool accumulated) {
+  if (accumulated) passed_ = true;
+  return !in_step_ && !runtime::in_step() && !awaiting_.exchange(true);
+}
+
+void Reducer::end_backward() {
+  awaiting_ = false;
+  if (passed_) finish_pass();
+}
+
+void Reducer::finish_pass() {
+  passed_ = false;
+  met_ = true;
+  reduce_nth(meet(true));
+}
+
+void Reducer::count_call(bool training) {
+  if (training && c10::GradMode::is_enabled()) passes_.note_call();
+}
+
+void Reducer::fail_unseen_backward() {
+  passed_ = false;
+  if (!awaiting_.exchange(false)) return;
+  passes_.fail(std::make_exception_ptr(
+      base::Error("a backward outside of step functions failed, on this replica of the model")));
+}
+
+std::vector<int> Reducer::meet(bool trains) {
+  auto present = passes_.meet(trains);
+  if (!present.empty()) present_ = present;
+  if (throws_ && !present.empty() && present.size() < everyone_.size()) {
+    throw base::UsageError(base::str("join: replicas [", missing(everyone_, present),
+                                     "] have run out of data, and throw_on_early_termination is set"));
+  }
+  return present;
+}
+
+// Reductions.
+
+void Reducer::reduce_nth(const std::vector<int>& present) {
+  if (++done_ % options_.passes_per_reduction == 0) together([&] { reduce(present); });
+}
+
+void Reducer::reduce(const std::vector<int>& present) {
+  const auto parameters = parts_.parameters();
+  const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
+  const auto all = parts_.group(hooked() ? "reducing gradients" : "averaging gradients", passes_.patience());
+  const auto any = agree(parameters, buffers, *all);
+  const auto mean = mean_over(*all, static_cast<int>((by_everyone_ ? everyone_ : present).size()));
+  buckets_.reduce(parameters, any, hooked() ? hook_ : mean);  // no copy: a hook may be Python's
+  if (!buffers.empty()) {
+    broadcast(buffers, *parts_.group("broadcasting buffers", passes_.patience()), present.front());
+  }
+}
+
+void Reducer::together(const std::function<void()>& compute) {
+  try {
+    passes_.together(compute);
+  } catch (...) {
+    broke_off_ = true;
+    throw;
+  }
+}
+
+// Joins.
+
+void Reducer::begin_join(bool by_everyone, bool throws) {
+  by_everyone_ = by_everyone;
+  throws_ = throws;
+  present_ = everyone_;
+}
+
+void Reducer::fail_join(const std::exception_ptr& error) {
+  passes_.fail(error);  // this replica will not answer the others
+  by_everyone_ = true;
+  throws_ = false;
+}
+
+void Reducer::end_join() {
+  try {
+    for (auto present = meet(false); !present.empty(); present = meet(false)) shadow(present);
+  } catch (...) {
+    fail_join(std::current_exception());
+    throw;
+  }
+  by_everyone_ = true;
+  throws_ = false;
+  together([this] { take_over(present_.back()); });
+}
+
+void Reducer::shadow(const std::vector<int>& present) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // parameters and their gradients
+  for (auto& [name, parameter] : parts_.parameters()) {
+    kept.emplace_back(parameter, std::exchange(parameter.mutable_grad(), {}));
+  }
+  const auto put_back = [&] {
+    for (auto& [parameter, gradient] : kept) parameter.mutable_grad() = std::move(gradient);
+  };
+  try {
+    reduce_nth(present);
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+}
+
+void Reducer::take_over(int root) {
+  const auto parameters = parts_.parameters(), buffers = parts_.buffers();
+  const auto all = parts_.group("broadcasting buffers", passes_.patience());
+  agree(parameters, buffers, *all);
+  broadcast(parameters, *all, root);
+  broadcast(buffers, *all, root);
+}
+
+}  // namespace lamina::data_parallel

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/collective/process_group.h"
+#include "lamina/data_parallel/buckets.h"
+#include "lamina/data_parallel/named_tensor.h"
+#include "lamina/data_parallel/passes.h"
+
+// [Note: backward pass] A backward pass is one call of a step function in which a backward was called, or, outside step
+// functions, one outermost backward that reaches a parameter. All replicas meet in each ([Note: passes]). The gradients
+// are averaged after every n-th, until then they accumulate on each replica. The count goes on over the life of the
+// model.
+//
+// Of a step that fails it is not known whether it would have had a backward: it counts as a pass unless it was entered
+// without gradients. Outside step functions a backward that fails is one: at once where the model's own `backward` was
+// called, else when the model is called next, if it had reached the model.
+//
+// [Note: join] Replicas may run out of data at different times. In a join one that has left the loop meets the others
+// on, with no gradients of its own, until all have left.
+namespace lamina::data_parallel {
+
+struct ReducerOptions {
+  int passes_per_reduction = 1;  // see [Note: backward pass]
+  std::int64_t bucket_bytes = 25 << 20;
+  bool broadcast_buffers = true;  // those of the first replica that trains, after each reduction
+};
+
+// The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face
+// makes one with the model and tells it of calls and backwards. One thread at a time makes collective calls; what is
+// said of backwards may come from any.
+class Reducer {
+ public:
+  using Tensors = std::function<std::vector<NamedTensor>()>;
+  using Replicas = std::function<std::unique_ptr<collective::ProcessGroup>(const std::string& purpose, base::Patience)>;
+  // What of the model and of the job it works with.
+  struct Parts {
+    Tensors parameters,  // of this rank's part, as they are now,
+        buffers;         // in one order on all replicas
+    Replicas group;
+  };
+
+  Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
+          base::Patience patience, std::shared_ptr<value::Failures> failures, Parts parts);
+
+  // From now on `hook` makes of a bucket's gradients what they become. Throws base::UsageError the second time.
+  void set_hook(Reduce hook);
+  bool hooked() const { return hook_ != nullptr; }
+
+  // Around a step. `training`: the mode of the model; `backwards`: those that other ranks were asked for, so far.
+  void begin_step(bool training, std::int64_t backwards);
+  bool passed(std::int64_t backwards) const;  // a backward was called in this step so far
+  void end_step() { in_step_ = false; }
+  void fail_step(const std::exception_ptr& error);
+
+  // The model is called outside of steps.
+  void note_call(bool training);
+  // Around a backward of the model's own.
+  void begin_backward();
+  void fail_backward(const std::exception_ptr& error);
+  // A backward has reached the model's output, or, `accumulated`, a gradient of a parameter. True where the face is to
+  // have the end of this backward call end_backward().
+  bool note_backward(bool accumulated);
+
+  // Collective over the replicas: the end of a backward outside of steps, and that of any pass. Throw what a replica
+  // has failed with.
+  void end_backward();
+  void finish_pass();
+
+  // Around a loop that joins: see [Note: join]. `by_everyone`: sums are divided by the number of all replicas, not of
+  // those that train. `throws`: the first replica that leaves is an error of all. The end is collective.
+  void begin_join(bool by_everyone, bool throws);
+  void fail_join(const std::exception_ptr& error);
+  void end_join();
+
+  // An error of this replica has ended what all do together after they have met.
+  bool broke_off() const { return broke_off_; }
+
+ private:
+  std::vector<int> meet(bool trains);
+  void reduce_nth(const std::vector<int>& present);
+  void reduce(const std::vector<int>& present);
+  void shadow(const std::vector<int>& present);  // a reduction of others
+  void take_over(int root);                      // all that it has
+  void together(const std::function<void()>& compute);
+  void count_call(bool training);
+  void fail_unseen_backward();  // the one before this, if it did not end
+
+  const ReducerOptions options_;
+  const Parts parts_;
+  const std::vector<int> everyone_;
+  Passes passes_;
+  Buckets buckets_;
+  Reduce hook_;
+  bool by_everyone_ = true, throws_ = false;  // of a join
+  std::vector<int> present_;                  // those that trained in the latest pass that any trained in
+  std::int64_t done_ = 0;                     // passes
+  bool broke_off_ = false;
+  bool trains_ = false;  // the step was entered with gradients
+  std::int64_t backwards_before_ = 0;
+  std::atomic<bool> in_step_ = false;
+  std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
+  std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
+  std::atomic<bool> met_ = false;       // the replicas have met in this backward
+};
+
+}  // namespace lamina::data_parallel

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/reducer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include "lamina/base/error.h"
+#include "tests/data_parallel/replica_threads.h"
+#include "tests/messaging/mailboxes.h"
+
+namespace lamina::data_parallel {
+namespace {
+
+using namespace std::chrono_literals;
+
+at::Tensor full(double value) { return at::full({2}, value, at::kDouble); }
+
+// One replica's model of a weight and a buffer, and its reducer.
+struct Replica {
+  Replica(int index, ReplicaThreads& threads, messaging::Mailboxes& boxes, ReducerOptions options)
+      : index(index),
+        weight(full(0).set_requires_grad(true)),
+        mean(full(index)),
+        reducer(options, boxes[index], boxes.ranks(), {60s}, std::make_shared<value::Failures>(),
+                {[this] { return std::vector<NamedTensor>{{"weight", weight}}; },
+                 [this] { return std::vector<NamedTensor>{{"mean", mean}}; },
+                 [this, &threads](const std::string& purpose, const base::Patience&) {
+                   purposes.push_back(purpose);
+                   return threads.member(this->index);
+                 }}) {}
+
+  // A backward in a step that adds to the gradient.
+  void step(double gradient) {
+    reducer.begin_step(/*training=*/true, 0);
+    reducer.begin_backward();
+    add(gradient);
+    reducer.end_step();
+    reducer.finish_pass();
+  }
+  void add(double gradient) {
+    auto& all = weight.mutable_grad();
+    all = all.defined() ? all + gradient : full(gradient);
+  }
+  double gradient() const { return weight.grad()[0].item<double>(); }
+
+  int index;
+  at::Tensor weight, mean;
+  std::vector<std::string> purposes;
+  Reducer reducer;
+};
+
+void run(int size, const std::function<void(Replica&)>& replica, ReducerOptions options = {}) {
+  messaging::Mailboxes boxes(size);
+  ReplicaThreads threads(size);
+  const auto errors = boxes.run([&](int i) {
+    Replica mine(i, threads, boxes, options);
+    replica(mine);
+  });
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+std::exception_ptr error_of(const std::string& text) { return std::make_exception_ptr(std::invalid_argument(text)); }
+
+TEST(Reducer, APassAveragesGradientsAndGivesAllTheBuffersOfTheFirst) {
+  run(3, [](Replica& replica) {
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 1);
+    EXPECT_EQ(replica.mean[0].item<double>(), 0);
+    EXPECT_EQ(replica.purposes, (std::vector<std::string>{"averaging gradients", "broadcasting buffers"}));
+  });
+}
+
+TEST(Reducer, GradientsAccumulateUntilTheNthPass) {
+  const auto replica = [](Replica& replica) {
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), replica.index);
+    EXPECT_TRUE(replica.purposes.empty());
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 1);
+  };
+  run(2, replica, {.passes_per_reduction = 2});
+}
+
+TEST(Reducer, BuffersAreLeftAloneOnRequest) {
+  const auto replica = [](Replica& replica) {
+    replica.mean = at::zeros({1 + replica.index});
+    replica.step(1);
+    EXPECT_EQ(replica.gradient(), 1);
+  };
+  run(2, replica, {.broadcast_buffers = false});
+}
+
+TEST(Reducer, BuffersThatDifferAreAnErrorBeforeAnyGradientHasChanged) {
+  run(2, [](Replica& replica) {
+    replica.mean = at::zeros({1 + replica.index});
+    EXPECT_THROW(replica.step(replica.index), base::UsageError);
+    EXPECT_EQ(replica.gradient(), replica.index);
+    EXPECT_TRUE(replica.reducer.broke_off());
+  });
+}
+
+TEST(Reducer, AStepHasPassedWithABackwardHereOrOnAnotherRank) {
+  run(1, [](Replica& replica) {
+    replica.reducer.begin_step(true, 5);
+    EXPECT_FALSE(replica.reducer.passed(5));
+    EXPECT_TRUE(replica.reducer.passed(6));
+    replica.reducer.begin_backward();
+    EXPECT_TRUE(replica.reducer.passed(5));
+  });
+}
+
+TEST(Reducer, AStepThatFailsEndsThePassOnAllUnlessItHadNoGradients) {
+  run(2, [](Replica& replica) {
+    if (replica.index == 0) {
+      {
+        const c10::AutoGradMode evaluates(false);
+        replica.reducer.begin_step(false, 0);
+        replica.reducer.fail_step(error_of("nobody hears of it"));
+      }
+      replica.reducer.begin_step(true, 0);
+      replica.reducer.fail_step(error_of("bad batch"));
+    } else {
+      EXPECT_THROW(replica.step(1), value::RemoteFailure);
+      replica.add(-1);
+    }
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 0.5);
+  });
+}
+
+TEST(Reducer, ABackwardOutsideOfStepsIsAPassAtItsEnd) {
+  run(2, [](Replica& replica) {
+    auto& reducer = replica.reducer;
+    reducer.note_call(true);
+    EXPECT_TRUE(reducer.note_backward(/*accumulated=*/false));
+    EXPECT_FALSE(reducer.note_backward(true)) << "its end is awaited";
+    replica.add(replica.index);
+    reducer.end_backward();
+    EXPECT_EQ(replica.gradient(), 0.5);
+  });
+}
+
+TEST(Reducer, ABackwardThatReachesNoParameterIsNone) {
+  run(2, [](Replica& replica) {
+    if (replica.index == 0 && replica.reducer.note_backward(false)) replica.reducer.end_backward();
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 0.5);
+  });
+}
+
+TEST(Reducer, ABackwardWhoseEndNeverCameIsToldWhenTheModelIsCalledNext) {
+  run(2, [](Replica& replica) {
+    auto& reducer = replica.reducer;
+    reducer.note_call(true);
+    if (replica.index == 0) {
+      reducer.note_backward(true);
+      reducer.note_call(true);
+    } else {
+      EXPECT_THROW(replica.step(1), value::RemoteFailure);
+      replica.add(-1);
+    }
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 0.5);
+  });
+}
+
+TEST(Reducer, AFailureOfTheModelsOwnBackwardIsToldOnceAndNotAfterItsPass) {
+  run(2, [](Replica& replica) {
+    auto& reducer = replica.reducer;
+    reducer.begin_backward();
+    if (replica.index == 0) {
+      reducer.note_backward(true);
+      reducer.fail_backward(error_of("no end"));
+    } else {
+      EXPECT_THROW(replica.step(1), value::RemoteFailure);
+      replica.add(-1);
+    }
+    replica.step(replica.index);
+    reducer.fail_backward(error_of("what the pass itself threw"));
+    replica.step(0);
+    EXPECT_EQ(replica.gradient(), 0.5);
+  });
+}
+
+TEST(Reducer, WhoHasLeftAJoinTakesPartWithoutGradientsAndKeepsItsOwn) {
+  for (const bool by_everyone : {true, false}) {
+    run(2, [&](Replica& replica) {
+      replica.reducer.begin_join(by_everyone, /*throws=*/false);
+      replica.step(1);
+      if (replica.index == 1) {
+        replica.weight.mutable_grad() = at::Tensor();
+        replica.step(4);
+        EXPECT_EQ(replica.gradient(), by_everyone ? 2 : 4);
+        replica.mean = full(7);
+        const c10::AutoGradMode no_grad(false);
+        replica.weight.add_(3);
+      }
+      replica.reducer.end_join();
+      EXPECT_EQ(replica.gradient(), replica.index == 0 ? 1 : by_everyone ? 2 : 4) << "of its own latest pass";
+      EXPECT_EQ(replica.mean[0].item<double>(), 7) << "all get what the one has that trained longest";
+      EXPECT_EQ(replica.weight[0].item<double>(), 3);
+    });
+  }
+}
+
+TEST(Reducer, TheFirstToLeaveAJoinMayBeAnErrorOfAll) {
+  run(2, [](Replica& replica) {
+    replica.reducer.begin_join(true, /*throws=*/true);
+    try {
+      if (replica.index == 1) replica.step(1);
+      replica.reducer.end_join();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const base::UsageError& error) {
+      EXPECT_TRUE(std::string(error.what()).starts_with("join: replicas [0] have run out of data")) << error.what();
+    }
+  });
+}
+
+TEST(Reducer, AHookTakesThePlaceOfTheMeanOnce) {
+  run(2, [](Replica& replica) {
+    replica.reducer.set_hook([](const GradientBucket& bucket) { return bucket.gradients * 10; });
+    EXPECT_THROW(replica.reducer.set_hook([](const auto& bucket) { return bucket.gradients; }), base::UsageError);
+    replica.step(1 + replica.index);
+    EXPECT_EQ(replica.gradient(), 10 * (1 + replica.index));
+    EXPECT_EQ(replica.purposes.front(), "reducing gradients");
+  });
+}
+
+}  // namespace
+}  // namespace lamina::data_parallel
