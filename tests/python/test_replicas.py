@@ -2,8 +2,10 @@
 """`ddp` with a world of one, and what is refused before anything starts."""
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -56,6 +58,23 @@ def test_it_trains_as_without(with_ddp):
     plain(X).sum().backward()
     model(X).sum().backward()
     assert torch.equal(module.weight.grad, plain.weight.grad)
+
+
+def test_a_model_whose_hook_knows_it_goes_with_its_job(with_ddp):
+    model = lamina.DistributedModel(nn.Linear(4, 1))
+
+    def hook(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer() * len(list(model.parameters())))
+        return done
+
+    model.register_comm_hook(None, hook)
+    model(X).sum().backward()
+    gone = weakref.ref(model.module)
+    lamina.shutdown()
+    model = hook = None
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("kind", [2.0, float("inf")])
