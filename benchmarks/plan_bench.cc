@@ -45,7 +45,7 @@ ModuleTree random_tree(std::mt19937& random, int size, bool flat) {
 }
 
 double step_of(const ModuleTree& tree, const lamina::plan::Assignment& owners, const Goal& goal) {
-  return predict(find_route(tree), owners, goal).step_us;
+  return step_us(predict(find_route(tree), owners, goal).shape, goal);
 }
 
 double best_step(const ModuleTree& tree, const Goal& goal) {
@@ -54,7 +54,7 @@ double best_step(const ModuleTree& tree, const Goal& goal) {
   double best = std::numeric_limits<double>::infinity();
   std::vector<int> owners = task.on_one_rank();
   for (std::size_t at = 0; at < task.movable.size();) {
-    best = std::min(best, predict(task.route, task.items.spread(owners), goal).step_us);
+    best = std::min(best, step_us(predict(task.route, task.items.spread(owners), goal).shape, goal));
     for (at = 0; at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions; ++at) {
       owners[task.movable[at]] = 0;
     }

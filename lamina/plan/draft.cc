@@ -26,9 +26,7 @@ Draft::Draft(const Task& task)
     : task_(&task),
       owners_(task.items.size(), kNobody),
       loads_(task.goal.partitions),
-      before_us_(task.goal.partitions),
-      of_ranks_us_(task.goal.partitions),
-      unowned_(task.items.size()) {}
+      of_ranks_us_(task.goal.partitions) {}
 
 Draft::Draft(const Task& task, const std::vector<int>& owners) : Draft(task) {
   for (int item = 0; item < task.items.size(); ++item) move(item, owners[item]);
@@ -55,59 +53,48 @@ void Draft::move(int item, int rank) {
       for (int rank : {rank_at(gap - 1), rank_at(gap)}) of_ranks_us_[rank] += sign * task_->of_ranks_us[gap];
     }
   };
-  const auto locate = [&](int rank) {
-    before_us_[rank] = before(loads_[rank].time_us(), loads_[rank].moment, task_->total.time_us());
-  };
-  if (const int owner = owners_[item]; owner != kNobody) {
+  if (owners_[item] != kNobody) {
     count(-1);
-    loads_[owner] -= task_->weights[item];
-    locate(owner);
-    ++unowned_;
+    loads_[owners_[item]] -= task_->weights[item];
   }
   owners_[item] = rank;
   if (rank == kNobody) return;
-  --unowned_;
   loads_[rank] += task_->weights[item];
-  locate(rank);
   count(1);
 }
 
-// Where a microbatch comes first may be earlier while somebody owns nothing.
-RankTime Draft::time_of(int rank) const {
-  return {loads_[rank].forward_us, loads_[rank].backward_us, unowned_ > 0 ? 0 : before_us_[rank]};
+StepShape Draft::shape() const {
+  StepShape shape = shape_of_work();
+  shape.path_forward_us += messages_us_;
+  shape.path_backward_us += messages_us_;
+  for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
+    const double each = of_ranks_us_[rank];
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, loads_[rank].forward_us + each);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, loads_[rank].backward_us + each);
+    shape.heaviest_us = std::max(shape.heaviest_us, loads_[rank].time_us() + 2 * each);
+  }
+  return shape;
 }
 
-// None is shorter than that of ranks which are alike: of all ranks, the longest is no shorter than their mean.
-Draft::Steps Draft::steps() const {
-  const Weight& total = task_->total;
-  StepTime compute(task_->goal, total.forward_us, total.backward_us, 0);
-  StepTime step(task_->goal, total.forward_us, total.backward_us, messages_us_);
-  for (int rank = 0; rank < task_->goal.partitions; ++rank) {
-    RankTime time = time_of(rank);
-    compute.add(time);
-    time.forward_us += of_ranks_us_[rank];
-    time.backward_us += of_ranks_us_[rank];
-    step.add(time);
-  }
+StepShape Draft::shape_of_work() const {
+  StepShape shape;
+  shape.path_forward_us = task_->total.forward_us;
+  shape.path_backward_us = task_->total.backward_us;
   const auto ranks = static_cast<double>(loads_.size());
-  const RankTime mean{total.forward_us / ranks, total.backward_us / ranks, total.time_us() * (ranks - 1) / (2 * ranks)};
-  compute.add(mean);
-  step.add(mean);
-  return {step.us(), compute.us()};
-}
-
-int Draft::slowest() const {
-  const StepTime step(task_->goal, task_->total.forward_us, task_->total.backward_us, 0);
-  int slowest = 0;
-  for (int rank = 1; rank < task_->goal.partitions; ++rank) {
-    if (step.of(time_of(rank)) > step.of(time_of(slowest))) slowest = rank;
+  shape.heaviest_forward_us = task_->total.forward_us / ranks;
+  shape.heaviest_backward_us = task_->total.backward_us / ranks;
+  shape.heaviest_us = shape.heaviest_forward_us + shape.heaviest_backward_us;
+  for (const Weight& load : loads_) {
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, load.forward_us);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, load.backward_us);
+    shape.heaviest_us = std::max(shape.heaviest_us, load.time_us());
   }
-  return slowest;
+  return shape;
 }
 
 Score Draft::score(const Bounds& bounds) const {
   const Goal& goal = task_->goal;
-  const auto [step, compute] = steps();
+  const double step = step_us();
   std::int64_t fullest = task_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
   double heaviest_cost = task_->total.cost / static_cast<double>(loads_.size());
   Score score;
@@ -120,7 +107,7 @@ Score Draft::score(const Bounds& bounds) const {
   score.crossings = std::max(0, crossings_ - goal.partitions + 1);
   score.cost_excess = std::max(0.0, heaviest_cost / bounds.heaviest_cost - 1);
   score.step_excess = std::max(0.0, step / bounds.step_us - 1);
-  score.compute_excess = std::max(0.0, compute / bounds.compute_us - 1);
+  score.compute_excess = std::max(0.0, compute_us() / bounds.compute_us - 1);
   const double serial = goal.microbatches * task_->total.time_us();
   const double w = goal.memory_weight;
   score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(task_->total.memory_bytes)) +

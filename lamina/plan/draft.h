@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "lamina/plan/step_time.h"
+#include "lamina/plan/prediction.h"
 #include "lamina/plan/task.h"
 
 namespace lamina::plan {
@@ -44,29 +44,21 @@ class Draft {
   void move(int item, int rank);
   // While somebody owns nothing it is a lower bound of every completion's.
   Score score(const Bounds& bounds) const;
-  double step_us() const { return steps().us; }
-  double compute_us() const { return steps().compute_us; }  // the step with free messages
-  int slowest() const;                                      // the rank that takes longest of that, interleaved
+  double step_us() const { return plan::step_us(shape(), task_->goal); }
+  double compute_us() const { return plan::step_us(shape_of_work(), task_->goal); }  // the step with free messages
   int rank_at(int point) const;  // of the route; before the first and after the last it is the leading rank
 
  private:
-  struct Steps {
-    double us = 0;
-    double compute_us = 0;
-  };
-
-  Steps steps() const;
-  RankTime time_of(int rank) const;  // without messages
+  StepShape shape() const;
+  StepShape shape_of_work() const;
   bool crosses(int gap) const;
 
   const Task* task_;
   std::vector<int> owners_;
   std::vector<Weight> loads_;
-  std::vector<double> before_us_;    // per rank: see RankTime
   std::vector<double> of_ranks_us_;  // per rank: what messages of a forward take of it
   double messages_us_ = 0;           // of a forward
   int messages_ = 0;
-  int unowned_ = 0;
   int crossings_ = 0;  // within a chain
 };
 

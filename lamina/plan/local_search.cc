@@ -37,12 +37,10 @@ class LocalSearch {
     const auto& loads = draft_.loads();
     std::vector<bool> is(loads.size());
     const auto mark = [&](auto weight) { is[std::ranges::max_element(loads, {}, weight) - loads.begin()] = true; };
+    mark(&Weight::time_us);
     if (task_.goal.simple()) {
-      mark(&Weight::time_us);
       mark(&Weight::forward_us);
       mark(&Weight::backward_us);
-    } else {
-      is[draft_.slowest()] = true;
     }
     mark(&Weight::memory_bytes);
     for (std::size_t rank = 0; rank < loads.size(); ++rank) {

@@ -14,8 +14,4 @@ std::vector<std::int64_t> mixed_costs(const Task& task, double memory_weight);
 // Owners of items: contiguous in the order of the route, with the largest of these costs as small as possible.
 std::vector<int> cut_route(const Task& task, double memory_weight);
 
-// Contiguous as well, with the interleaved step as short as possible where messages are free: see [Note: predicted
-// step].
-std::vector<int> cut_for_step(const Task& task);
-
 }  // namespace lamina::plan

@@ -6,20 +6,32 @@
 #include <map>
 
 #include "lamina/plan/sharing.h"
-#include "lamina/plan/step_time.h"
 #include "lamina/schedule/simulation.h"
 
 namespace lamina::plan {
 
+double step_us(const StepShape& shape, const Goal& goal) {
+  const int window = std::max(goal.window(), 1);
+  const int rounds = (goal.microbatches + window - 1) / window;
+  const auto pass = [&](double path, double heaviest, int passes) {
+    return std::max(path + (goal.microbatches - 1) * heaviest, passes * path);
+  };
+  if (goal.simple()) {
+    return pass(shape.path_forward_us, shape.heaviest_forward_us, rounds) +
+           pass(shape.path_backward_us, shape.heaviest_backward_us, 1);
+  }
+  return pass(shape.path_forward_us + shape.path_backward_us, shape.heaviest_us, rounds);
+}
+
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal) {
-  Prediction result{std::vector<RankLoad>(goal.partitions)};
-  double forward_us = 0, backward_us = 0, messages_us = 0;
-  std::vector<double> moments(goal.partitions);
+  Prediction result{std::vector<RankLoad>(goal.partitions), {}};
+  StepShape& shape = result.shape;
   std::size_t at = 0;  // the leading rank
   std::int64_t value_bytes = 0;
   const auto go_to = [&](std::size_t rank) {
     if (rank == at) return;
-    messages_us += goal.link.time_us(value_bytes);
+    shape.path_forward_us += goal.link.time_us(value_bytes);
+    shape.path_backward_us += goal.link.time_us(value_bytes);
     for (const std::size_t each : {at, rank}) result.ranks[each].messages_us += goal.link.rank_time_us(value_bytes);
     result.ranks[at].out_bytes += value_bytes;
     at = rank;
@@ -27,21 +39,18 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
   for (const Point& point : route.points) {
     const auto rank = static_cast<std::size_t>(owners[point.node].value);
     go_to(rank);
-    moments[rank] += moment(point.forward_us + point.backward_us, forward_us + backward_us);
     result.ranks[rank].forward_us += point.forward_us;
     result.ranks[rank].backward_us += point.backward_us;
-    forward_us += point.forward_us;
-    backward_us += point.backward_us;
+    shape.path_forward_us += point.forward_us;
+    shape.path_backward_us += point.backward_us;
     value_bytes = point.value_bytes;
   }
   go_to(0);
-  StepTime step(goal, forward_us, backward_us, messages_us);
-  for (int i = 0; i < goal.partitions; ++i) {
-    const RankLoad& rank = result.ranks[i];
-    step.add({rank.forward_us + rank.messages_us, rank.backward_us + rank.messages_us,
-              before(rank.forward_us + rank.backward_us, moments[i], forward_us + backward_us)});
+  for (const RankLoad& rank : result.ranks) {
+    shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, rank.forward_us + rank.messages_us);
+    shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, rank.backward_us + rank.messages_us);
+    shape.heaviest_us = std::max(shape.heaviest_us, rank.time_us());
   }
-  result.step_us = step.us();
   return result;
 }
 

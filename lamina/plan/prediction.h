@@ -10,6 +10,21 @@
 
 namespace lamina::plan {
 
+// What a step consists of, per microbatch: all work and messages one after the other, and the heaviest rank's work.
+struct StepShape {
+  double path_forward_us = 0;
+  double path_backward_us = 0;
+  double heaviest_forward_us = 0;  // of the rank with most forward, and so on
+  double heaviest_backward_us = 0;
+  double heaviest_us = 0;
+};
+
+// [Note: predicted step] The first microbatch takes the whole path, and after it one ends whenever the heaviest rank
+// has done its part. With fewer in flight than there are, one begins only when an earlier one has ended: as many whole
+// paths follow each other. `simple` does this for forwards and for backwards apart. schedule/simulation.h runs the
+// schedule itself; tests/plan compares the two.
+double step_us(const StepShape& shape, const Goal& goal);
+
 // What one rank does per microbatch.
 struct RankLoad {
   double forward_us = 0;
@@ -22,7 +37,7 @@ struct RankLoad {
 
 struct Prediction {
   std::vector<RankLoad> ranks;
-  double step_us = 0;  // see [Note: predicted step]
+  StepShape shape;
 };
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);

@@ -56,7 +56,6 @@ class StepPlan {
   std::vector<std::vector<int>> starts_of(const std::vector<int>& baseline) const {
     std::vector<std::vector<int>> result;
     for (double weight : {task_.goal.memory_weight, 0.0, 1.0}) result.push_back(cut_route(task_, weight));
-    if (task_.chain_end > 0 && !task_.goal.simple()) result.push_back(cut_for_step(task_));
     result.push_back(baseline);
     result.push_back(owners_);
     return result;

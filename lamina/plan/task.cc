@@ -5,7 +5,6 @@
 
 #include "lamina/plan/prediction.h"
 #include "lamina/plan/sharing.h"
-#include "lamina/plan/step_time.h"
 
 namespace lamina::plan {
 
@@ -14,7 +13,6 @@ Weight& Weight::operator+=(const Weight& other) {
   backward_us += other.backward_us;
   memory_bytes += other.memory_bytes;
   cost += other.cost;
-  moment += other.moment;
   return *this;
 }
 
@@ -23,7 +21,6 @@ Weight& Weight::operator-=(const Weight& other) {
   backward_us -= other.backward_us;
   memory_bytes -= other.memory_bytes;
   cost -= other.cost;
-  moment -= other.moment;
   return *this;
 }
 
@@ -45,7 +42,6 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
   }
   message_us.push_back(goal.link.time_us(0));
   of_ranks_us.push_back(goal.link.rank_time_us(0));
-  double before_us = 0;
   for (const Point& point : route.points) {
     const int item = items.of[point.node];
     const int gap = static_cast<int>(item_at.size());
@@ -55,10 +51,7 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
     item_at.push_back(item);
     message_us.push_back(goal.link.time_us(point.value_bytes));
     of_ranks_us.push_back(goal.link.rank_time_us(point.value_bytes));
-    Weight work{.forward_us = point.forward_us, .backward_us = point.backward_us};
-    work.moment = moment(work.time_us(), before_us);
-    before_us += work.time_us();
-    weights[item] += work;
+    weights[item] += {point.forward_us, point.backward_us, 0};
   }
   for (int item = 0; item < items.size(); ++item) {
     const bool holds = parameter_bytes_[item] + activation_bytes_[item] > 0;

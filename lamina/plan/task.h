@@ -17,8 +17,7 @@ struct Weight {
   double forward_us = 0;
   double backward_us = 0;
   std::int64_t memory_bytes = 0;
-  double cost = 0;    // the part of the whole's memory and of its time, as the goal weighs them
-  double moment = 0;  // each work times the place of its middle on the way: see RankTime
+  double cost = 0;  // the part of the whole's memory and of its time, as the goal weighs them
 
   double time_us() const { return forward_us + backward_us; }
   Weight& operator+=(const Weight& other);

@@ -26,7 +26,7 @@ std::unique_ptr<Planner> any_planner() {
 }
 
 double step_of(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
-  return predict(find_route(tree), owners, goal).step_us;
+  return step_us(predict(find_route(tree), owners, goal).shape, goal);
 }
 
 // Whether memory is evened out on the ranks before the step is made short: see Planner.

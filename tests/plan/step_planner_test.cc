@@ -39,21 +39,6 @@ TEST(StepPlanner, CutsWhereTheMessageIsSmallWhenMessagesTakeTime) {
   EXPECT_EQ(line(builder.tree, goal), "Partition assignments: {0: [model (itself), 0-3], 1: [4-5]}");
 }
 
-// A placement by hand makes it no chain, whose parts are even.
-TEST(StepPlanner, GivesTheLeadingRankMoreToDoWhereThatMakesTheStepShorter) {
-  TreeBuilder builder;
-  for (int i = 0; i < 16; ++i) {
-    Node& node = builder.tree[builder.add(0, std::to_string(i), 100)];
-    node.forward_us = 10;
-    node.backward_us = 20;
-  }
-  builder.tree.back().placed_at = base::Partition(1);
-  Goal goal = over(2);
-  goal.microbatches = 4;
-  goal.memory_weight = 0;
-  EXPECT_EQ(line(builder.tree, goal), "Partition assignments: {0: [model (itself), 0-8], 1: [9-15]}");
-}
-
 TEST(StepPlanner, WeighsMemoryAgainstTime) {
   TreeBuilder builder;
   const auto add = [&](const char* name, std::int64_t bytes, double forward_us) {
