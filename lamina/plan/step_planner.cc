@@ -14,6 +14,7 @@ namespace {
 constexpr int kLocalDrafts = 40'000;
 constexpr int kExactDrafts = 200'000;
 constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
+constexpr int kSpare = 64;             // so many partitions more than there are items, nothing better is found
 constexpr std::size_t kFewItems = 24;  // of more, so many drafts are too small a part
 
 // [Note: monotonic] A plan for k partitions is the best of what can be found for k, and of the plan for k - 1: so more
@@ -25,9 +26,13 @@ class StepPlan {
 
   Assignment run() {
     const int wanted = task_.goal.partitions;
+    const int useful = static_cast<int>(task_.movable.size()) + kSpare;
     for (int partitions = task_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
+      const bool searched = task_.by_hand || partitions <= useful;
+      if (!searched) partitions = wanted;
       task_.set_partitions(partitions);
-      extend();
+      // The same plan over more ranks is no slower, but more microbatches are in flight, which take memory.
+      if (searched || Draft(task_, owners_).score({}).overflow_bytes > 0) extend();
     }
     require_memory(tree_, task_.nodes(owners_), task_.goal);
     return task_.nodes(owners_);

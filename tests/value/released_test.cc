@@ -78,10 +78,21 @@ TEST(Released, SaysWhereItIs) {
   EXPECT_EQ(where_released(at::Tensor()), "");
 }
 
-TEST(Released, TwiceKeepsTheFirstReason) {
+TEST(Released, TwiceTakesTheLaterReason) {
   auto tensor = released();
   release(tensor, "another");
-  EXPECT_NE(refusal([&] { tensor.add(1); }).find(kWhy), std::string::npos);
+  EXPECT_NE(refusal([&] { tensor.add(1); }).find("another"), std::string::npos);
+}
+
+TEST(Released, MemoryIsKeptForOthersOrFreedThoughTheyAreAlive) {
+  for (const Memory memory : {Memory::kKept, Memory::kFreed}) {
+    auto tensor = at::ones({2, 3});
+    const at::Tensor view = tensor.t();
+    release(tensor, kWhy, {}, memory);
+    const auto text = refusal([&] { view.sum(); });
+    EXPECT_EQ(text.find(kWhy) != std::string::npos, memory == Memory::kFreed) << text;
+    if (memory == Memory::kKept) EXPECT_EQ(view.sum().item<double>(), 6);
+  }
 }
 
 TEST(Released, GivenAValueAgainItIsAnOrdinaryTensor) {
