@@ -35,12 +35,13 @@ class DesyncError : public UsageError {
   using UsageError::UsageError;
 };
 
-// A rank that is lost, and why, as a clause: "its process ended".
+// A rank that is lost.
 struct Loss {
   Rank rank;
-  std::string cause;
+  std::string cause;    // a clause: "its process ended"
+  std::string details;  // what else is known of it, after a comma or semicolon; "" for nothing
 
-  std::string text() const { return "rank " + std::to_string(rank.value) + " is lost: " + cause; }
+  std::string text() const { return "rank " + std::to_string(rank.value) + " is lost: " + cause + details; }
 };
 
 // The cause of a loss by Ctrl-C on that rank.

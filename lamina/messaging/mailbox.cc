@@ -110,8 +110,7 @@ value::Value Mailbox::await(base::Rank from, const std::string& channel, const b
   const auto ready = [&] {
     if (boxes_.contains(key)) return true;
     if (const auto lost = lost_.find(from); lost != lost_.end()) {
-      const base::Loss loss{from, lost->second};
-      throw base::PeerError(base::str(loss.text(), "; ", what(), " will not come"), loss);
+      throw base::PeerError(base::str(lost->second.text(), "; ", what(), " will not come"), lost->second);
     }
     return false;
   };
@@ -135,8 +134,7 @@ void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, con
     for (const auto rank : from) {
       const auto lost = lost_.find(rank);
       if (lost == lost_.end()) continue;
-      const base::Loss loss{rank, lost->second};
-      throw base::PeerError(base::str(what({}), ": ", loss.text()), loss);
+      throw base::PeerError(base::str(what({}), ": ", lost->second.text()), lost->second);
     }
     return from.empty();
   };
@@ -220,7 +218,7 @@ std::optional<base::Loss> Mailbox::loss(std::span<const base::Rank> members, std
   arrived_.wait_for(lock, within, [&] {
     for (auto rank : members) {
       const auto lost = lost_.find(rank);
-      if (lost != lost_.end()) loss = base::Loss{rank, lost->second};
+      if (lost != lost_.end()) loss = lost->second;
     }
     return loss.has_value();
   });
@@ -240,11 +238,11 @@ void Mailbox::deliver(transport::Message&& message) {
   arrived_.notify_all();
 }
 
-void Mailbox::lose(base::Rank rank, const std::string& why) {
+void Mailbox::lose(const base::Loss& loss) {
   {
     std::lock_guard guard(mutex_);
-    lost_.try_emplace(rank, why);
-    if (!first_loss_) first_loss_ = base::Loss{rank, why};
+    lost_.try_emplace(loss.rank, loss);
+    if (!first_loss_) first_loss_ = loss;
   }
   arrived_.notify_all();
 }

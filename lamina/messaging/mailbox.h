@@ -64,7 +64,7 @@ class Mailbox {
   // The same of the first rank that was lost, whichever it is: others may have left because of it.
   std::optional<base::Loss> first_loss();
 
-  void lose(base::Rank rank, const std::string& why);  // from the transport's thread
+  void lose(const base::Loss& loss);  // from the transport's thread
 
  private:
   using Key = std::pair<base::Rank, std::string>;
@@ -95,7 +95,7 @@ class Mailbox {
   Boxes boxes_;                                    // none is empty
   std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
   std::map<std::string, std::int64_t> exchanges_;  // how many of each group
-  std::map<base::Rank, std::string> lost_;
+  std::map<base::Rank, base::Loss> lost_;
   std::optional<base::Loss> first_loss_;
 };
 

@@ -409,7 +409,7 @@ bool Job::end(std::chrono::seconds patience) {
 
 // The others know of the lost rank what they asked of it, and what it asked of them.
 void Job::lose(base::Rank lost, const std::string& why) {
-  std::string known = why;
+  std::string known;
   if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
   if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
   const auto step = std::max(state_.latest().value, steps_here_.load() - 1);
@@ -423,11 +423,12 @@ void Job::lose(base::Rank lost, const std::string& why) {
   // Which may be the cause of this loss.
   if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
   if (!first_lost_) first_lost_ = lost;
-  mailbox_.lose(lost, known);
+  const base::Loss loss{lost, why, known};
+  mailbox_.lose(loss);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
   // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
   if (!leads() && lost != options_.pipeline.front()) return;
-  state_.lose(lost, known);
+  state_.lose(loss);
 }
 
 }  // namespace lamina::pipeline

@@ -228,8 +228,7 @@ base::Step StepState::latest() {
   return current_;
 }
 
-void StepState::lose(base::Rank rank, const std::string& why) {
-  const base::Loss loss{rank, why};
+void StepState::lose(const base::Loss& loss) {
   fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }
 

@@ -67,8 +67,8 @@ class StepState {
   void receive_end(transport::Message&& end);
 
   void fail(base::Step step, std::exception_ptr error);
-  void fail_for_good(std::exception_ptr error);        // this step and every later one
-  void lose(base::Rank rank, const std::string& why);  // a rank of the pipeline is gone: for good
+  void fail_for_good(std::exception_ptr error);  // this step and every later one
+  void lose(const base::Loss& loss);             // of a rank of the pipeline: for good
 
   std::exception_ptr error();
   bool failed_for_good();

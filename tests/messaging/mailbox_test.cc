@@ -41,10 +41,10 @@ TEST(Mailbox, ARankMaySendToItself) {
 TEST(Mailbox, KnowsWhichOfTheRanksAskedForIsLost) {
   Mailboxes boxes(3);
   const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};
-  boxes[0].lose(base::Rank(2), "its process ended");
+  boxes[0].lose({base::Rank(2), "its process ended", ""});
   EXPECT_FALSE(boxes[0].loss(pair, {}));
   EXPECT_EQ(boxes[0].loss(boxes.ranks(), {})->text(), "rank 2 is lost: its process ended");
-  boxes[0].lose(base::Rank(1), "it called shutdown");
+  boxes[0].lose({base::Rank(1), "it called shutdown", ""});
   EXPECT_EQ(boxes[0].first_loss()->text(), "rank 2 is lost: its process ended");
   EXPECT_FALSE(boxes[1].first_loss());
 }
@@ -53,7 +53,7 @@ TEST(Mailbox, WaitsForALossNoLongerThanUntilItIsKnown) {
   Mailboxes boxes(2);
   expect_none(boxes.run([&](int rank) {
     if (rank == 1) {
-      boxes[0].lose(base::Rank(1), "its process ended");
+      boxes[0].lose({base::Rank(1), "its process ended", ""});
     } else {
       EXPECT_EQ(boxes[0].loss(boxes.ranks(), std::chrono::hours(1))->text(), "rank 1 is lost: its process ended");
     }

@@ -24,7 +24,7 @@ class Mailboxes {
       Mailbox& box = *boxes_.back();
       transports_.back()->start(
           {[&handlers = *handlers_.back()](transport::Message message) { handlers.receive(std::move(message)); },
-           [&box](base::Rank lost, const std::string& why) { box.lose(lost, why); }});
+           [&box](base::Rank lost, const std::string& why) { box.lose({lost, why, ""}); }});
     }
   }
   ~Mailboxes() {

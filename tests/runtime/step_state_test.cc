@@ -180,7 +180,7 @@ TEST_F(Step, AnEndThatCameEarlyIsFoundAndALateOneDropped) {
 
 TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
   state_.begin(kNothing);
-  state_.lose(base::Rank(7), "its process ended");
+  state_.lose({base::Rank(7), "its process ended", ""});
   EXPECT_NE(end().find("rank 7 is lost: its process ended"), std::string::npos);
   state_.begin(kNothing);
   EXPECT_NE(end().find("is lost"), std::string::npos);
@@ -211,7 +211,7 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   state_.begin(kNothing);
   state_.receive_end(end_of_step(0));
   state_.receive_end(end_of_step(1));  // of the next step, which nothing of this rank is needed for
-  state_.lose(base::Rank(0), "it called shutdown");
+  state_.lose({base::Rank(0), "it called shutdown", ""});
   EXPECT_TRUE(state_.wait_end(kPatience, base::Rank(0), [] { return false; }).has_value());
   EXPECT_EQ(end(), "");
   state_.begin(kNothing);
@@ -223,7 +223,7 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
 TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
   state_.begin(kNothing);
   EXPECT_FALSE(state_.wait_end(kPatience, base::Rank(0), [] { return true; }).has_value());
-  state_.lose(base::Rank(1), "it called shutdown");
+  state_.lose({base::Rank(1), "it called shutdown", ""});
   EXPECT_EQ(end(), "");
   state_.begin(kNothing);
   EXPECT_NE(end().find("is lost"), std::string::npos);

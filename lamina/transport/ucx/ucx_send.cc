@@ -21,7 +21,7 @@ UcxTransport::Lock UcxTransport::enter() {
 
 void UcxTransport::refuse_if_lost(base::Rank to) const {
   if (closing_) throw base::UsageError("the transport is closed");
-  const base::Loss loss{to, peers_[to.value].why};
+  const base::Loss loss{to, peers_[to.value].why, ""};
   if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
