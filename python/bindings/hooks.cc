@@ -24,7 +24,7 @@ void raise_as(const char* name, const std::exception& error) {
 void raise_peer_error(const base::PeerError& error) {
   const py::object exception = py::object(hooks().errors["PeerError"])(error.what());
   if (error.loss()) {
-    exception.attr("rank") = error.loss()->rank.value;
+    exception.attr("lost_rank") = error.loss()->rank.value;
     exception.attr("cause") = error.loss()->cause;
   }
   PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());

@@ -24,11 +24,11 @@ class PeerError(Error, ConnectionError):
     """Another rank is gone: its process ended or its connection broke.
 
     Attributes:
-        rank: the world rank that is gone, -1 when unknown.
+        lost_rank: the world rank that is gone, -1 when unknown.
         cause: why, as a clause: "its process ended"; "" when unknown.
     """
 
-    rank: int = -1
+    lost_rank: int = -1
     cause: str = ""
 
 

@@ -43,7 +43,7 @@ def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, pl
     death = read(launcher, f"death.{victim}")["at"]
     for rank in set(range(size)) - {victim}:
         error = read(launcher, f"error.{rank}")
-        assert f"rank {victim} is lost" in error["text"] and f"[rank {victim}: its process ended]" in error["text"]
+        assert f"rank {victim} is lost" in error["text"]
         assert error["at"] - death < 2.0, "the loss is known within 2 s"
         assert ranks[rank].returncode == 1
         assert f"rank {victim} is lost" in outputs[rank], outputs[rank]

@@ -68,5 +68,5 @@ if __name__ == "__main__":
     try:
         main()
     except lamina.PeerError as error:
-        note("error", f"{error} [rank {error.rank}: {error.cause}]")
+        note("error", str(error))
         raise

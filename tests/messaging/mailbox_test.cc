@@ -108,6 +108,9 @@ TEST(LostRank, WhatItSentIsReceivedAndThenAPeerErrorNamesIt) {
   } catch (const base::PeerError& error) {
     EXPECT_NE(std::string(error.what()).find("rank 1 is lost"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("\"x\""), std::string::npos) << error.what();
+    ASSERT_TRUE(error.loss());
+    EXPECT_EQ(error.loss()->rank, base::Rank(1));
+    EXPECT_EQ(error.loss()->cause, "its process ended");
   }
 }
 

@@ -137,7 +137,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 def interrupted_rank(error: BaseException | None) -> int | None:
     """The other rank whose Ctrl-C caused this error: it came from there, or that rank was lost by it."""
     if isinstance(error, PeerError):
-        return error.rank if error.cause == _lamina.INTERRUPTED else None
+        return error.lost_rank if error.cause == _lamina.INTERRUPTED else None
     failure = getattr(error, "_failure", None)
     is_foreign = isinstance(error, RemoteError) and failure is not None and failure.type == "KeyboardInterrupt"
     return error.rank if is_foreign else None
