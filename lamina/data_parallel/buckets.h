@@ -22,7 +22,7 @@ struct GradientBucket {
   at::Tensor gradients;  // 1-D: one after the other; zero where there is none
 };
 
-// What takes the place of a bucket's gradients: of their size and type.
+// Makes what takes the place of a bucket's gradients, of their size and type.
 using Reduce = std::function<at::Tensor(const GradientBucket&)>;
 
 // The sum over the replicas, divided by `divisor`.

@@ -20,7 +20,7 @@
 // are averaged after every n-th, until then they accumulate on each replica. The count goes on over the life of the
 // model.
 //
-// Of a step that fails it is not known whether it would have had a backward: it counts as a pass unless it was entered
+// It is not known of a step that fails whether it would have had a backward: it counts as a pass unless it was entered
 // without gradients. Outside step functions a backward that fails is one: at once where the model's own `backward` was
 // called, else when the model is called next, if it had reached the model.
 //
@@ -41,7 +41,7 @@ class Reducer {
  public:
   using Tensors = std::function<std::vector<NamedTensor>()>;
   using Replicas = std::function<std::unique_ptr<collective::ProcessGroup>(const std::string& purpose, base::Patience)>;
-  // What of the model and of the job it works with.
+  // Parts of the model and of the job that it works with.
   struct Parts {
     Tensors parameters,  // of this rank's part, as they are now,
         buffers;         // in one order on all replicas

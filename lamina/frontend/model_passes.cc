@@ -6,7 +6,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 
-// What a model tells its reducer; see [Note: backward pass] in data_parallel/reducer.h.
+// News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.
 namespace lamina::frontend {
 
 using topology::Group;

@@ -9,7 +9,7 @@
 
 namespace lamina::model {
 
-// What a rank says to all others when the model is cut.
+// The words of a rank to all others when the model is cut.
 struct Statement {
   std::string description;  // of its model: a line for each module and tensor; equal texts, equal models
   std::string error;        // of the plan; "" for none. Of the first rank alone

@@ -14,8 +14,12 @@ std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measu
   const at::NoGradGuard no_grad;
   const auto& all = table.all();
   std::vector<at::Tensor> of_rows(all.size()), others;
-  for (const auto& [of, measured] : given) {
-    const Parameter* row = table.find(of);
+  std::vector<at::Tensor> of;
+  for (const auto& [tensor, measured] : given) of.push_back(tensor);
+  const auto rows = table.find_with_gradients(of);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const Parameter* row = rows[i];
+    const at::Tensor& measured = given[i].second;
     if (!measured.defined() || (row != nullptr && !table.is_here(*row))) continue;
     auto norm = at::linalg_vector_norm(measured, norm_type);
     if (row == nullptr) {

@@ -78,13 +78,21 @@ std::vector<const Parameter*> ParameterTable::here() const {
 }
 
 const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
-  if (!tensor.defined()) return nullptr;
-  if (const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl()); found != by_tensor_.end()) {
-    return &all_[found->second];
+  const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
+  return found == by_tensor_.end() ? nullptr : &all_[found->second];
+}
+
+std::vector<const Parameter*> ParameterTable::find_with_gradients(std::span<const at::Tensor> tensors) const {
+  std::unordered_map<const void*, const Parameter*> by_gradient;
+  for (const auto& row : all_) {
+    if (row.tensor.grad().defined()) by_gradient[row.tensor.grad().unsafeGetTensorImpl()] = &row;
   }
-  const auto has_it = [&](const Parameter& row) { return row.tensor.grad().is_same(tensor); };
-  const auto row = std::ranges::find_if(all_, has_it);
-  return row == all_.end() ? nullptr : &*row;
+  std::vector<const Parameter*> rows;
+  for (const auto& tensor : tensors) {
+    const auto found = by_gradient.find(tensor.unsafeGetTensorImpl());
+    rows.push_back(found == by_gradient.end() ? find(tensor) : found->second);
+  }
+  return rows;
 }
 
 const Parameter* ParameterTable::find(std::string_view name) const {
@@ -97,8 +105,8 @@ bool ParameterTable::whole_here(const Parameter& row) const {
 }
 
 bool ParameterTable::whole_here(const at::Tensor& tensor) const {
-  const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
-  return found == by_tensor_.end() || whole_here(all_[found->second]);
+  const Parameter* row = find(tensor);
+  return row == nullptr || whole_here(*row);
 }
 
 bool ParameterTable::whole_everywhere() const {

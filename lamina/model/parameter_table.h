@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -36,16 +37,18 @@ class ParameterTable {
   // Those with elements on this rank.
   std::vector<const Parameter*> here() const;
 
-  // The row of a tensor, or of the parameter whose gradient it is, or that has a name; nullptr where there is none.
+  // The row of a tensor, or with a name; nullptr where there is none.
   const Parameter* find(const at::Tensor& tensor) const;
   const Parameter* find(std::string_view name) const;
+  // Finds the row of each tensor, or of the parameter whose gradient it is.
+  std::vector<const Parameter*> find_with_gradients(std::span<const at::Tensor> tensors) const;
 
   bool is_here(const Parameter& row) const { return row.layout.partition == here_; }
-  // Whether this rank has all elements of it.
+  // Says whether this rank has all elements of it.
   bool whole_here(const Parameter& row) const;
-  // The same of a tensor; true of what is not the model's.
+  // Says the same of a tensor; true for one that is not the model's.
   bool whole_here(const at::Tensor& tensor) const;
-  // Whether each rank has all of the model. Alike on all ranks.
+  // Says whether each rank has all of the model; alike on all ranks.
   bool whole_everywhere() const;
 
  private:

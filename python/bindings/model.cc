@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "lamina/model/agreement.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
@@ -113,8 +115,13 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
       .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),
            py::arg("tensor"))
-      .def("__contains__",
-           [](const ParameterTable& table, const at::Tensor& tensor) { return table.find(tensor) != nullptr; })
+      .def(
+          "has_any",
+          [](const ParameterTable& table, const std::vector<at::Tensor>& tensors) {
+            return std::ranges::any_of(table.find_with_gradients(tensors),
+                                       [](const auto* row) { return row != nullptr; });
+          },
+          py::arg("tensors"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
   kind.def("plan", &plan_model)
       .def("agree", &agree, py::arg("description"), py::arg("error"), py::arg("word"))

@@ -279,8 +279,8 @@ class ParameterTable:
         """A row for each tensor: its name, it, whether it is a buffer, its partition. Parameters come first."""
     def whole_here(self, tensor: torch.Tensor) -> bool:
         """Whether this rank has all elements of a tensor; True for what is not the model's."""
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        """Whether it is the model's, or the gradient of a parameter of the model's."""
+    def has_any(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of them is the model's, or the gradient of a parameter of the model's."""
     @property
     def whole_everywhere(self) -> bool:
         """Whether each rank has all of the model."""

@@ -19,7 +19,6 @@ TEST(ParameterTable, KnowsWhatIsHereByRowTensorAndName) {
   EXPECT_EQ(table.find(a.tensor), &a);
   EXPECT_EQ(table.find("b"), &b);
   EXPECT_EQ(table.find("c"), nullptr);
-  EXPECT_EQ(table.find(at::Tensor()), nullptr);
   EXPECT_TRUE(table.whole_here(a.tensor));
   EXPECT_FALSE(table.whole_here(b.tensor));
   EXPECT_TRUE(table.whole_here(at::ones({1})));  // nothing of the model's
@@ -30,8 +29,9 @@ TEST(ParameterTable, FindsTheParameterOfAGradient) {
   const ParameterTable table = two_rows(1, 0);
   const auto& a = table.all()[0];
   a.tensor.mutable_grad() = at::zeros({4}, at::kDouble);
-  EXPECT_EQ(table.find(a.tensor.grad()), &a);
-  EXPECT_EQ(table.find(at::zeros({4}, at::kDouble)), nullptr);
+  const std::vector<at::Tensor> given{a.tensor.grad(), a.tensor, at::zeros({4}, at::kDouble), at::Tensor()};
+  EXPECT_EQ(table.find_with_gradients(given), (std::vector<const Parameter*>{&a, &a, nullptr, nullptr}));
+  EXPECT_EQ(table.find(at::Tensor()), nullptr);
 }
 
 TEST(ParameterTable, HasALayoutForEachRow) {

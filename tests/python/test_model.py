@@ -149,3 +149,12 @@ def test_methods_that_do_not_exist_yet_say_so(start):
 def test_without_init(plain):
     with pytest.raises(lamina.UsageError, match="init"):
         lamina.DistributedModel(plain)
+
+
+def test_a_model_in_one_piece_may_get_modules_after_it_was_distributed(start):
+    model = lamina.distribute(nn.Sequential(nn.Linear(2, 2)))
+    model.module.append(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    model.load_state_dict(model.state_dict())
+    assert model.clip_grad_norm_(1.0) > 0 and model.half().cpu() is model

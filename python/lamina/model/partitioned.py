@@ -124,12 +124,19 @@ class PartitionedModel:
     @property
     def table(self) -> _lamina.ParameterTable:
         """Who holds what of its tensors, as they are now."""
-        rows = self.tensors()
+        root = self.tree.root
+        named = [*root.named_parameters(), *root.named_buffers()]
+        rows = [(name, tensor, self.owner_of(name)) for name, tensor in named]
         if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
             given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
             self._table = _lamina.ParameterTable(self._session, given)
             self._tabled = rows
         return self._table
+
+    @property
+    def whole_everywhere(self) -> bool:
+        """Whether each rank has all of it, as it was cut. Alike on all ranks."""
+        return (self._table or self.table).whole_everywhere
 
     def _path_of(self, name: str) -> str:
         """The path of the module that a part of a state dict belongs to."""
@@ -187,6 +194,7 @@ def partition(
 
 def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
     """Frees the values of what other ranks own."""
+    model.tree.paths()  # refuses what came into the model since
     session.release_others(model.table)
 
 

@@ -75,7 +75,7 @@ class Cut:
     def whole_everywhere(self) -> bool:
         """Whether each rank has all of the model, so that nobody is asked for values: until it is cut, and after that
         where it is in one piece. Alike on all ranks."""
-        return self.model is None or self.model.table.whole_everywhere
+        return self.model is None or self.model.whole_everywhere
 
     def enter_step(self) -> FirstCall | None:
         """Cuts the model and routes its calls, the first time; collective over the world. A model that is to be traced

@@ -103,7 +103,7 @@ def _norm(
     """The norm of the second ones, some None; the first ones say what is the model's. A rank that has nothing to give
     takes part: on the others there may be something."""
     plain, table = _originals[nn.utils.get_total_norm], _tables[0]()
-    if pairs and not any(tensor in table for tensor, _ in pairs):
+    if pairs and not table.has_any([tensor for tensor, _ in pairs]):
         return plain([tensor for _, tensor in pairs if tensor is not None], norm_type, error_if_nonfinite, foreach)
     session = current.outside_step("the norm of a partitioned model").session
     norms = session.norms(table, pairs, float(norm_type))
