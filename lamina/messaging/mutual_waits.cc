@@ -99,7 +99,6 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
   }
   alone_ = waits_.current_ == nullptr || waits_.current_->alone_;
   waits_.thread_ = std::this_thread::get_id();
-  waits_.given_up_.clear();  // before this rank came
   outer_ = std::exchange(waits_.current_, this);
 }
 
@@ -129,7 +128,10 @@ base::Patience MutualWaits::Scope::watched(const base::Patience& patience) {
 }
 
 void MutualWaits::check(Scope& scope) {
-  if (const auto circle = given_up_elsewhere(scope)) give_up(scope, *circle);
+  std::unique_lock lock(mutex_);
+  const auto circle = scope.given_up_;
+  lock.unlock();
+  if (circle) give_up(scope, *circle);
   const auto lacked = scope.wait_.lacks();
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
   {
@@ -173,29 +175,33 @@ std::optional<MutualWaits::Path> MutualWaits::follow(Scope& scope, Heard& heard,
   return std::nullopt;
 }
 
-std::optional<MutualWaits::Path> MutualWaits::given_up_elsewhere(Scope& scope) {
-  std::vector<GivenUp> all;
-  {
-    std::lock_guard guard(mutex_);
-    all.swap(given_up_);
-  }
-  for (auto& [circle, by] : all) {
+// Takes part in what rank `by` has given up at once: what it does next may have the number of this operation.
+void MutualWaits::end_elsewhere(const Path& circle, const Told& by) {
+  for (auto* scope = current_; scope != nullptr; scope = scope->outer_) {
     const bool mine = std::ranges::any_of(
-        circle, [&](const Told& told) { return told.rank == transport_.rank() && told.serial == scope.serial_; });
+        circle, [&](const Told& told) { return told.rank == transport_.rank() && told.serial == scope->serial_; });
     // A step that one rank had given up before it was announced may since be another, which has that number.
-    const bool same = shared(scope.wait_.operation, by.operation) && by.around.has_value() == around().has_value();
-    if (mine || same) return std::move(circle);
+    const bool same = shared(scope->wait_.operation, by.operation) && by.around.has_value() == around().has_value();
+    if (!scope->alone_ || !(mine || same)) continue;
+    scope->given_up_ = circle;
+    return withdraw(*scope);
   }
-  return std::nullopt;
+}
+
+void MutualWaits::withdraw(Scope& scope) {
+  if (!std::exchange(scope.withdrawn_, true) && scope.wait_.give_up) scope.wait_.give_up();
 }
 
 void MutualWaits::give_up(Scope& scope, const Path& circle) {
   const auto mine = story(scope, scope.wait_.lacks());
+  {
+    std::lock_guard guard(mutex_);
+    withdraw(scope);
+  }
   std::set<base::Rank> others(scope.wait_.members.begin(), scope.wait_.members.end());
   for (const auto& told : circle) others.insert(told.rank);
   others.erase(transport_.rank());
   for (auto rank : others) send(rank, Tuple{{to_value(Tag::kGivenUp), to_value(circle), to_value(mine)}});
-  if (scope.wait_.give_up) scope.wait_.give_up();
   await_others(circle);
   for (const auto& told : circle) {
     if (told.around && ended_) ended_(*told.around);
@@ -263,15 +269,15 @@ void MutualWaits::receive(const transport::Message& message) {
       return;
     }
     case Tag::kGivenUp: {
-      GivenUp given_up{to_path(items.at(1)), to_told(items.at(2))};
-      const auto& by = given_up.by;
+      const auto circle = to_path(items.at(1));
+      const auto by = to_told(items.at(2));
       const auto keeper = keepers_.find(by.operation.kind);
       if (keeper != keepers_.end() && keeper->second.given_up) keeper->second.given_up(by.operation, by.rank);
       {
         std::lock_guard guard(mutex_);
         auto& serial = gave_up_[by.rank];
         serial = std::max(serial, by.serial);
-        given_up_.push_back(std::move(given_up));
+        end_elsewhere(circle, by);
       }
       changed_.notify_all();
       return;

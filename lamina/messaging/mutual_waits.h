@@ -75,7 +75,9 @@ class MutualWaits {
     std::vector<base::Rank> members;                 // who hears that it was given up
     std::function<std::vector<base::Rank>()> lacks;  // who has not come, as far as this rank knows now
     std::function<base::Call()> call;                // the one that waits; empty: not known
-    std::function<void()> give_up;                   // withdraws what was sent; may be empty
+    // Withdraws what was sent; may be empty. Called once, before anybody hears of it, by the thread that waits or, as
+    // soon as one of the others says that it has given up, by the transport's, under a lock.
+    std::function<void()> give_up;
   };
 
   // This thread waits so while it lives. A wait inside another one hides that.
@@ -102,6 +104,8 @@ class MutualWaits {
     base::Deadline::Clock::time_point since_, checked_;
     std::set<base::Rank> told_;
     base::Call call_;
+    bool withdrawn_ = false;
+    std::optional<Path> given_up_;  // by another rank, for this circle
   };
 
   // Says to all ranks that this one leaves, as `words` say: "called lamina.shutdown()".
@@ -110,10 +114,6 @@ class MutualWaits {
   std::string left(base::Rank rank);
 
  private:
-  struct GivenUp {
-    Path circle;
-    Told by;
-  };
   struct Heard {
     Path path;
     std::int64_t extended_in = -1;  // the wait that it was passed on from, to these:
@@ -125,7 +125,8 @@ class MutualWaits {
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
-  std::optional<Path> given_up_elsewhere(Scope& scope);
+  void end_elsewhere(const Path& circle, const Told& by);  // under the lock
+  void withdraw(Scope& scope);                             // under the lock
   [[noreturn]] void give_up(Scope& scope, const Path& circle);
   void await_others(const Path& circle);
   bool has_come(const Told& told);
@@ -144,8 +145,7 @@ class MutualWaits {
   Scope* current_ = nullptr;
   std::thread::id thread_;                                    // that `current_` is of
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;  // by the path's first and last rank
-  std::vector<GivenUp> given_up_;
-  std::map<base::Rank, std::int64_t> gave_up_;  // the serial of the latest wait that a rank gave up
+  std::map<base::Rank, std::int64_t> gave_up_;                // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;
 };
 

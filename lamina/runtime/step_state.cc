@@ -221,7 +221,9 @@ void StepState::fail_locked(std::exception_ptr error, std::unique_lock<std::mute
   lock.unlock();
 }
 
-bool StepState::settled() const { return done_ || ends_.contains(current_); }
+bool StepState::settled() const { return done_ || has_end(); }
+
+bool StepState::has_end() const { return !retracted_ && ends_.contains(current_); }
 
 base::Step StepState::latest() {
   std::lock_guard guard(mutex_);
@@ -248,7 +250,7 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
   const auto what = [&] { return base::str("end of step ", current_, ", which rank ", leader, " leads"); };
   bool told = false;
   const auto ready = [&] {
-    if (error_ || ends_.contains(current_) || done()) return true;
+    if (error_ || has_end() || done()) return true;
     if (threads_ > 0) return false;
     const auto idle = base::Deadline::Clock::now() - last_event_;
     if (idle > patience.timeout) {
@@ -266,9 +268,8 @@ std::optional<transport::Message> StepState::wait_end(const base::Patience& pati
   base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*tell=*/nullptr}, ready, what);
   if (error_) return std::nullopt;
   done_ = true;
-  const auto found = ends_.find(current_);
-  if (found == ends_.end()) return std::nullopt;
-  return std::move(found->second);
+  if (!has_end()) return std::nullopt;
+  return std::move(ends_.at(current_));
 }
 
 void StepState::wait_idle(const base::Patience& patience) {

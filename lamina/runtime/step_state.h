@@ -83,7 +83,8 @@ class StepState {
  private:
   // How the step ends is known: what its threads still meet, and ranks that leave, change nothing any more.
   bool settled() const;
-  void compare();  // what was announced with what was entered, under the lock
+  bool has_end() const;  // the open step; that of one which was retracted is the next one's
+  void compare();        // what was announced with what was entered, under the lock
   void start_early(std::unique_lock<std::mutex>& lock);
   void fail_thread(base::Step step, std::exception_ptr error);
   void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);

@@ -96,6 +96,35 @@ TEST(MutualWaits, EndACallForThoseWhoHaveOnlyJoinedIt) {
   expect_exact(boxes, 0);
 }
 
+// What rank 1 does next may have the number of what rank 0 waits in.
+TEST(MutualWaits, AreWithdrawnAsSoonAsAnotherRankGivesUpThoughNobodyLooksHere) {
+  Mailboxes boxes(2, 7);
+  std::exception_ptr error;
+  std::thread other([&] {
+    try {
+      boxes[1].barrier(boxes.ranks(), in("lamina.barrier()", "b.py:1"));
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(800));  // until rank 1 has told of its wait
+  bool withdrawn = false;
+  {
+    MutualWaits::Scope scope(boxes[0].waits(), {{MutualWaits::Kind::kExchange, "mine", 1},
+                                                "an exchange",
+                                                boxes.ranks(),
+                                                [] { return std::vector{Rank(1)}; },
+                                                nullptr,
+                                                [&] { withdrawn = true; }});
+    scope.check();  // adds this wait to the path of the other one
+    other.join();
+    EXPECT_TRUE(withdrawn);
+    EXPECT_THROW(scope.check(), base::DesyncError);
+  }
+  expect_all({error}, {"rank 1 waits in lamina.barrier() at b.py:1 for rank 0", "rank 0 waits in an exchange"});
+  expect_exact(boxes, 0);
+}
+
 // Rank 0 waits long for a rank that waits long for one that computes: all come in the end.
 TEST(MutualWaits, AreNotSeenWhereSomebodyComputesOrWaitsForOneWhoDoes) {
   Mailboxes boxes(3, 4);

@@ -178,6 +178,20 @@ TEST_F(Step, AnEndThatCameEarlyIsFoundAndALateOneDropped) {
   EXPECT_EQ(state_.wait_end(kPatience, base::Rank(0), [] { return false; })->call.step, base::Step(1));
 }
 
+// The leading rank may have begun the next one, which has the number of the one that was retracted.
+TEST_F(Step, ThatWasRetractedDoesNotEndWithTheNextOne) {
+  state_.begin(kNothing, {}, /*leads=*/false);
+  state_.retract();
+  state_.receive_begin(base::Step(0), base::Rank(0), {});
+  state_.receive_end(end_of_step(0));
+  const base::Patience moment{std::chrono::milliseconds(100), [] {}};
+  EXPECT_THROW(state_.wait_end(moment, base::Rank(0), [] { return false; }), base::TimeoutError);
+  EXPECT_EQ(end(), "");
+  EXPECT_EQ(state_.begin(kNothing, {}, /*leads=*/false), base::Step(0));
+  EXPECT_TRUE(state_.wait_end(kPatience, base::Rank(0), [] { return false; }));
+  EXPECT_EQ(end(), "");
+}
+
 TEST_F(Step, ALostRankEndsItAndEveryLaterOne) {
   state_.begin(kNothing);
   state_.lose({base::Rank(7), "its process ended", ""});
