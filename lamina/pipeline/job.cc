@@ -33,11 +33,6 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
-// True where a microbatch may begin before the one before it has ended.
-bool overlaps(const JobOptions& options) {
-  return options.schedule != "interleaved" || options.active_microbatches > 1;
-}
-
 // What is in the end of a step, whose failure is thrown.
 EndOfStep well_ended(transport::Message&& message) {
   auto end = to_end_of_step(std::move(message));
@@ -78,37 +73,22 @@ Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(checked(std::move(options), transport->rank())),
       transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder_)),
       seeds_(options_.seed, options_.microbatches_before),
-      overlaps_(overlaps(options_)),
-      slot_(schedule::make_schedule(options_.schedule, options_.active_microbatches), to_duration(options_.timeout),
-            options_.thread_hooks.holds_interpreter_lock),
-      calls_(*transport_, handlers_, inbox_, to_duration(options_.timeout), options_.thread_hooks,
+      watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
+      steps_(this->rank()),
+      calls_(*transport_, handlers_, steps_, to_duration(options_.timeout), options_.thread_hooks,
              /*predicts=*/!options_.deterministic),
-      server_(*transport_, handlers_, slot_, inbox_, calls_, *options_.failures,
-              [this](base::Step step, runtime::StepState::Ready ready) { state_.run(step, std::move(ready)); }),
+      server_(*transport_, handlers_, steps_, calls_, *options_.failures),
       mailbox_(*transport_, handlers_),
-      pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)),
-      state_(
-          *pool_,
-          [this] {
-            slot_.cancel();
-            inbox_.cancel();
-            calls_.cancel();
-          },
-          this->rank()) {
-  if (options_.deterministic) slot_.carry(&gradients_);
-  slot_.carry(&flags_);
-  slot_.carry(&statistics_);
-  slot_.when_idle([this] { transport_->look_out(); });
-  slot_.observe(&recorder_);
+      pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)) {
   handlers_.on(kNewStep, [this](transport::Message&& message) {
     const auto begin = to_new_step(message);
-    state_.receive_begin(begin.step, begin.from, begin.call);
+    steps_.announce(begin.step, begin.from, begin.call);
   });
   handlers_.on(kRefusal, [this](transport::Message&& message) {
     const auto refusal = to_refusal(std::move(message));
-    state_.refuse(refusal.step, refusal.why);
+    steps_.refuse(refusal.step, refusal.why);
   });
-  handlers_.on(kEndOfStep, [this](transport::Message&& end) { state_.receive_end(std::move(end)); });
+  handlers_.on(kEndOfStep, [this](transport::Message&& end) { steps_.receive_end(std::move(end)); });
   keep_steps();
   if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
   transport_->start({[this](transport::Message message) { handlers_.receive(std::move(message)); },
@@ -126,66 +106,94 @@ void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::R
 void Job::set_order(remote::Tensors parameters, bool forwards_change_the_model) {
   if (!options_.deterministic) throw base::UsageError("set_order() of a job that is not deterministic");
   parameters_ = std::move(parameters);
-  if (state_.is_open()) gradients_.begin_step(parameters_);
-  slot_.follow(forwards_change_the_model ? schedule::interleaved_schedule(1)
-                                         : schedule::make_schedule(options_.schedule, options_.active_microbatches));
-  overlaps_ = !forwards_change_the_model && overlaps(options_);
+  forwards_change_the_model_ = forwards_change_the_model;
+  const auto step = steps_.open();
+  if (!step) return;
+  step->gradients->begin(parameters_);
+  step->slot().follow(schedule());
+}
+
+void Job::watch_flags(std::vector<std::string> names, remote::Tensors tensors) {
+  watched_ = std::make_shared<runtime::ParameterFlags::Watched>(std::move(names), std::move(tensors));
 }
 
 void Job::set_statistics(std::vector<runtime::BatchNorm> modules) {
   batch_norms_ = std::move(modules);
-  if (state_.is_open() && overlaps_) statistics_.begin_step(batch_norms_);
+  if (const auto step = steps_.open(); step && overlaps()) step->statistics.begin(batch_norms_);
+}
+
+bool Job::overlaps() const {
+  return !forwards_change_the_model_ && (options_.schedule != "interleaved" || options_.active_microbatches > 1);
+}
+
+std::unique_ptr<schedule::Schedule> Job::schedule() const {
+  return forwards_change_the_model_ ? schedule::interleaved_schedule(1)
+                                    : schedule::make_schedule(options_.schedule, options_.active_microbatches);
+}
+
+std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microbatches,
+                                                  std::shared_ptr<const runtime::Ambient> ambient) {
+  auto step = std::make_shared<remote::StepScope>(
+      *pool_, runtime::StepContext::Options{.number = number,
+                                            .microbatches = microbatches,
+                                            .schedule = schedule(),
+                                            .timeout = to_duration(options_.timeout),
+                                            .ambient = std::move(ambient),
+                                            .watched = watched_,
+                                            .recorder = &recorder_});
+  step->slot().when_idle([this] { transport_->look_out(); });
+  if (options_.deterministic) step->gradients.emplace().begin(parameters_);
+  if (overlaps() && microbatches > 1) step->statistics.begin(batch_norms_);
+  return step;
 }
 
 std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
                                         const std::function<void()>& check_interrupt, const base::Call& call) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
   const base::Patience patience{to_duration(options_.timeout), check_interrupt};
-  std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
-  const auto step = state_.begin(
+  std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
+  const auto ambient = runtime::Ambient::capture(options_.thread_hooks);
+  const auto step = steps_.begin(
       [&](base::Step beginning) {
-        slot_.begin_step(microbatches);
-        gradients_.begin_step(parameters_);
-        flags_.begin_step();
-        flags_left_ = nullptr;
-        if (overlaps_ && microbatches > 1) statistics_.begin_step(batch_norms_);
-        inbox_.begin_step();
-        calls_.begin_step(beginning);
+        auto made = make_step(beginning, microbatches, ambient);
         seeds_.begin_step();
         mine = runtime::ProcessState::current();
+        return made;
       },
       call, leads());
-  progress_.begin(step.value);
-  std::vector<value::Value> outputs;
+  const auto number = step->number();
+  progress_.begin(number.value);
+  Ended ended;
   try {
-    if (leads()) announce(to_message(NewStep{step, rank(), call}));
-    messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(step));
+    if (leads()) announce(to_message(NewStep{number, rank(), call}));
+    messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(*step));
     const auto watched = scope.watched(patience);
-    if (!state_.error()) outputs = leads() ? lead(step, microbatches, body, watched) : follow(step, watched);
-    if (leads() && !state_.error())
-      announce(to_message(EndOfStep{step, rank(), outputs, runtime::ParameterFlags::to_bytes(flags_left_), {}}));
-  } catch (...) {
-    state_.fail(step, std::current_exception());
-  }
-  if (const auto refusal = state_.refusal(); !refusal.empty()) announce(to_message(Refusal{step, rank(), refusal}));
-  if (const auto error = state_.error(); error && !state_.retracted()) {
-    try {
-      announce(to_message(EndOfStep{step, rank(), {}, "", options_.failures->describe_to_send(error, rank())}));
-    } catch (const std::exception& unsent) {
-      base::log_warning(base::str("the other ranks could not be told why step ", step, " ended: ", unsent.what()));
+    if (!step->error()) ended = leads() ? lead(*step, microbatches, body, watched) : follow(*step, watched);
+    if (leads() && !step->error()) {
+      announce(
+          to_message(EndOfStep{number, rank(), ended.outputs, runtime::ParameterFlags::to_bytes(ended.flags), {}}));
     }
+  } catch (...) {
+    step->fail(std::current_exception());
   }
-  const auto error = leave_step(step, check_interrupt);
+  if (step->error()) announce_failure(*step);
+  drain(*step, check_interrupt);
+  const auto error = step->error();
+  steps_.end();
+  if (step->gradients) step->gradients->end(/*keep=*/!error);
+  step->flags->end(error ? nullptr : ended.flags);
+  step->statistics.end(/*keep=*/!error);
+  step->close();
   mine->swap();
-  progress_.end(step.value);
+  progress_.end(number.value);
   if (began_ns != 0) {
     recorder_.record(
-        {.what = observe::What::kStep, .begin_ns = began_ns, .end_ns = observe::now_ns(), .step = step.value});
+        {.what = observe::What::kStep, .begin_ns = began_ns, .end_ns = observe::now_ns(), .step = number.value});
   }
   error ? recorder_.save() : recorder_.save_sometimes();
   if (error) std::rethrow_exception(error);
-  return outputs;
+  return std::move(ended.outputs);
 }
 
 void Job::run_step_here(int microbatches, const std::function<void(base::Microbatch)>& body) {
@@ -208,8 +216,7 @@ void Job::run_step_here(int microbatches, const std::function<void(base::Microba
   recorder_.save_sometimes();
 }
 
-std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Body& body,
-                                    const base::Patience& patience) {
+Job::Ended Job::lead(remote::StepScope& step, int microbatches, const Body& body, const base::Patience& patience) {
   // Shared with the threads: after an error one of them may outlive this call.
   struct Results {
     std::vector<value::Value> outputs;
@@ -219,33 +226,47 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
   results->outputs.resize(microbatches);
   for (int i = 0; i < microbatches; ++i) {
     const base::Microbatch microbatch(i);
-    state_.run([this, step, microbatch, seed = seeds_.of(microbatch), body, results] {
-      runtime::Activity activity(slot_, step, microbatch, schedule::Phase::kStart, seed);
+    step.run([this, &step, microbatch, seed = seeds_.of(microbatch), body, results] {
+      runtime::Activity activity(step, microbatch, schedule::Phase::kStart, seed);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
       activity.end_body();
-      calls_.learn_views(activity);
+      auto& issued = remote::issued(activity);
+      issued.learn_views();
       activity.retire();
-      calls_.settle(activity, calls_.held(activity, {}));
+      calls_.settle(activity, issued.held({}));
       results->outputs[microbatch.value] = std::move(outputs);
       ++results->ready;
     });
   }
-  if (auto end = state_.wait_end(patience, rank(), [&] { return results->ready == microbatches; })) {
+  step.wait(patience, rank(), [&] { return results->ready == microbatches; });
+  if (step.error()) return {};
+  if (auto end = steps_.take_end()) {
     well_ended(std::move(*end));
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
-  if (results->ready != microbatches) return {};  // it failed, and threads may still write
-  flags_left_ = flags_.left_by(base::Microbatch(microbatches - 1));
-  return std::move(results->outputs);
+  return {std::move(results->outputs), step.flags->left_by(base::Microbatch(microbatches - 1))};
 }
 
-std::vector<value::Value> Job::follow(base::Step step, const base::Patience& patience) {
-  auto end = state_.wait_end(patience, options_.pipeline.front(), [] { return false; });
+Job::Ended Job::follow(remote::StepScope& step, const base::Patience& patience) {
+  step.wait(patience, options_.pipeline.front(), [] { return false; });
+  auto end = step.error() ? std::nullopt : steps_.take_end();
   if (!end) return {};
   auto well = well_ended(std::move(*end));
-  flags_left_ = flags_.from_bytes(well.flags);
-  return std::move(well.outputs);
+  return {std::move(well.outputs), step.flags->from_bytes(well.flags)};
+}
+
+void Job::announce_failure(const remote::StepScope& step) {
+  const auto number = step.number();
+  if (const auto refusal = steps_.refusal(); !refusal.empty()) {
+    announce(to_message(Refusal{number, rank(), refusal}));
+  }
+  if (steps_.retracted()) return;
+  try {
+    announce(to_message(EndOfStep{number, rank(), {}, "", options_.failures->describe_to_send(step.error(), rank())}));
+  } catch (const std::exception& unsent) {
+    base::log_warning(base::str("the other ranks could not be told why step ", number, " ended: ", unsent.what()));
+  }
 }
 
 void Job::announce(const transport::Message& message) {
@@ -271,65 +292,54 @@ void Job::keep_steps() {
     return other.kind == MutualWaits::Kind::kStep && other.key == base::str(options_.pipeline.front());
   };
   const auto has_come = [this, mine](const MutualWaits::Operation& other, base::Rank) {
-    return !mine(other) || state_.latest().value >= other.number;
+    return !mine(other) || steps_.latest().value >= other.number;
   };
   mailbox_.waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
   mailbox_.waits().keep_steps(
       [this]() -> std::optional<MutualWaits::Operation> {
-        const auto begun = state_.begun();
+        const auto begun = steps_.begun();
         return begun ? std::optional(operation(*begun)) : std::nullopt;
       },
       [this, mine](const MutualWaits::Operation& ended) {
-        if (mine(ended)) state_.skip(base::Step(ended.number));
+        if (mine(ended)) steps_.skip(base::Step(ended.number));
       });
 }
 
 // A step needs those who were asked for something; one that follows needs the leading rank, first of all.
-messaging::MutualWaits::Wait Job::wait_for_end(base::Step step) {
-  const auto lacks = [this]() -> std::vector<base::Rank> {
-    if (!state_.begun()) return {options_.pipeline.front()};
-    return calls_.awaited();
+messaging::MutualWaits::Wait Job::wait_for_end(remote::StepScope& step) {
+  const auto lacks = [this, &step]() -> std::vector<base::Rank> {
+    if (!steps_.begun()) return {options_.pipeline.front()};
+    return step.calls.awaited();
   };
-  const auto call = [this, step] {
-    auto entered = state_.entered();
-    entered.name = base::str("step ", step, entered.name.empty() ? "" : " of ", entered.name);
+  const auto call = [this, &step] {
+    auto entered = steps_.entered();
+    entered.name = base::str("step ", step.number(), entered.name.empty() ? "" : " of ", entered.name);
     return entered;
   };
-  return {operation(step), "a step", options_.pipeline, lacks, call, [this] { state_.retract(); }};
+  return {operation(step.number()), "a step", options_.pipeline, lacks, call, [this] { steps_.retract(); }};
 }
 
-std::exception_ptr Job::leave_step(base::Step step, const std::function<void()>& check_interrupt) {
-  const auto drain = [&](const base::Patience& patience) {
+void Job::drain(remote::StepScope& step, const std::function<void()>& check_interrupt) {
+  const auto wait = [&](const base::Patience& patience) {
     try {
-      state_.wait_idle(patience);
+      step.wait_idle(patience);
     } catch (const base::TimeoutError&) {
-      state_.fail_for_good(std::make_exception_ptr(base::UsageError(
-          base::str("a thread of step ", step, " did not end: the job can run no further step; start it again"))));
+      steps_.fail_for_good(std::make_exception_ptr(base::UsageError(base::str(
+          "a thread of step ", step.number(), " did not end: the job can run no further step; start it again"))));
     }
   };
   try {
-    drain({state_.failed_for_good() ? kLastWords : kDrain, check_interrupt});
+    wait({steps_.failed_for_good() ? kLastWords : kDrain, check_interrupt});
   } catch (...) {  // interrupted, or what is done for the bodies meanwhile has failed, of which they are to hear
-    state_.fail(step, std::current_exception());
+    step.fail(std::current_exception());
     const auto go_on = [&] {
       try {
         if (check_interrupt) check_interrupt();
       } catch (...) {  // the first error counts
       }
     };
-    drain({kLastWords, go_on});
+    wait({kLastWords, go_on});
   }
-  if (!state_.retracted()) {  // else what has come since belongs to the next one, which has this number
-    server_.end_step(step);
-    inbox_.end_step(step);
-  }
-  calls_.end_step();
-  const auto error = state_.error();
-  gradients_.end_step(/*keep=*/!error);
-  flags_.end_step(error ? nullptr : flags_left_);
-  statistics_.end_step(/*keep=*/!error);
-  state_.end();
-  return error;
 }
 
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
@@ -377,12 +387,12 @@ observe::Timeline Job::empty_timeline() const {
 
 void Job::tell_leaving(const std::string& how) {
   if (!pool_) return;
-  const auto steps = std::max(state_.latest().value, steps_here_.load() - 1) + 1;
+  const auto steps = std::max(steps_.latest().value, steps_here_.load() - 1) + 1;
   mailbox_.waits().tell_leaving(base::str(how, " after ", steps, steps == 1 ? " step" : " steps"));
 }
 
 bool Job::close(bool orderly) {
-  const bool at_leisure = orderly && !state_.failed_for_good();
+  const bool at_leisure = orderly && !steps_.failed_for_good();
   if (pool_) transport_->close(orderly);
   return end(at_leisure ? kDrain : kLastWords);
 }
@@ -395,9 +405,9 @@ bool Job::leave(bool interrupted) {
 bool Job::end(std::chrono::seconds patience) {
   if (!pool_) return true;
   progress_.close();
-  state_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
+  steps_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
-    state_.wait_idle({patience, nullptr});
+    steps_.wait_idle({patience, nullptr});
   } catch (const base::TimeoutError&) {
     recorder_.save();
     return false;
@@ -412,11 +422,11 @@ void Job::lose(base::Rank lost, const std::string& why) {
   std::string known;
   if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
   if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
-  const auto step = std::max(state_.latest().value, steps_here_.load() - 1);
+  const auto step = std::max(steps_.latest().value, steps_here_.load() - 1);
   if (const auto left = mailbox_.waits().left(lost); !left.empty()) known += base::str("; it ", left);
-  if (state_.is_open()) {
-    const auto [name, where, part] = state_.entered();
-    known += base::str("; this rank is in step ", state_.latest(), name.empty() ? "" : " of ", name,
+  if (steps_.open()) {
+    const auto [name, where, part] = steps_.entered();
+    known += base::str("; this rank is in step ", steps_.latest(), name.empty() ? "" : " of ", name,
                        where.empty() ? "" : " at ", where);
   }
   known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
@@ -428,7 +438,7 @@ void Job::lose(base::Rank lost, const std::string& why) {
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
   // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
   if (!leads() && lost != options_.pipeline.front()) return;
-  state_.lose(loss);
+  steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }
 
 }  // namespace lamina::pipeline

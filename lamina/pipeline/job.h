@@ -16,10 +16,7 @@
 #include "lamina/observe/recorder.h"
 #include "lamina/remote/execution_server.h"
 #include "lamina/remote/remote_calls.h"
-#include "lamina/runtime/ordered_gradients.h"
-#include "lamina/runtime/parameter_flags.h"
-#include "lamina/runtime/running_statistics.h"
-#include "lamina/runtime/step_state.h"
+#include "lamina/remote/steps.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/value/failure.h"
 
@@ -70,9 +67,7 @@ class Job {
 
   // Before a step, alike on every rank of the pipeline: the model's parameters and buffers, whose requires_grad a body
   // may set; see [Note: flags of parameters].
-  void watch_flags(std::vector<std::string> names, remote::Tensors tensors) {
-    flags_.watch(std::move(names), std::move(tensors));
-  }
+  void watch_flags(std::vector<std::string> names, remote::Tensors tensors);
 
   // At the same times, after it: the BatchNorms of this rank that keep running statistics. Those are then the plain
   // loop's after each step: see [Note: running statistics].
@@ -122,18 +117,30 @@ class Job {
 
  private:
   void lose(base::Rank rank, const std::string& why);
-  std::vector<value::Value> lead(base::Step step, int microbatches, const Body& body, const base::Patience& patience);
-  std::vector<value::Value> follow(base::Step step, const base::Patience& patience);
+  std::shared_ptr<remote::StepScope> make_step(base::Step number, int microbatches,
+                                               std::shared_ptr<const runtime::Ambient> ambient);
+  // Each returns the outputs and, where nobody has failed, the flags of parameters that the step leaves.
+  struct Ended {
+    std::vector<value::Value> outputs;
+    runtime::ParameterFlags::Flags flags;
+  };
+  Ended lead(remote::StepScope& step, int microbatches, const Body& body, const base::Patience& patience);
+  Ended follow(remote::StepScope& step, const base::Patience& patience);
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
   void announce(const transport::Message& message);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
   messaging::MutualWaits::Operation operation(base::Step step) const;
   void keep_steps();
-  messaging::MutualWaits::Wait wait_for_end(base::Step step);
+  messaging::MutualWaits::Wait wait_for_end(remote::StepScope& step);
+  // To the other ranks: why this one refuses the step, and its error.
+  void announce_failure(const remote::StepScope& step);
   bool end(std::chrono::seconds patience);  // false: a thread did not end
-  // Waits for the step's threads; returns its error, an interrupt meanwhile included.
-  std::exception_ptr leave_step(base::Step step, const std::function<void()>& check_interrupt);
+  // Waits for the step's threads; an interrupt meanwhile is its error.
+  void drain(remote::StepScope& step, const std::function<void()>& check_interrupt);
 
+  // Whether microbatches are under way at the same time.
+  bool overlaps() const;
+  std::unique_ptr<schedule::Schedule> schedule() const;
   observe::Timeline empty_timeline() const;
 
   const JobOptions options_;
@@ -144,23 +151,18 @@ class Job {
   std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
   runtime::RootSeeds seeds_;
-  runtime::OrderedGradients gradients_;
-  runtime::ParameterFlags flags_;
-  runtime::ParameterFlags::Flags flags_left_;  // by the last microbatch of this step
-  remote::Tensors parameters_;
-  runtime::RunningStatistics statistics_;
+  std::shared_ptr<const runtime::ParameterFlags::Watched> watched_;
+  remote::Tensors parameters_;  // whose gradients are ordered
   std::vector<runtime::BatchNorm> batch_norms_;
-  bool overlaps_;                         // microbatches, in time
+  bool forwards_change_the_model_ = false;
   std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
-  runtime::ComputeSlot slot_;
   messaging::Handlers handlers_;
-  remote::Inbox inbox_{handlers_};
+  remote::Steps steps_;
   remote::RemoteCalls calls_;
   remote::ExecutionServer server_;
   messaging::Mailbox mailbox_;
   messaging::Presence presence_{mailbox_};
   std::unique_ptr<runtime::WorkerPool> pool_;
-  runtime::StepState state_;
 };
 
 }  // namespace lamina::pipeline

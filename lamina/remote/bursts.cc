@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads: ready() runs in whichever makes a request ready, under StepState's lock; due() in the worker that has run
-// it. Locks: mutex_, under which nothing else is taken. See docs/thread-model.md.
+// Threads: ready() runs in the one that makes a request ready, due() in the worker that has run it. Locks: mutex_,
+// under which nothing else is taken. See docs/thread-model.md.
 #include "lamina/remote/bursts.h"
 
 #include <utility>
 
 namespace lamina::remote {
 
-Bursts::Course Bursts::course_of(const base::CallId& request) {
-  return {request.step, request.microbatch, request.origin};
-}
+Bursts::Course Bursts::course_of(const base::CallId& request) { return {request.microbatch, request.origin}; }
 
 void Bursts::ready(const base::CallId& request) {
   std::lock_guard guard(mutex_);
@@ -18,20 +16,14 @@ void Bursts::ready(const base::CallId& request) {
 
 std::vector<Answer> Bursts::due(Answer&& answer, bool says_more) {
   std::lock_guard guard(mutex_);
-  const auto found = bursts_.find(course_of(answer.call));
-  if (found == bursts_.end()) return {};  // the step has ended
-  Burst& burst = found->second;
+  const auto course = course_of(answer.call);
+  Burst& burst = bursts_.at(course);
   burst.answers.push_back(std::move(answer));
   const bool last = --burst.ready == 0;
   std::vector<Answer> due;
   if (last || says_more) due.swap(burst.answers);
-  if (last) bursts_.erase(found);
+  if (last) bursts_.erase(course);
   return due;
-}
-
-void Bursts::end_step(base::Step step) {
-  std::lock_guard guard(mutex_);
-  std::erase_if(bursts_, [&](const auto& entry) { return std::get<base::Step>(entry.first) <= step; });
 }
 
 }  // namespace lamina::remote

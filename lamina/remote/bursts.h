@@ -3,7 +3,7 @@
 
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lamina/remote/protocol.h"
@@ -18,10 +18,9 @@ class Bursts {
   void ready(const base::CallId& request);  // it will run, and be answered
   // The answers to send now, in the order of their calls' ends. `says_more`: `answer` cannot wait.
   std::vector<Answer> due(Answer&& answer, bool says_more);
-  void end_step(base::Step step);  // forgets those of it and of earlier ones
 
  private:
-  using Course = std::tuple<base::Step, base::Microbatch, base::Rank>;  // a microbatch's requests from one rank
+  using Course = std::pair<base::Microbatch, base::Rank>;  // a microbatch's requests from one rank
   struct Burst {
     int ready = 0;  // and not answered
     std::vector<Answer> answers;

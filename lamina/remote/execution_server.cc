@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of a call here (Served, under mutex_, and Parked):
+// States of a request here (Parked):
 //
-//   received --its last input--> ready --the slot--> runs --finish()--> finished --released, or end_step()--> forgotten
+//   received --its last input--> ready --the slot--> runs --finish()--> finished, and answered
 //
-// Received, it has neither thread nor slot: Parked counts what is missing, and deliveries that are asked for are owed.
-// Ready, it has a place among those that want the slot, and a worker as soon as this rank is in its step. Finished,
-// its outputs and its graph stay until the caller releases them, each by itself; what is asked for then is sent at
-// once.
+// Received, it has neither thread nor slot: Parked counts what is missing. Ready, it has a place among those that want
+// the slot, and a worker.
 //
-// Threads: receive(), deliver() and forget() run in the transport's thread. What brings a call its last input makes it
-// ready: the transport's thread, or the worker that finishes the call before it. serve() and fulfil() run in workers.
-// Parked belongs to whoever fills it, each in a field of its own, until `missing` is 0, and then to its worker.
+// Threads: receive() and deliver() run in the transport's thread. What brings a request its last input makes it ready:
+// the transport's thread, or the worker that finishes the call before it. serve() and fulfil() run in workers. Parked
+// belongs to whoever fills it, each in a field of its own, until `missing` is 0, and then to its worker.
 //
-// Locks: mutex_; under it StepState's, where deliver() starts a worker. Readers are told, messages sent, and what may
-// hold objects of Python destroyed without it, and not in the transport's thread. See docs/thread-model.md.
+// Locks: mutex_, under which nothing else is taken: the modules, and the latest request of each rank. What a step keeps
+// has its own: see served_calls.cc. See docs/thread-model.md.
 #include "lamina/remote/execution_server.h"
 
 #include <algorithm>
@@ -69,8 +67,8 @@ struct ExecutionServer::Parked {
   explicit Parked(std::variant<ForwardRequest, BackwardRequest> request) : asked(std::move(request)) {}
 
   std::variant<ForwardRequest, BackwardRequest> asked;
-  std::map<base::CallId, Arrival> inputs;  // its nodes are made before the first arrives
-  std::shared_ptr<Served> forward;         // of a backward: the call whose graph it runs
+  std::map<base::CallId, Arrival> inputs;      // its nodes are made before the first arrives
+  std::shared_ptr<ServedCalls::Call> forward;  // of a backward: the call whose graph it runs
   std::atomic<int> missing = 1;
 
   Request& request() {
@@ -101,31 +99,19 @@ struct ExecutionServer::Parked {
   }
 };
 
-ExecutionServer::Results::Results(std::string made_by, Tensors made, bool are_gradients)
-    : module(std::move(made_by)),
-      tensors(std::move(made)),
-      gradients(are_gradients),
-      versions(remote::versions(tensors)) {}
-
-// A gradient keeps its strides, which may be those of one element for all.
-at::Tensor ExecutionServer::Results::delivered(std::int64_t output) const {
-  return gradients ? tensors.at(output) : dense(tensors.at(output));
-}
-
-bool ExecutionServer::Results::written(std::int64_t output) const {
-  return value::version_of(tensors.at(output)) != versions.at(output);
-}
-
-ExecutionServer::ExecutionServer(transport::Transport& transport, messaging::Handlers& handlers,
-                                 runtime::ComputeSlot& slot, Inbox& inbox, RemoteCalls& calls,
-                                 value::Failures& failures, Start start)
-    : transport_(transport), slot_(slot), inbox_(inbox), calls_(calls), failures_(failures), start_(std::move(start)) {
-  handlers.on(kForward,
-              [this](Message&& message) { receive(std::make_shared<Parked>(to_forward_request(std::move(message)))); });
-  handlers.on(kBackward, [this](Message&& message) {
-    receive(std::make_shared<Parked>(to_backward_request(std::move(message))));
+ExecutionServer::ExecutionServer(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
+                                 RemoteCalls& calls, value::Failures& failures)
+    : transport_(transport), calls_(calls), failures_(failures) {
+  const auto in_step = [&](transport::Kind kind, const Steps::Handle& handle) {
+    handlers.on(kind, [&steps, handle](Message&& message) { steps.deliver(std::move(message), handle); });
+  };
+  in_step(kForward, [this](StepScope& step, Message&& message) {
+    receive(step, std::make_shared<Parked>(to_forward_request(std::move(message))));
   });
-  handlers.on(kAsk, [this](Message&& message) { deliver(to_ask(message)); });
+  in_step(kBackward, [this](StepScope& step, Message&& message) {
+    receive(step, std::make_shared<Parked>(to_backward_request(std::move(message))));
+  });
+  in_step(kAsk, [this](StepScope& step, Message&& message) { deliver(step, to_ask(message)); });
 }
 
 void ExecutionServer::set_modules(std::shared_ptr<model::Modules> modules) {
@@ -141,92 +127,67 @@ std::string ExecutionServer::latest_of(base::Rank rank) {
   return found->second.what();
 }
 
-void ExecutionServer::receive(std::shared_ptr<Parked> parked) {
+void ExecutionServer::receive(StepScope& step, std::shared_ptr<Parked> parked) {
   auto& request = parked->request();
-  for (const auto& release : request.released) forget(release);
+  for (const auto& release : request.released) step.served.forget(release);
   {
     std::lock_guard guard(mutex_);
     latest_[request.call.origin] = {request.call, transport_.rank(), request.module, "", !parked->is_forward()};
-    auto served = std::make_shared<Served>();
-    served->owed = std::move(request.deliveries);
-    served_[request.call] = std::move(served);
   }
-  await_inputs(parked);
+  step.served.add(request.call, std::move(request.deliveries));
+  await_inputs(step, parked);
 }
 
-void ExecutionServer::await_inputs(const std::shared_ptr<Parked>& parked) {
+// A caller that does not read what a call returns may ask for its backward before it has run; of calls that keep their
+// order each waits for the one before it: see [Note: order of calls].
+void ExecutionServer::await_inputs(StepScope& step, const std::shared_ptr<Parked>& parked) {
   const auto& request = parked->request();
   value::for_each_leaf(parked->tree(), [&](const value::Value& leaf) {
     if (const auto* reference = leaf.get_if<value::Reference>()) parked->inputs.try_emplace(reference->name);
   });
   parked->missing += static_cast<int>(parked->inputs.size());
-  const auto one_more = [this, parked] {
+  const auto one_more = [this, &step, parked] {
     if (--parked->missing != 0) return;
     const auto& call = parked->request().call;
-    start_(call.step, [this, parked, call]() -> Work {
-      bursts_.ready(call);
-      const auto place = slot_.reserve(parked->phase(), call.microbatch);
-      return [this, parked, place] { serve(*parked, *place); };
-    });
+    step.served.bursts.ready(call);
+    const auto place = step.slot().reserve(parked->phase(), call.microbatch);
+    step.serve([this, &step, parked, place] { serve(step, *parked, *place); });
+  };
+  const auto await = [&](const base::CallId& call) {
+    ++parked->missing;  // first: it may end at once
+    if (!step.served.await(call, one_more)) --parked->missing;
   };
   for (auto& [name, place] : parked->inputs) {
-    inbox_.expect(name, [one_more, &place](Arrival arrival) {
+    step.deliveries.expect(name, [one_more, &place](Arrival arrival) {
       place = std::move(arrival);
       one_more();
     });
   }
-  if (!parked->is_forward()) await_forward(parked, one_more);
-  if (request.after >= 0) await_earlier(*parked, one_more);
+  if (!parked->is_forward()) {
+    const auto forward = with_counter(request.call, std::get<BackwardRequest>(parked->asked).forward);
+    parked->forward = step.served.expect_backward(forward);  // where it is not here the backward says so
+    await(forward);
+  }
+  if (request.after >= 0) await(with_counter(request.call, request.after));
   one_more();
 }
 
-// A caller that does not read what a call returns may ask for its backward before it has run.
-void ExecutionServer::await_forward(const std::shared_ptr<Parked>& parked, const std::function<void()>& finished) {
-  const auto forward = with_counter(parked->request().call, std::get<BackwardRequest>(parked->asked).forward);
-  std::lock_guard guard(mutex_);
-  const auto found = served_.find(forward);
-  if (found == served_.end()) return;  // the backward says so
-  parked->forward = found->second;
-  ++found->second->backwards;
-  await_finish(*found->second, *parked, finished);
-}
-
-// See [Note: order of calls].
-void ExecutionServer::await_earlier(Parked& parked, const std::function<void()>& finished) {
-  std::lock_guard guard(mutex_);
-  const auto found = served_.find(with_counter(parked.request().call, parked.request().after));
-  if (found != served_.end()) await_finish(*found->second, parked, finished);
-}
-
-void ExecutionServer::inherit_order(const Request& request, runtime::Activity& activity) {
-  if (request.after < 0) return;
-  std::lock_guard guard(mutex_);
-  if (auto found = orders_.extract(with_counter(request.call, request.after)))
-    issued(activity).latest = std::move(found.mapped());
-}
-
-void ExecutionServer::await_finish(Served& served, Parked& parked, const std::function<void()>& finished) {
-  if (served.finished) return;
-  ++parked.missing;
-  served.readers.push_back(finished);
-}
-
-void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) {
+void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlot::Place& place) {
   const auto& request = parked.request();
-  runtime::Activity activity(place, slot_, request.call.step, request.call.microbatch, parked.phase());
+  runtime::Activity activity(step, place, request.call.microbatch, parked.phase());
   if (activity.recorder() && modules_) activity.set_name(modules_->name(request.module));
-  inherit_order(request, activity);
+  if (request.after >= 0) issued(activity).latest = step.served.take_order(with_counter(request.call, request.after));
   Answer answer{request.call};
   Tensors outputs;
   std::optional<value::Failure> failure;
   try {
     parked.fill();
-    set_flags(parked, activity);
+    if (step.flags) activity.set_flags(step.flags->from_bytes(parked.flags()));
     const auto flags = activity.flags();
     auto* const asks_forward = std::get_if<ForwardRequest>(&parked.asked);
-    outputs = asks_forward != nullptr ? forward(*asks_forward, answer) : backward(parked, answer);
+    outputs = asks_forward != nullptr ? forward(step, *asks_forward, answer) : backward(step, parked, answer);
     require_flags(request, flags, activity);
-    calls_.learn_views(activity);
+    issued(activity).learn_views();
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
@@ -234,20 +195,17 @@ void ExecutionServer::serve(Parked& parked, runtime::ComputeSlot::Place& place) 
   } catch (...) {
     // Described in any case: until then a face may keep the error in this thread, where the next request would meet it.
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
-    if (slot_.cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
+    if (step.slot().cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
   }
   answer.note = activity.take_note();
-  finish(parked, std::move(outputs), std::move(failure), std::move(answer), activity);
-}
-
-void ExecutionServer::set_flags(const Parked& parked, runtime::Activity& activity) {
-  if (slot_.flags() != nullptr) activity.set_flags(slot_.flags()->from_bytes(parked.flags()));
+  finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), activity);
 }
 
 void ExecutionServer::require_flags(const Request& request, const runtime::ParameterFlags::Flags& given,
                                     runtime::Activity& activity) {
-  if (slot_.flags() == nullptr) return;
-  const auto name = slot_.flags()->difference(given, activity.flags());
+  const auto& flags = activity.step().flags;
+  if (!flags) return;
+  const auto name = flags->difference(given, activity.flags());
   if (name.empty()) return;
   throw base::UsageError(base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ",
                                    transport_.rank(),
@@ -255,7 +213,7 @@ void ExecutionServer::require_flags(const Request& request, const runtime::Param
                                    "function, or before the step on every rank"));
 }
 
-Tensors ExecutionServer::forward(ForwardRequest& request, Answer& answer) {
+Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answer& answer) {
   if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
   const auto& state = request.state;
   auto graph = std::make_shared<CalleeGraph>(request.arguments);
@@ -296,27 +254,22 @@ Tensors ExecutionServer::forward(ForwardRequest& request, Answer& answer) {
     value::for_each_tensor(answer.result, value::materialise);
     make_dense(answer.result);
   }
-  if (graph->differentiable()) {
-    std::lock_guard guard(mutex_);
-    const auto served = served_.find(request.call);
-    const bool wanted = served != served_.end() && !(served->second->graph_released && served->second->backwards == 0);
-    if (wanted) served->second->graph = std::move(graph);
-  }
+  if (graph->differentiable()) step.served.keep_graph(request.call, std::move(graph));
   return outputs;
 }
 
-Tensors ExecutionServer::backward(Parked& parked, Answer& answer) {
+Tensors ExecutionServer::backward(StepScope& step, Parked& parked, Answer& answer) {
   auto& request = std::get<BackwardRequest>(parked.asked);
   Tensors gradients;
   const auto arrived = std::exchange(request.gradients, {});
   for (const auto& item : arrived.as<value::List>().items) gradients.push_back(summed(item));
   std::shared_ptr<CalleeGraph> graph;
-  if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), request.options.keep_graph);
+  if (parked.forward) graph = step.served.graph_of(*std::exchange(parked.forward, nullptr), request.options.keep_graph);
   if (!graph) {
     throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
   }
   auto options = request.options;
-  options.asked = calls_.asked(request.call.microbatch);
+  options.asked = step.calls.asked(request.call.microbatch);
   auto result = graph->backward(gradients, options);
   if (request.expected == 0) {
     for (const auto& gradient : result) value::materialise(gradient);
@@ -329,43 +282,22 @@ Tensors ExecutionServer::backward(Parked& parked, Answer& answer) {
   return result;
 }
 
-std::shared_ptr<CalleeGraph> ExecutionServer::graph_of(Served& forward, bool keep) {
-  std::lock_guard guard(mutex_);
-  --forward.backwards;
-  if (forward.failure) throw value::RemoteFailure(*forward.failure);
-  const bool last = forward.graph_released && forward.backwards == 0;
-  return keep && !last ? forward.graph : std::exchange(forward.graph, nullptr);
-}
-
-void ExecutionServer::finish(const Parked& parked, Tensors outputs, std::optional<value::Failure> failure,
-                             Answer&& answer, runtime::Activity& activity) {
+void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outputs,
+                             std::optional<value::Failure> failure, Answer&& answer, runtime::Activity& activity) {
   const auto& request = parked.request();
   const auto caller = request.call.origin;
-  const auto held = failure ? RemoteCalls::Held() : calls_.held(activity, outputs);
+  const auto held = failure ? Issued::Held() : issued(activity).held(outputs);
   auto results = Results(modules_ ? modules_->name(request.module) : "", std::move(outputs), !parked.is_forward());
-  std::vector<Delivery> owed;
-  std::vector<std::function<void()>> readers;
-  decltype(garbage_) garbage;
-  {
-    std::lock_guard guard(mutex_);
-    garbage.swap(garbage_);
-    const auto served = served_.find(request.call);
-    if (served == served_.end()) return;  // the step has ended
-    owed = std::move(served->second->owed);
-    readers = std::move(served->second->readers);
-    served->second->finished = true;
-    if (!issued(activity).latest.empty()) orders_[request.call] = issued(activity).latest;
-    served->second->failure = failure;
-    if (!served->second->outputs_released) served->second->results = results;
-    const bool needed = failure || !served->second->results.tensors.empty() || served->second->graph;
-    if (!needed) served_.erase(served);
-  }
+  const auto garbage = step.served.take_garbage();
+  auto ended = step.served.finish(request.call, results, failure, issued(activity).latest);
+  if (!ended) return;  // the step is over
+  auto& [owed, readers] = *ended;
   for (const auto& reader : readers) reader();
   // Before another gets the slot: what goes on here with these results is among those that it may pass to.
   const auto here = [&](const Delivery& delivery) {
     return delivery.to == transport_.rank() && (failure || !value::is_pending(results.tensors.at(delivery.output)));
   };
-  fulfil(taken_if(owed, here), results, failure);
+  fulfil(step, taken_if(owed, here), results, failure);
   // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
   const bool noted = !answer.note.empty();
   if (!noted) activity.retire();
@@ -374,7 +306,7 @@ void ExecutionServer::finish(const Parked& parked, Tensors outputs, std::optiona
     if (delivery.to != caller) return true;
     return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
   };
-  fulfil(taken_if(owed, elsewhere), results, failure);
+  fulfil(step, taken_if(owed, elsewhere), results, failure);
   for (const auto& delivery : owed) {
     answer.names.push_back(delivery.name);
     if (!failure) answer.outputs.push_back(results.delivered(delivery.output));
@@ -383,7 +315,8 @@ void ExecutionServer::finish(const Parked& parked, Tensors outputs, std::optiona
   results = {};
   const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
   const bool says_more = failure || !answer.names.empty() || noted || request.expected == 0 || !done;
-  for (auto& due : bursts_.due(std::move(answer), says_more)) transport_.send(caller, to_message(std::move(due)));
+  for (auto& due : step.served.bursts.due(std::move(answer), says_more))
+    transport_.send(caller, to_message(std::move(due)));
   if (noted) activity.retire();
   if (done) return;
   Answer end{request.call};
@@ -395,23 +328,15 @@ void ExecutionServer::finish(const Parked& parked, Tensors outputs, std::optiona
   transport_.send(caller, to_message(std::move(end)));
 }
 
-void ExecutionServer::deliver(const Ask& ask) {
-  std::lock_guard guard(mutex_);
-  const auto found = served_.find(ask.call);
-  if (found != served_.end() && !found->second->finished) return found->second->owed.push_back(ask.delivery);
-  std::optional<value::Failure> failure;
-  if (found == served_.end()) {
-    failure = value::Failure{"UsageError", "a result was asked for after it was released", "", transport_.rank(), {}};
-  } else {
-    failure = found->second->failure;
-  }
-  auto results = failure ? Results() : found->second->results;
-  start_(ask.call.step, [this, delivery = ask.delivery, results = std::move(results), failure]() -> Work {
-    return [this, delivery, results, failure] { fulfil({delivery}, results, failure); };
+void ExecutionServer::deliver(StepScope& step, const Ask& ask) {
+  auto made = step.served.ask(ask, transport_.rank());
+  if (!made) return;  // it is owed
+  step.serve([this, &step, delivery = ask.delivery, made = std::move(*made)] {
+    fulfil(step, {delivery}, made.results, made.failure);
   });
 }
 
-void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& results,
+void ExecutionServer::fulfil(StepScope& step, const std::vector<Delivery>& owed, const Results& results,
                              const std::optional<value::Failure>& failure) {
   // Readers get memory of their own: what shares memory here goes in parcels of its own.
   using Place = std::pair<base::Rank, int>;
@@ -422,7 +347,7 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
     if (!failure) {
       const auto& output = results.tensors.at(delivery.output);
       if (results.written(delivery.output)) {
-        fulfil({delivery}, {}, written_failure(results.module, transport_.rank()));
+        fulfil(step, {delivery}, {}, written_failure(results.module, transport_.rank()));
         continue;
       }
       if (const auto elsewhere = remote_value_of(output)) {
@@ -442,36 +367,8 @@ void ExecutionServer::fulfil(const std::vector<Delivery>& owed, const Results& r
       continue;
     }
     if (!failure) parcel.values = to_tensors(value::copied(to_value(std::get<Tensors>(parcel.values))));
-    inbox_.arrive(std::move(parcel));
+    step.deliveries.arrive(std::move(parcel));
   }
-}
-
-void ExecutionServer::forget(const Release& release) {
-  std::lock_guard guard(mutex_);
-  const auto found = served_.find(release.call);
-  if (found == served_.end()) return;
-  auto& served = *found->second;
-  (release.graph ? served.graph_released : served.outputs_released) = true;
-  if (!release.graph) garbage_.push_back(std::make_shared<Results>(std::exchange(served.results, {})));
-  if (release.graph && served.backwards == 0) garbage_.push_back(std::exchange(served.graph, nullptr));
-  const bool tells = served.failure && !(served.outputs_released && served.graph_released);
-  if (served.finished && !served.graph && served.results.tensors.empty() && !tells) served_.erase(found);
-}
-
-void ExecutionServer::end_step(base::Step step) {
-  bursts_.end_step(step);
-  decltype(served_) ended;  // destroyed outside the lock
-  decltype(garbage_) garbage;
-  {
-    std::lock_guard guard(mutex_);
-    garbage.swap(garbage_);
-    std::erase_if(orders_, [&](const auto& entry) { return entry.first.step <= step; });
-    for (auto next = served_.begin(); next != served_.end();) {
-      const auto here = next++;
-      if (here->first.step <= step) ended.insert(served_.extract(here));
-    }
-  }
-  for (auto& [call, served] : ended) served->readers.clear();  // a backward that waits for its forward keeps it
 }
 
 }  // namespace lamina::remote

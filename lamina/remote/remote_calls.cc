@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of a call here (PendingCall, under mutex_):
+// Threads: an activity calls, waits and settles in its own, and what it has called (Issued) has no lock. receive() runs
+// in the transport's thread.
 //
-//   begun --send()--> asked --Answer--> answered --Answer that is done--> done, and out of pending_
-//                       `---- the first Answer is done, or a failure ----^
-//
-// An answer to a call that was predicted says only that it is done. cancel() wakes whoever waits in any state, with a
-// CancelledError; begin_step() forgets all.
-//
-// Threads: an activity calls, waits and settles in its own, and what it has called (Issued) has no lock. deliver()
-// runs in the transport's thread, cancel() in the one that ends the step.
-//
-// Locks: mutex_; under it only the compute slot's, as an answer takes the place of the thread that waits for it.
-// Nothing is sent, and no code of a face runs, under it. See docs/thread-model.md.
+// Locks: mutex_, under which nothing else is taken: what was asked last of each rank, and notes. The calls of a step
+// have theirs: see outstanding_calls.cc. Nothing is sent, and no code of a face runs, under any. See
+// docs/thread-model.md.
 #include "lamina/remote/remote_calls.h"
 
 #include <ATen/ops/copy.h>
 
 #include <algorithm>
-#include <set>
 
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
@@ -66,78 +58,35 @@ void write_arguments(const std::string& module, const value::List& written, cons
   }
 }
 
-bool held_by_others(const at::Tensor& tensor) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  const bool in_python = impl->pyobj_slot()->load_pyobj() != nullptr;  // its object counts as one holder
-  const bool used_there = in_python && !impl->pyobj_slot()->has_unique_reference();
-  return tensor.use_count() - (in_python ? 1 : 0) > 1 || used_there;
-}
-
-// Whether somebody holds references to `source`, `count` in all, other than those in `results`.
-bool held_beside(const RemoteValue& source, long count, const Tensors& results) {
-  for (const auto& tensor : results) {
-    if (!tensor.defined() || value::source_of(tensor).get() != &source) continue;
-    if (held_by_others(tensor)) return true;
-    --count;
-  }
-  return count > 0;
-}
-
-// Throws the failure of a call in this thread, whose activity knows of it from now on.
-[[noreturn]] void tell(const base::CallId& id, const value::Failure& failure) {
-  if (auto* activity = runtime::Activity::current()) issued(*activity).told.push_back({id.counter, failure});
-  throw value::RemoteFailure(failure);
-}
-
 at::Tensor told(const Arrival& arrival, const base::CallId& id) {
   if (const auto* failure = std::get_if<value::Failure>(&arrival)) tell(id, *failure);
   return tensor_of(arrival);
 }
 
-bool alike(const value::Failure& a, const value::Failure& b) {
-  return a.rank == b.rank && a.type == b.type && a.message == b.message && a.traceback == b.traceback;
-}
-
-// Adds to `found` the number of `call` and of every call whose results it was given, by whatever way, if they `count`.
-void add_sources(const Issued& issued, std::int64_t call, const std::function<bool(const PendingCall&)>& counts,
-                 std::set<std::int64_t>& found) {
-  const auto is_it = [&](const auto& pending) { return pending->call->id.counter == call; };
-  const auto pending = std::ranges::find_if(issued.calls, is_it);
-  if (pending == issued.calls.end() || !counts(**pending) || !found.insert(call).second) return;
-  for (const auto given : (*pending)->given) add_sources(issued, given, counts, found);
-}
-
-// Whether the code was told of the failure of this call: by this one, or by one that failed for the same cause. Under
-// the mutex; the calls before it are done.
-bool was_told(const Issued& issued, const PendingCall& call) {
-  const auto is_same = [&](const value::Failure& failure) { return alike(failure, *call.failure); };
-  std::set<std::int64_t> causes;
-  add_sources(
-      issued, call.call->id.counter,
-      [&](const PendingCall& source) { return source.failure && is_same(*source.failure); }, causes);
-  return std::ranges::any_of(issued.told, [&](const ToldFailure& known) {
-    std::set<std::int64_t> sources;
-    if (is_same(known.failure)) add_sources(issued, known.counter, [](const PendingCall&) { return true; }, sources);
-    return std::ranges::any_of(causes, [&](std::int64_t cause) { return sources.contains(cause); });
-  });
-}
-
 }  // namespace
 
-RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Inbox& inbox,
+RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
                          base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts)
     : transport_(transport),
-      inbox_(inbox),
+      steps_(steps),
       patience_{timeout, nullptr,
-                [this](const std::string& line) {
-                  if (!told_.exchange(true)) base::log_warning(line);
+                [](const std::string& line) {
+                  const auto* activity = runtime::Activity::current();
+                  if (activity == nullptr || scope_of(*activity).calls.says_first()) base::log_warning(line);
                 },
                 base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
       predicts_(predicts) {
   for (const auto kind : {kResult, kError}) {
-    handlers.on(kind, [this](Message&& answer) { deliver(to_answer(std::move(answer))); });
+    handlers.on(kind, [this](Message&& message) {
+      steps_.deliver(std::move(message),
+                     [this](StepScope& step, Message&& answer) { receive(step, to_answer(std::move(answer))); });
+    });
   }
+  handlers.on(kValues, [this](Message&& message) {
+    steps_.deliver(std::move(message),
+                   [](StepScope& step, Message&& values) { step.deliveries.arrive(to_values(std::move(values))); });
+  });
 }
 
 value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modules& modules, value::Value arguments) {
@@ -202,7 +151,7 @@ value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Out
   request.expected = outline.fingerprint;
   std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
   for (const auto& [output, reader] : call.learned->route(call.ordinal)) {
-    const Delivery delivery{output, reader, new_name(call.id.step, call.id.microbatch)};
+    const Delivery delivery{output, reader, new_name(call)};
     prepared.at(output).push_back(delivery);
     request.deliveries.push_back(delivery);
   }
@@ -229,7 +178,7 @@ at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t outpu
 Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                               const GradientTargets& targets) {
   runtime::Activity* activity = runtime::Activity::current();
-  if (activity == nullptr || activity->step() != forward.id.step) {
+  if (activity == nullptr || activity->step().number() != forward.id.step) {
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
   }
   for (const auto& leaf : options.asked) {
@@ -238,10 +187,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
         base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
                   value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"));
   }
-  if (!options.asked.empty()) {
-    std::lock_guard guard(mutex_);
-    asked_[forward.id.microbatch] = options.asked;
-  }
+  if (!options.asked.empty()) scope_of(*activity).calls.ask_for(forward.id.microbatch, options.asked);
   ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
@@ -276,7 +222,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
     std::vector<Delivery> prepared;
     if (target.kind != TargetKind::kCaller) {
       const auto reader = target.kind == TargetKind::kHere ? rank() : target.rank;
-      prepared.push_back({output, reader, new_name(call.id.step, call.id.microbatch)});
+      prepared.push_back({output, reader, new_name(call)});
       request.deliveries.push_back(prepared.back());
     }
     result[i] = reference(*pending, output, target.spec, value::Strides::kAsTheyArrive, lease, std::move(prepared));
@@ -318,7 +264,8 @@ value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, Pending
 
 RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
   const runtime::Activity& activity = *runtime::Activity::current();
-  call.id = new_name(activity.step(), activity.microbatch());
+  auto& step = scope_of(activity);
+  call.id = step.calls.new_name(rank(), step.number(), activity.microbatch());
   auto pending = std::make_shared<PendingCall>();
   pending->call = std::make_shared<IssuedCall>(std::move(call));
   return pending;
@@ -331,9 +278,9 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
   made.calls.push_back(pending);
   const auto [latest, first] = made.latest.try_emplace({call.module, call.backward}, call.id.counter);
   if (!first) request.after = std::exchange(latest->second, call.id.counter);
+  scope_of(*runtime::Activity::current()).calls.add(pending);
   {
     std::lock_guard guard(mutex_);
-    pending_[call.id] = pending;
     latest_[call.owner] = pending->call;
   }
   request.call = call.id;
@@ -343,80 +290,28 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
-  give_way(*pending.call, [&](const std::function<void()>& ready) {
-    std::unique_lock lock(mutex_);
-    const auto ended = [&] { return pending.answer || pending.failure || cancelled_; };
-    if (!ended()) pending.ready = ready;
-    try {
-      base::wait_until(lock, pending.changed, patience_, ended, [&] { return pending.call->what(); });
-    } catch (const base::TimeoutError&) {
-      pending.ready = nullptr;
-      throw;
-    }
-    pending.ready = nullptr;
-    if (pending.failure) tell(pending.call->id, *pending.failure);
-    if (!pending.answer) throw base::CancelledError("the step was ended by an error elsewhere");
-  });
+  auto& calls = scope_of(*runtime::Activity::current()).calls;
+  give_way(*pending.call, [&](const std::function<void()>& ready) { calls.wait_answer(pending, patience_, ready); });
+  if (pending.failure) tell(pending.call->id, *pending.failure);
   return std::move(*pending.answer);
 }
 
-void RemoteCalls::wait_done(PendingCall& pending, const Issued& issued) {
-  std::unique_lock lock(mutex_);
-  base::wait_until(
-      lock, pending.changed, patience_, [&] { return pending.done || cancelled_; },
-      [&] { return pending.call->what(); });
-  if (!pending.done) throw base::CancelledError("the step was ended by an error elsewhere");
-  if (pending.failure && !was_told(issued, pending)) throw value::RemoteFailure(*pending.failure);
-}
-
-RemoteCalls::Held RemoteCalls::held(runtime::Activity& activity, const Tensors& results) {
-  Held kept;
-  for (const auto& reference : issued(activity).references) {
-    auto source = reference.lock();
-    if (source && held_beside(*source, source.use_count() - 1, results)) kept.push_back(std::move(source));
-  }
-  return kept;
-}
-
-void RemoteCalls::settle(runtime::Activity& activity, const Held& held) {
-  const auto& made = issued(activity);
-  const auto told = made.told;
-  for (const auto& source : held) {
-    try {
-      source->take();
-    } catch (const value::RemoteFailure& remote) {
-      const auto is_it = [&](const ToldFailure& known) { return alike(known.failure, remote.failure()); };
-      if (std::ranges::none_of(told, is_it)) throw;
-    }
-  }
-  for (const auto& pending : made.calls) wait_done(*pending, made);
+void RemoteCalls::settle(runtime::Activity& activity, const Issued::Held& held) {
+  issued(activity).settle(held, scope_of(activity).calls, patience_);
 }
 
 bool RemoteCalls::unsettled(runtime::Activity& activity) {
-  std::lock_guard guard(mutex_);
-  return std::ranges::any_of(issued(activity).calls,
-                             [](const Pending& pending) { return !pending->done || pending->failure; });
+  return !scope_of(activity).calls.all_done(issued(activity).calls);
 }
 
-void RemoteCalls::learn_views(runtime::Activity& activity) {
-  for (auto& [call, outline, shared] : std::exchange(issued(activity).views, {})) {
-    const bool written = any_written(shared.counts);
-    if (outline) {
-      outline->fetches_views = written;
-      call->learned->learn_outline(std::move(outline));
-    } else if (written) {
-      throw base::UsageError(base::str(
-          "a result of ", call->name.empty() ? "the model" : call->name,
-          ", which lives on another rank, is a view of its argument, and one of them was written to, which was not so "
-          "after earlier calls of this kind: the other may lack it; write to a clone, or have each call waited for: "
-          "set_dynamic(module) before the first step"));
-    }
-  }
+std::shared_ptr<StepScope> RemoteCalls::step_of(const IssuedCall& call) {
+  auto step = steps_.find(call.id.step);
+  if (step) return step;
+  throw base::UsageError(base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
 }
 
-base::CallId RemoteCalls::new_name(base::Step step, base::Microbatch microbatch) {
-  std::lock_guard guard(mutex_);
-  return {rank(), step, microbatch, counters_[microbatch]++};
+base::CallId RemoteCalls::new_name(const IssuedCall& call) {
+  return step_of(call)->calls.new_name(rank(), call.id.step, call.id.microbatch);
 }
 
 void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
@@ -424,18 +319,13 @@ void RemoteCalls::ask(const IssuedCall& call, const Delivery& delivery) {
 }
 
 at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call) {
-  if (const auto arrival = inbox_.poll(name)) return told(*arrival, call.id);
-  {
-    std::lock_guard guard(mutex_);
-    if (!open_ || step_ != call.id.step) {
-      throw base::UsageError(
-          base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
-    }
+  const auto step = step_of(call);
+  auto arrival = step->deliveries.poll(name);
+  if (!arrival) {
+    give_way(call, [&](const std::function<void()>& ready) {
+      arrival = step->deliveries.wait(name, patience_, [&] { return call.what(); }, ready);
+    });
   }
-  std::optional<Arrival> arrival;
-  give_way(call, [&](const std::function<void()>& ready) {
-    arrival = inbox_.wait(name, patience_, [&] { return call.what(); }, ready);
-  });
   return told(*arrival, call.id);
 }
 
@@ -452,48 +342,11 @@ void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
   hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
 }
 
-Tensors RemoteCalls::asked(base::Microbatch microbatch) {
-  std::lock_guard guard(mutex_);
-  const auto found = asked_.find(microbatch);
-  return found == asked_.end() ? Tensors() : found->second;
-}
-
-void RemoteCalls::begin_step(base::Step step) {
-  std::lock_guard guard(mutex_);
-  pending_.clear();
-  counters_.clear();
-  asked_.clear();
-  step_ = step;
-  open_ = true;
-  cancelled_ = false;
-  told_ = false;
-}
-
-void RemoteCalls::end_step() {
-  std::lock_guard guard(mutex_);
-  open_ = false;
-}
-
-std::vector<base::Rank> RemoteCalls::awaited() {
-  std::set<base::Rank> owners;
-  std::lock_guard guard(mutex_);
-  for (const auto& [id, pending] : pending_) owners.insert(pending->call->owner);
-  return {owners.begin(), owners.end()};
-}
-
 std::string RemoteCalls::asked_of(base::Rank rank) {
+  const auto step = steps_.open();
+  const auto waited = step ? step->calls.asked_of(rank) : "";
+  if (!waited.empty()) return waited;
   std::lock_guard guard(mutex_);
-  std::string first, microbatches;
-  int more = -1;
-  std::optional<base::Microbatch> latest;
-  for (const auto& [id, pending] : pending_) {
-    if (pending->call->owner != rank) continue;
-    if (++more == 0) first = pending->call->what();
-    if (latest != id.microbatch) microbatches += base::str(latest ? ", " : "", id.microbatch);
-    latest = id.microbatch;
-  }
-  if (more > 0) first += base::str(" and ", more, " more of its calls (microbatches ", microbatches, ")");
-  if (more >= 0) return base::str("while this rank waited for ", first);
   const auto found = latest_.find(rank);
   return found == latest_.end() ? "" : base::str("after it had answered the ", found->second->what());
 }
@@ -505,39 +358,18 @@ std::vector<std::string> RemoteCalls::take_notes() {
   return std::exchange(notes_, {});
 }
 
-void RemoteCalls::cancel() {
-  std::lock_guard guard(mutex_);
-  cancelled_ = true;
-  for (auto& [id, pending] : pending_) pending->changed.notify_all();
-}
-
-void RemoteCalls::deliver(Answer&& answer) {
+void RemoteCalls::receive(StepScope& step, Answer&& answer) {
   if (answer.failure) {
-    inbox_.arrive({std::move(answer.names), *answer.failure});
+    step.deliveries.arrive({std::move(answer.names), *answer.failure});
   } else {
-    inbox_.arrive({std::move(answer.names), std::move(answer.outputs)});
+    step.deliveries.arrive({std::move(answer.names), std::move(answer.outputs)});
   }
-  std::unique_lock lock(mutex_);
   if (!answer.note.empty()) {
+    std::lock_guard guard(mutex_);
     notes_.push_back(std::move(answer.note));
     noted_ = true;
   }
-  const auto found = pending_.find(answer.call);
-  if (found == pending_.end()) return;  // of a step that was cancelled
-  const auto pending = found->second;
-  const bool done = answer.done || answer.failure;
-  if (answer.failure) {
-    pending->failure = std::move(answer.failure);
-  } else if (!answer.result.get_if<value::None>()) {
-    pending->answer = std::move(answer.result);
-  }
-  if (pending->ready && (pending->answer || pending->failure)) std::exchange(pending->ready, nullptr)();
-  if (done) {
-    pending->done = true;
-    pending_.erase(found);
-  }
-  lock.unlock();  // which the woken thread takes
-  pending->changed.notify_all();
+  step.calls.answer(std::move(answer));
 }
 
 }  // namespace lamina::remote

@@ -105,7 +105,7 @@ base::CallId RemoteValue::route(base::Rank reader) {
     prepared_.erase(found);
     return name;
   }
-  const auto name = calls_.new_name(call_->id.step, call_->id.microbatch);
+  const auto name = calls_.new_name(*call_);
   if (!call_->backward) call_->learned->learn_reader(call_->ordinal, output_, reader);
   calls_.ask(*call_, {output_, reader, name});
   return name;

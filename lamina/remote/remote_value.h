@@ -66,7 +66,8 @@ class Lease {
 class Fetcher {
  public:
   virtual base::Rank rank() const = 0;
-  virtual base::CallId new_name(base::Step step, base::Microbatch microbatch) = 0;
+  // A name for what is delivered of a call.
+  virtual base::CallId new_name(const IssuedCall& call) = 0;
   // Asks the call's owner for a delivery that its request did not prepare.
   virtual void ask(const IssuedCall& call, const Delivery& delivery) = 0;
   // Waits for what is delivered as `name`. Throws what came instead, in this thread, whose activity then knows of it.

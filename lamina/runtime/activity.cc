@@ -10,8 +10,6 @@
 #include "lamina/runtime/activity.h"
 
 #include "lamina/runtime/autocast.h"
-#include "lamina/runtime/ordered_gradients.h"
-#include "lamina/runtime/running_statistics.h"
 
 namespace lamina::runtime {
 namespace {
@@ -20,24 +18,21 @@ thread_local Activity* this_thread = nullptr;
 
 }  // namespace
 
-Activity::Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, schedule::Phase begin,
+Activity::Activity(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed)
+    : Activity(step, nullptr, microbatch, begin, seed) {}
+
+Activity::Activity(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin)
+    : Activity(step, &place, microbatch, begin, /*seed=*/0) {}
+
+Activity::Activity(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
                    std::uint64_t seed)
-    : Activity(nullptr, slot, step, microbatch, begin, seed) {}
-
-Activity::Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
-                   schedule::Phase begin)
-    : Activity(&place, slot, step, microbatch, begin, /*seed=*/0) {}
-
-Activity::Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
-                   schedule::Phase begin, std::uint64_t seed)
-    : slot_(slot),
-      step_(step),
+    : step_(step),
       microbatch_(microbatch),
       outer_(this_thread),
       leads_(begin == schedule::Phase::kStart),
       seed_(seed),
       in_backward_(begin == schedule::Phase::kBackward) {
-  place ? slot_.acquire(*place) : slot_.acquire(begin, microbatch_);
+  place ? step_.slot().acquire(*place) : step_.slot().acquire(begin, microbatch_);
   take_state();
   this_thread = this;
 }
@@ -45,37 +40,37 @@ Activity::Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step
 Activity::~Activity() {
   this_thread = outer_;
   end_forward();
-  if (leads_) slot_.finished();
+  if (leads_) step_.slot().finished();
   release();
 }
 
 Activity* Activity::current() { return this_thread; }
 
 void Activity::end_forward() {
-  if (leads_ && !std::exchange(forward_ended_, true)) slot_.forward_done();
+  if (leads_ && !std::exchange(forward_ended_, true)) step_.slot().forward_done();
 }
 
 void Activity::queue_again(schedule::Phase phase) {
   if (!holds_) return acquire(phase);
   leave_state();
-  slot_.queue_again(phase, microbatch_);
+  step_.slot().queue_again(phase, microbatch_);
   take_state();
 }
 
 const ParameterFlags::Flags& Activity::flags() {
-  if (holds_ && slot_.flags() != nullptr) flags_ = slot_.flags()->read(flags_);
+  if (holds_ && step_.flags) flags_ = step_.flags->read(flags_);
   return flags_;
 }
 
 void Activity::set_flags(ParameterFlags::Flags flags) {
   flags_ = std::move(flags);
-  if (slot_.flags() != nullptr) slot_.flags()->install(flags_);
+  if (step_.flags) step_.flags->install(flags_);
 }
 
 void Activity::end_body() {
-  if (slot_.flags() == nullptr) return;
-  slot_.flags()->end_body(microbatch_, flags());
-  slot_.hold_starts(false);
+  if (!step_.flags) return;
+  step_.flags->end_body(microbatch_, flags());
+  step_.slot().hold_starts(false);
 }
 
 void Activity::retire() {
@@ -84,13 +79,13 @@ void Activity::retire() {
 }
 
 void Activity::take_place() {
-  if (!retired_) place_ = slot_.reserve(phase(), microbatch_);
+  if (!retired_) place_ = step_.slot().reserve(phase(), microbatch_);
 }
 
 void Activity::acquire(schedule::Phase phase) {
   if (retired_) return;
   const auto place = std::exchange(place_, nullptr);
-  place ? slot_.acquire(*place) : slot_.acquire(phase, microbatch_);
+  place ? step_.slot().acquire(*place) : step_.slot().acquire(phase, microbatch_);
   take_state();
 }
 
@@ -98,26 +93,26 @@ void Activity::release() {
   // Code that swallows the end of its step may come here again without the slot, which is then another's.
   if (!holds_) return;
   leave_state();
-  slot_.release();
+  step_.slot().release();
 }
 
 void Activity::take_state() {
   if (!state_) {
     state_ = ProcessState::current();
     state_->seed(seed_);
-    if (leads_ && slot_.flags() != nullptr) flags_ = slot_.flags()->begin_body(microbatch_);
+    if (leads_ && step_.flags) flags_ = step_.flags->begin_body(microbatch_);
   }
-  if (auto* flags = slot_.flags()) flags->install(flags_);
+  if (step_.flags) step_.flags->install(flags_);
   state_->swap();
-  if (auto* gradients = slot_.gradients()) gradients->turn_of(microbatch_);
-  if (auto* statistics = slot_.statistics()) statistics->turn_of(microbatch_);
+  if (step_.gradients) step_.gradients->turn_of(microbatch_);
+  step_.statistics.turn_of(microbatch_);
   holds_ = true;
   turn_ = phase();
   turn_began_ns_ = recorder() ? observe::now_ns() : 0;
 }
 
 void Activity::leave_state() {
-  if (leads_ && slot_.flags() != nullptr && slot_.flags()->keeps_others(microbatch_, flags())) slot_.hold_starts(true);
+  if (leads_ && step_.flags && step_.flags->keeps_others(microbatch_, flags())) step_.slot().hold_starts(true);
   flags();
   holds_ = false;
   forget_casts();
@@ -138,7 +133,7 @@ void Activity::record_turn(observe::Recorder& recorder) const {
   recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
                    .begin_ns = turn_began_ns_,
                    .end_ns = observe::now_ns(),
-                   .step = step_.value,
+                   .step = step_.number().value,
                    .microbatch = microbatch_.value,
                    .name = name_});
   recorder.record_memory();

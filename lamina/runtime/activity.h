@@ -8,9 +8,8 @@
 #include <utility>
 
 #include "lamina/base/ids.h"
-#include "lamina/runtime/compute_slot.h"
-#include "lamina/runtime/parameter_flags.h"
 #include "lamina/runtime/process_state.h"
+#include "lamina/runtime/step_context.h"
 
 namespace lamina::runtime {
 
@@ -21,11 +20,9 @@ class Activity {
  public:
   // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
   // Throws base::CancelledError.
-  Activity(ComputeSlot& slot, base::Step step, base::Microbatch microbatch, schedule::Phase begin,
-           std::uint64_t seed = 0);
+  Activity(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed = 0);
   // The same for a request that has a place already.
-  Activity(ComputeSlot::Place& place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
-           schedule::Phase begin);
+  Activity(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin);
   ~Activity();
   Activity(const Activity&) = delete;
 
@@ -35,7 +32,7 @@ class Activity {
   // Whether the process's state is this thread's to change: in an activity that has lost the slot it is another's.
   static bool has_process_state() { return current() == nullptr || current()->holds_; }
 
-  base::Step step() const { return step_; }
+  StepContext& step() const { return step_; }
   base::Microbatch microbatch() const { return microbatch_; }
   bool leads() const { return leads_; }  // it is a step body, whose progress the schedule follows
 
@@ -43,7 +40,7 @@ class Activity {
   // was taken for it.
   template <class Wait>
   auto without_slot(schedule::Phase phase, const Wait& wait) {
-    slot_.check_lock_order();
+    step_.slot().check_lock_order();
     release();
     try {
       if constexpr (std::is_void_v<decltype(wait())>) {
@@ -72,10 +69,10 @@ class Activity {
   template <class Wait>
   void lend_state(const Wait& wait) {
     leave_state();
-    auto* flags = slot_.flags();
-    if (flags != nullptr) flags->install(nullptr);
+    auto& flags = step_.flags;
+    if (flags) flags->install(nullptr);
     const auto come_back = [&] {
-      if (flags != nullptr) flags->adopt();
+      if (flags) flags->adopt();
       take_state();
     };
     try {
@@ -119,25 +116,24 @@ class Activity {
   std::string take_note() { return std::exchange(note_, {}); }
 
   // Where it holds the slot, what becomes of BatchNorm's running statistics; nullptr where nothing does.
-  RunningStatistics* statistics() const { return holds_ ? slot_.statistics() : nullptr; }
+  RunningStatistics* statistics() const { return holds_ ? &step_.statistics : nullptr; }
 
   // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
-  observe::Recorder* recorder() const { return slot_.recorder(); }
+  observe::Recorder* recorder() const { return step_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }
   // The same from here on: what it did before in this turn is recorded under the name before, which it gives.
   std::string go_on_as(std::string name);
 
  private:
-  Activity(ComputeSlot::Place* place, ComputeSlot& slot, base::Step step, base::Microbatch microbatch,
-           schedule::Phase begin, std::uint64_t seed);
+  Activity(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
+           std::uint64_t seed);
   void acquire(schedule::Phase phase);
   void release();
   void take_state();
   void leave_state();
   void record_turn(observe::Recorder& recorder) const;
 
-  ComputeSlot& slot_;
-  const base::Step step_;
+  StepContext& step_;
   const base::Microbatch microbatch_;
   Activity* const outer_;
   const bool leads_;

@@ -31,11 +31,9 @@ void ComputeSlot::follow(std::unique_ptr<schedule::Schedule> schedule) {
   schedule_ = std::move(schedule);
 }
 
-void ComputeSlot::begin_step(int microbatches) {
+void ComputeSlot::expect(int microbatches) {
   std::lock_guard guard(mutex_);
-  progress_ = {.microbatches = microbatches};
-  holds_starts_ = false;
-  cancelled_ = false;
+  progress_.microbatches = microbatches;
 }
 
 void ComputeSlot::cancel() {

@@ -9,20 +9,15 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
-#include "lamina/observe/recorder.h"
 #include "lamina/runtime/processor.h"
 #include "lamina/schedule/schedule.h"
 
 namespace lamina::runtime {
 
-class OrderedGradients;
-class ParameterFlags;
-class RunningStatistics;
-
 // [Note: compute slot] Each microbatch, and each request that is served, has its own thread. One slot per rank passes
 // between them, so exactly one computes at a time and its code reads top to bottom. A thread gives the slot up only
 // while it waits for another rank; the schedule decides who gets it next. Lock order: the slot, then Python's GIL;
-// nobody waits for the slot while holding the GIL.
+// nobody waits for the slot while holding the GIL. Each step has a slot of its own.
 class ComputeSlot {
  public:
   // `holds_interpreter_lock` says whether this thread has the GIL, where there is one.
@@ -31,21 +26,10 @@ class ComputeSlot {
 
   // From the next pick on.
   void follow(std::unique_ptr<schedule::Schedule> schedule);
-  // What moves with the slot, to the microbatch that computes; nullptr for nothing.
-  void carry(OrderedGradients* gradients) { gradients_ = gradients; }
-  OrderedGradients* gradients() const { return gradients_; }
-  void carry(ParameterFlags* flags) { flags_ = flags; }
-  ParameterFlags* flags() const { return flags_; }
-  void carry(RunningStatistics* statistics) { statistics_ = statistics; }
-  RunningStatistics* statistics() const { return statistics_; }
   // Called by the thread that gave it up, when nobody had been waiting for it.
   void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
-  // What notes who had it, and when; nullptr for nothing.
-  void observe(observe::Recorder* recorder) { recorder_ = recorder; }
-  observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
-
-  // Forgets the last step: no microbatch has started, nothing is cancelled. Nobody holds or awaits the slot.
-  void begin_step(int microbatches);
+  // How many microbatches the step has, which the schedule goes by.
+  void expect(int microbatches);
 
   // From now on, and for those that wait now, acquire() throws base::CancelledError.
   void cancel();
@@ -96,10 +80,6 @@ class ComputeSlot {
   schedule::Progress progress_;
   Processor processor_;
   std::function<void()> idle_ = [] {};
-  OrderedGradients* gradients_ = nullptr;
-  ParameterFlags* flags_ = nullptr;
-  RunningStatistics* statistics_ = nullptr;
-  observe::Recorder* recorder_ = nullptr;
   std::uint64_t arrivals_ = 0;
   bool held_ = false;
   bool holds_starts_ = false;

@@ -27,9 +27,7 @@ void add(at::Tensor& sum, const at::Tensor& part) {
 
 }  // namespace
 
-void OrderedGradients::begin_step(std::vector<at::Tensor> parameters) {
-  parts_.clear();
-  current_.reset();
+void OrderedGradients::begin(std::vector<at::Tensor> parameters) {
   parameters_ = std::move(parameters);
   before_.assign(parameters_.size(), {});
   exchange(before_);
@@ -44,7 +42,7 @@ void OrderedGradients::turn_of(base::Microbatch microbatch) {
   exchange(own);
 }
 
-void OrderedGradients::end_step(bool keep) {
+void OrderedGradients::end(bool keep) {
   if (current_) exchange(parts_[*current_]);
   current_.reset();
   if (keep) {
@@ -54,7 +52,6 @@ void OrderedGradients::end_step(bool keep) {
   }
   parts_.clear();
   exchange(before_);
-  before_.clear();
   parameters_.clear();
 }
 

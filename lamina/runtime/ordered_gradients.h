@@ -17,17 +17,17 @@ namespace lamina::runtime {
 // of the microbatches. What a microbatch does in itself it does in one order when none of its calls is predicted. The
 // price is one copy of the gradients per microbatch; no microbatch waits for another.
 //
-// Used by whoever has the compute slot, and between steps.
+// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class OrderedGradients {
  public:
   // Takes the gradients of `parameters` aside. Again in a step whose parameters were not known: they were none.
-  void begin_step(std::vector<at::Tensor> parameters);
+  void begin(std::vector<at::Tensor> parameters);
 
   // From now on `.grad` is that of `microbatch`.
   void turn_of(base::Microbatch microbatch);
 
   // Adds what the microbatches have to the gradients that were there; or drops it, when the step failed.
-  void end_step(bool keep);
+  void end(bool keep);
 
  private:
   using Gradients = std::vector<at::Tensor>;

@@ -20,26 +20,14 @@ bool says(const at::Tensor& tensor) {
 
 }  // namespace
 
-void ParameterFlags::watch(std::vector<std::string> names, std::vector<at::Tensor> tensors) {
-  names_ = std::move(names);
-  tensors_ = std::move(tensors);
-}
-
-void ParameterFlags::begin_step() {
-  at_begin_.clear();
-  for (const auto& tensor : tensors_) at_begin_.push_back(says(tensor));
+ParameterFlags::ParameterFlags(std::shared_ptr<const Watched> watched) : watched_(std::move(watched)) {
+  for (const auto& tensor : watched_->tensors) at_begin_.push_back(says(tensor));
   now_ = at_begin_;
-  installed_ = nullptr;
-  began_.clear();
-  left_.clear();
 }
 
-void ParameterFlags::end_step(Flags set) {
+void ParameterFlags::end(Flags set) {
   read(nullptr);
   install(set);
-  installed_ = nullptr;
-  began_.clear();
-  left_.clear();
 }
 
 void ParameterFlags::install(const Flags& flags) {
@@ -48,7 +36,7 @@ void ParameterFlags::install(const Flags& flags) {
   for (std::size_t i = 0; i < now_.size(); ++i) {
     const bool wanted = this->wanted(i);
     if (now_[i] == wanted) continue;
-    tensors_[i].set_requires_grad(wanted);
+    watched_->tensors[i].set_requires_grad(wanted);
     now_[i] = wanted;
   }
 }
@@ -56,7 +44,7 @@ void ParameterFlags::install(const Flags& flags) {
 bool ParameterFlags::wanted(std::size_t number) const {
   if (installed_) {
     const auto found = installed_->find(static_cast<std::int64_t>(number));
-    if (found != installed_->end()) return tensors_[number].defined() && found->second;
+    if (found != installed_->end()) return watched_->tensors[number].defined() && found->second;
   }
   return at_begin_[number];
 }
@@ -64,7 +52,7 @@ bool ParameterFlags::wanted(std::size_t number) const {
 ParameterFlags::Flags ParameterFlags::read(Flags flags) {
   std::shared_ptr<std::map<std::int64_t, bool>> more;
   for (std::size_t i = 0; i < now_.size(); ++i) {
-    const bool found = says(tensors_[i]);
+    const bool found = says(watched_->tensors[i]);
     if (found == now_[i]) continue;
     if (!more)
       more = flags ? std::make_shared<std::map<std::int64_t, bool>>(*flags)
@@ -78,7 +66,7 @@ ParameterFlags::Flags ParameterFlags::read(Flags flags) {
 
 void ParameterFlags::adopt() {
   for (std::size_t i = 0; i < now_.size(); ++i) {
-    const bool found = says(tensors_[i]);
+    const bool found = says(watched_->tensors[i]);
     if (found != now_[i]) at_begin_[i] = now_[i] = found;
   }
 }
@@ -90,7 +78,7 @@ std::string ParameterFlags::difference(const Flags& a, const Flags& b) const {
     return flags && found != flags->end() ? found->second : static_cast<bool>(at_begin_[i]);
   };
   for (std::size_t i = 0; i < at_begin_.size(); ++i) {
-    if (value(a, i) != value(b, i)) return names_[i];
+    if (value(a, i) != value(b, i)) return watched_->names[i];
   }
   return "";
 }

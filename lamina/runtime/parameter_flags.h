@@ -23,17 +23,21 @@ namespace lamina::runtime {
 // A body begins with what the one before it left. Where the first one has set flags by the end of its first turn, the
 // others begin when it is over; a body that changes them later than that, for good, is an error.
 //
-// Used by whoever has the compute slot, and between steps.
+// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class ParameterFlags {
  public:
+  // The tensors, alike on every rank of the pipeline; undefined where there is none at the moment.
+  struct Watched {
+    std::vector<std::string> names;
+    std::vector<at::Tensor> tensors;
+  };
+
   // Flags that somebody has set: requires_grad, by the number of the tensor. nullptr: none.
   using Flags = std::shared_ptr<const std::map<std::int64_t, bool>>;
 
-  // The tensors, alike on every rank of the pipeline; undefined where there is none at the moment.
-  void watch(std::vector<std::string> names, std::vector<at::Tensor> tensors);
-
-  void begin_step();         // what the tensors say now holds where nobody sets anything
-  void end_step(Flags set);  // what they say from now on; nullptr: what they said at the beginning
+  // The step begins: what the tensors say now holds where nobody sets anything.
+  explicit ParameterFlags(std::shared_ptr<const Watched> watched);
+  void end(Flags set);  // what they say from now on; nullptr: what they said at the beginning
 
   // Has the tensors say what `flags` and the beginning of the step do.
   void install(const Flags& flags);
@@ -61,8 +65,7 @@ class ParameterFlags {
  private:
   bool wanted(std::size_t number) const;  // by what is installed
 
-  std::vector<std::string> names_;
-  std::vector<at::Tensor> tensors_;
+  const std::shared_ptr<const Watched> watched_;
   std::vector<bool> at_begin_, now_;
   Flags installed_;
   std::map<base::Microbatch, Flags> began_, left_;

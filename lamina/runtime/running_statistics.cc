@@ -64,7 +64,7 @@ void RunningStatistics::Pool::write(const at::Tensor& flat) {
   for (std::size_t i = 0; i < buffers.size(); ++i) aside[i].copy_(part(flat, i));
 }
 
-void RunningStatistics::begin_step(std::vector<BatchNorm> modules) {
+void RunningStatistics::begin(std::vector<BatchNorm> modules) {
   if (modules.empty()) return;
   const Plainly plainly;
   modules_ = std::move(modules);
@@ -126,7 +126,7 @@ void RunningStatistics::note_call(const at::Tensor& running_mean, bool trains) {
                 "set active_microbatches to 1 and schedule to \"interleaved\""));
 }
 
-void RunningStatistics::end_step(bool keep) {
+void RunningStatistics::end(bool keep) {
   if (modules_.empty()) return;
   const Plainly plainly;
   if (current_) exchange(own_.at(*current_));

@@ -30,11 +30,11 @@ struct BatchNorm {
 // No microbatch waits for another, so one that reads running statistics, in evaluation mode, does not see what earlier
 // ones of the same step fold in. Where that would differ from the plain loop it is an error.
 //
-// Used by whoever has the compute slot, and between steps.
+// Those of one step. Used by whoever has the compute slot, and where no microbatch computes.
 class RunningStatistics {
  public:
   // Takes the buffers of these modules aside.
-  void begin_step(std::vector<BatchNorm> modules);
+  void begin(std::vector<BatchNorm> modules);
 
   // From now on the buffers are those of `microbatch`.
   void turn_of(base::Microbatch microbatch);
@@ -44,7 +44,7 @@ class RunningStatistics {
   void note_call(const at::Tensor& running_mean, bool trains);
 
   // Folds what the microbatches have into what there was; or drops it, when the step failed.
-  void end_step(bool keep);
+  void end(bool keep);
 
  private:
   using Memory = std::vector<at::Tensor>;  // per pool, one flat tensor

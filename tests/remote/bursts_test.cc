@@ -54,14 +54,5 @@ TEST(Bursts, OtherMicrobatchesAndRanksAreNotWaitedFor) {
   EXPECT_THAT(due(bursts, call(0, 0, 0), kSaysNoMore), ElementsAre(0));
 }
 
-TEST(Bursts, NothingIsSentOfAStepThatHasEnded) {
-  Bursts bursts;
-  bursts.ready(call(0));
-  bursts.ready(call(1));
-  due(bursts, call(0), kSaysNoMore);
-  bursts.end_step(base::Step(3));
-  EXPECT_THAT(due(bursts, call(1), kSaysMore), IsEmpty());
-}
-
 }  // namespace
 }  // namespace lamina::remote

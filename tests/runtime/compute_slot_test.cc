@@ -16,18 +16,32 @@ namespace {
 using base::Microbatch;
 using schedule::Phase;
 
-ComputeSlot slot_with(const char* schedule, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  return ComputeSlot(schedule::make_schedule(schedule, 2), timeout);
-}
+// A step of `microbatches`, without a job.
+class Alone {
+ public:
+  Alone(const char* schedule, int microbatches, std::chrono::milliseconds timeout = std::chrono::seconds(30),
+        WorkerPool::Hooks hooks = {})
+      : pool_(std::move(hooks)),
+        step(pool_,
+             {.microbatches = microbatches, .schedule = schedule::make_schedule(schedule, 2), .timeout = timeout}),
+        slot(step.slot()) {}
+
+ private:
+  WorkerPool pool_;
+
+ public:
+  StepContext step;
+  ComputeSlot& slot;
+};
 
 TEST(ComputeSlot, OneThreadAtATimeComputes) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(8);
+  Alone alone("interleaved", 8);
+  auto& step = alone.step;
   std::atomic<int> computing = 0, turns = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      Activity activity(step, Microbatch(i), Phase::kStart);
       for (int turn = 0; turn < 100; ++turn) {
         EXPECT_EQ(++computing, 1);
         ++turns;
@@ -47,12 +61,12 @@ TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
     return processors;
   };
   const auto all = mine();
-  auto slot = slot_with("simple");
-  slot.begin_step(4);
+  Alone alone("simple", 4);
+  auto& step = alone.step;
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      Activity activity(step, Microbatch(i), Phase::kStart);
       for (int turn = 0; turn < 100; ++turn) {
         activity.without_slot(Phase::kForward, [] { std::this_thread::yield(); });
         const auto now = mine();
@@ -64,28 +78,30 @@ TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
 }
 
 TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(2);
+  Alone alone("interleaved", 2);
+  auto& step = alone.step;
+  auto& slot = alone.slot;
   int told = 0;
   slot.when_idle([&] { ++told; });
-  std::optional<Activity> first(std::in_place, slot, base::Step(0), Microbatch(0), Phase::kForward);
+  std::optional<Activity> first(std::in_place, step, Microbatch(0), Phase::kForward);
   const auto place = slot.reserve(Phase::kForward, Microbatch(1));
   first.reset();
   EXPECT_EQ(told, 0);
-  std::optional<Activity> second(std::in_place, *place, slot, base::Step(0), Microbatch(1), Phase::kForward);
+  std::optional<Activity> second(std::in_place, step, *place, Microbatch(1), Phase::kForward);
   second->without_slot(Phase::kForward, [&] { EXPECT_EQ(told, 1); });
   second.reset();
   EXPECT_EQ(told, 2);
 }
 
 TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
-  auto slot = slot_with("simple");
-  slot.begin_step(3);
+  Alone alone("simple", 3);
+  auto& step = alone.step;
+  auto& slot = alone.slot;
   std::latch gave_way(1), may_wake(1);
   std::vector<int> order;  // guarded by the slot
   Activity* waiting = nullptr;
   std::thread first([&] {
-    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kForward);
+    Activity activity(step, Microbatch(0), Phase::kForward);
     waiting = &activity;
     activity.without_slot(Phase::kForward, [&] {
       gave_way.count_down();
@@ -94,12 +110,12 @@ TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
     order.push_back(0);
   });
   gave_way.wait();
-  std::optional<Activity> holder(std::in_place, slot, base::Step(0), Microbatch(2), Phase::kForward);
+  std::optional<Activity> holder(std::in_place, step, Microbatch(2), Phase::kForward);
   waiting->take_place();
   std::atomic<bool> asks = false;
   std::thread second([&] {
     asks = true;
-    Activity activity(slot, base::Step(0), Microbatch(1), Phase::kForward);
+    Activity activity(step, Microbatch(1), Phase::kForward);
     order.push_back(1);
   });
   while (!asks) std::this_thread::yield();
@@ -112,15 +128,15 @@ TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
 }
 
 TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(2);
+  Alone alone("interleaved", 2);
+  auto& step = alone.step;
   std::atomic<bool> began = false, ended = false;
   std::thread other;
   {
-    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+    Activity activity(step, Microbatch(0), Phase::kStart);
     const auto fail = [&] {
       other = std::thread([&] {
-        Activity next(slot, base::Step(0), Microbatch(1), Phase::kStart);
+        Activity next(step, Microbatch(1), Phase::kStart);
         began = true;
         for (int i = 0; i < 1000; ++i) std::this_thread::yield();
         ended = true;
@@ -135,13 +151,14 @@ TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
 }
 
 TEST(ComputeSlot, CodeThatSwallowsTheEndOfItsStepDoesNotGiveAwayAnothersTurn) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(2);
-  Activity holder(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  Alone alone("interleaved", 2);
+  auto& step = alone.step;
+  auto& slot = alone.slot;
+  Activity holder(step, Microbatch(0), Phase::kStart);
   std::atomic<bool> waits = false;
   std::thread swallower([&] {
     try {
-      Activity never(slot, base::Step(0), Microbatch(1), Phase::kStart);
+      Activity never(step, Microbatch(1), Phase::kStart);
       FAIL();
     } catch (const base::CancelledError&) {
       waits = true;
@@ -155,15 +172,16 @@ TEST(ComputeSlot, CodeThatSwallowsTheEndOfItsStepDoesNotGiveAwayAnothersTurn) {
 }
 
 TEST(ComputeSlot, PlacesAreServedInTheirOrderWhicheverThreadComesFirst) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(1);
+  Alone alone("interleaved", 1);
+  auto& step = alone.step;
+  auto& slot = alone.slot;
   std::vector<std::shared_ptr<ComputeSlot::Place>> places;
   for (int i = 0; i < 4; ++i) places.push_back(slot.reserve(Phase::kForward, Microbatch(0)));
   std::vector<int> served;  // touched with the slot alone
   std::vector<std::thread> threads;
   for (int i = 3; i >= 0; --i) {
     threads.emplace_back([&, i] {
-      Activity activity(*places[i], slot, base::Step(0), Microbatch(0), Phase::kForward);
+      Activity activity(step, *places[i], Microbatch(0), Phase::kForward);
       served.push_back(i);
     });
   }
@@ -172,45 +190,30 @@ TEST(ComputeSlot, PlacesAreServedInTheirOrderWhicheverThreadComesFirst) {
 }
 
 TEST(ComputeSlot, APlaceThatNobodyComesForIsGivenBackWhetherItWasGrantedOrNot) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(1);
+  Alone alone("interleaved", 1);
+  auto& step = alone.step;
+  auto& slot = alone.slot;
   auto granted = slot.reserve(Phase::kForward, Microbatch(0));
   auto waiting = slot.reserve(Phase::kForward, Microbatch(0));
   auto last = slot.reserve(Phase::kForward, Microbatch(0));
   waiting.reset();
   granted.reset();
-  Activity activity(*last, slot, base::Step(0), Microbatch(0), Phase::kForward);  // would wait for ever
+  Activity activity(step, *last, Microbatch(0), Phase::kForward);  // would wait for ever
 }
 
-TEST(ComputeSlot, APlaceOfACancelledStepThrowsWhenItsThreadComesAndLeavesNothingBehind) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(1);
-  {
-    Activity holder(slot, base::Step(0), Microbatch(0), Phase::kForward);
-    const auto place = slot.reserve(Phase::kForward, Microbatch(0));
-    slot.cancel();
-    EXPECT_THROW(Activity(*place, slot, base::Step(0), Microbatch(0), Phase::kForward), base::CancelledError);
-  }
-  slot.begin_step(1);
-  Activity next(slot, base::Step(1), Microbatch(0), Phase::kStart);
-}
-
-TEST(ComputeSlot, AfterACancelledStepTheNextOneBeginsAfresh) {
-  auto slot = slot_with("simple");
-  for (int step = 0; step < 3; ++step) {
-    slot.begin_step(1);
-    {
-      Activity activity(slot, base::Step(step), Microbatch(0), Phase::kStart);
-      slot.cancel();
-      EXPECT_THROW(activity.without_slot(Phase::kForward, [] {}), base::CancelledError);
-    }
-  }
+TEST(ComputeSlot, APlaceOfACancelledStepThrowsWhenItsThreadComes) {
+  Alone alone("interleaved", 1);
+  Activity holder(alone.step, Microbatch(0), Phase::kForward);
+  const auto place = alone.slot.reserve(Phase::kForward, Microbatch(0));
+  alone.slot.cancel();
+  EXPECT_THROW(Activity(alone.step, *place, Microbatch(0), Phase::kForward), base::CancelledError);
 }
 
 TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
-  auto slot = slot_with("simple", std::chrono::milliseconds(20));
-  slot.begin_step(2);
-  Activity holder(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  Alone alone("simple", 2, std::chrono::milliseconds(20));
+  auto& step = alone.step;
+  auto& slot = alone.slot;
+  Activity holder(step, Microbatch(0), Phase::kStart);
   std::thread waiter([&] {
     try {
       slot.acquire(Phase::kForward, Microbatch(1));
@@ -223,13 +226,13 @@ TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
 }
 
 TEST(ComputeSlot, SimpleStartsNoBackwardBeforeTheLastForwardHasEnded) {
-  auto slot = slot_with("simple");
-  slot.begin_step(3);
+  Alone alone("simple", 3);
+  auto& step = alone.step;
   std::atomic<int> forwards = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(slot, base::Step(0), Microbatch(i), Phase::kStart);
+      Activity activity(step, Microbatch(i), Phase::kStart);
       ++forwards;
       activity.end_forward();
       activity.without_slot(Phase::kBackwardStart, [] {});
@@ -241,15 +244,15 @@ TEST(ComputeSlot, SimpleStartsNoBackwardBeforeTheLastForwardHasEnded) {
 
 // Of two threads that wait the schedule takes the backward, also when it is the one that has just computed.
 TEST(ComputeSlot, QueuingAgainDoesNotLetThroughWhoComesLaterByTheSchedule) {
-  auto slot = slot_with("interleaved");
-  slot.begin_step(2);
+  Alone alone("interleaved", 2);
+  auto& step = alone.step;
   std::atomic<bool> waits = false, started = false;
   std::thread next;
   {
-    Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+    Activity activity(step, Microbatch(0), Phase::kStart);
     next = std::thread([&] {
       waits = true;
-      Activity other(slot, base::Step(0), Microbatch(1), Phase::kStart);
+      Activity other(step, Microbatch(1), Phase::kStart);
       started = true;
     });
     while (!waits) std::this_thread::yield();
@@ -267,9 +270,9 @@ TEST(ComputeSlot, QueuingAgainDoesNotLetThroughWhoComesLaterByTheSchedule) {
 TEST(ComputeSlotDeathTest, ADebugBuildEndsWhoeverWaitsHoldingTheInterpretersLock) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   bool holds = false;
-  ComputeSlot slot(schedule::make_schedule("simple", 2), std::chrono::seconds(30), [&] { return holds; });
-  slot.begin_step(2);
-  Activity activity(slot, base::Step(0), Microbatch(0), Phase::kStart);
+  Alone alone("simple", 2, std::chrono::seconds(30), {.holds_interpreter_lock = [&] { return holds; }});
+  auto& step = alone.step;
+  Activity activity(step, Microbatch(0), Phase::kStart);
   holds = true;
   EXPECT_DEBUG_DEATH(activity.without_slot(Phase::kForward, [&] { holds = false; }), "holding the GIL");
   holds = true;
@@ -277,11 +280,11 @@ TEST(ComputeSlotDeathTest, ADebugBuildEndsWhoeverWaitsHoldingTheInterpretersLock
 }
 
 TEST(Activity, IsThatOfItsThreadAndOfNoOther) {
-  auto slot = slot_with("simple");
-  slot.begin_step(1);
+  Alone alone("simple", 1);
+  auto& step = alone.step;
   EXPECT_EQ(Activity::current(), nullptr);
   {
-    Activity activity(slot, base::Step(3), Microbatch(0), Phase::kStart);
+    Activity activity(step, Microbatch(0), Phase::kStart);
     EXPECT_EQ(Activity::current(), &activity);
     std::thread([] { EXPECT_EQ(Activity::current(), nullptr); }).join();
   }

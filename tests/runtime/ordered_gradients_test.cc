@@ -22,20 +22,20 @@ TEST(OrderedGradients, AreAddedInTheOrderOfTheMicrobatchesAfterThoseThatWereTher
   const auto weight = parameter();
   accumulate(weight, 1e8F);
   OrderedGradients gradients;
-  gradients.begin_step({weight});
+  gradients.begin({weight});
   gradients.turn_of(Microbatch(1));
   accumulate(weight, 1);
   gradients.turn_of(Microbatch(0));
   EXPECT_FALSE(weight.grad().defined());
   accumulate(weight, -1e8F);
-  gradients.end_step(true);
+  gradients.end(true);
   EXPECT_EQ(weight.grad().item<float>(), 1);
 }
 
 TEST(OrderedGradients, AMicrobatchGoesOnWithWhatItHas) {
   const auto weight = parameter(), unused = parameter();
   OrderedGradients gradients;
-  gradients.begin_step({weight, unused});
+  gradients.begin({weight, unused});
   for (int turn = 0; turn < 3; ++turn) {
     for (int i = 0; i < 2; ++i) {
       gradients.turn_of(Microbatch(i));
@@ -43,7 +43,7 @@ TEST(OrderedGradients, AMicrobatchGoesOnWithWhatItHas) {
       EXPECT_EQ(weight.grad().item<float>(), turn + 1);
     }
   }
-  gradients.end_step(true);
+  gradients.end(true);
   EXPECT_EQ(weight.grad().item<float>(), 6);
   EXPECT_FALSE(unused.grad().defined());
 }
@@ -52,22 +52,22 @@ TEST(OrderedGradients, AFailedStepLeavesThoseThatWereThere) {
   const auto weight = parameter();
   accumulate(weight, 3);
   OrderedGradients gradients;
-  gradients.begin_step({weight});
+  gradients.begin({weight});
   gradients.turn_of(Microbatch(0));
   accumulate(weight, 5);
-  gradients.end_step(false);
+  gradients.end(false);
   EXPECT_EQ(weight.grad().item<float>(), 3);
 }
 
 TEST(OrderedGradients, OneThatIsDifferentiatedKeepsItsHistory) {
   const auto weight = parameter(), factor = parameter();
   OrderedGradients gradients;
-  gradients.begin_step({weight});
+  gradients.begin({weight});
   for (int i = 0; i < 2; ++i) {
     gradients.turn_of(Microbatch(i));
     weight.mutable_grad() = factor * (i + 1);
   }
-  gradients.end_step(true);
+  gradients.end(true);
   weight.grad().sum().backward();
   EXPECT_EQ(factor.grad().item<float>(), 3);
 }

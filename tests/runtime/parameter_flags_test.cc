@@ -105,11 +105,13 @@ TEST_P(Frozen, AStepThatFailsLeavesTheFlagsAsTheyWere) {
   for (const auto& held : held_) EXPECT_TRUE(held[0].requires_grad());
 }
 
+std::shared_ptr<const ParameterFlags::Watched> watched(std::vector<at::Tensor> tensors) {
+  return std::make_shared<ParameterFlags::Watched>(std::vector<std::string>{"a", "b", "c"}, std::move(tensors));
+}
+
 TEST(ParameterFlags, WhatABodyLeavesTooLateForTheNextIsAnError) {
-  ParameterFlags flags;
   auto held = parameters();
-  flags.watch({"a", "b", "c"}, held);
-  flags.begin_step();
+  ParameterFlags flags(watched(held));
   const base::Microbatch first(0), second(1);
   auto mine = flags.begin_body(first);
   flags.install(mine);
@@ -127,9 +129,7 @@ TEST(ParameterFlags, WhatABodyLeavesTooLateForTheNextIsAnError) {
 }
 
 TEST(ParameterFlags, WhatTravelsIsChecked) {
-  ParameterFlags flags;
-  flags.watch({"a", "b", "c"}, parameters());
-  flags.begin_step();
+  const ParameterFlags flags(watched(parameters()));
   const auto two = flags.from_bytes(ParameterFlags::to_bytes(
       std::make_shared<const std::map<std::int64_t, bool>>(std::map<std::int64_t, bool>{{0, true}, {2, false}})));
   EXPECT_EQ(flags.difference(two, nullptr), "c");

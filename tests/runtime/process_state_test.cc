@@ -47,7 +47,8 @@ class Process : public testing::Test {
     return at::equal(draw(), next) && c10::get_default_dtype_as_scalartype() == at::kFloat;
   }
 
-  ComputeSlot slot_{schedule::make_schedule("interleaved", 4), std::chrono::seconds(30)};
+  WorkerPool pool_{{}};
+  StepContext step_{pool_, {.microbatches = 2, .schedule = schedule::make_schedule("interleaved", 4)}};
 };
 
 using StateOfTheProcess = Process;
@@ -62,10 +63,9 @@ TEST_F(StateOfTheProcess, OfEachActivityIsItsOwnWhateverTheOrderOfTheirTurns) {
   const auto in_float = expected(11, at::kFloat), in_double = expected(12, at::kDouble);
   at::manual_seed(5);
   draw();
-  slot_.begin_step(2);
   std::barrier both(2);
   const auto body = [&](Microbatch microbatch, std::uint64_t seed, const std::vector<at::Tensor>& numbers) {
-    Activity activity(slot_, Step(0), microbatch, Phase::kStart, seed);
+    Activity activity(step_, microbatch, Phase::kStart, seed);
     c10::set_default_dtype(numbers.front().dtype());
     for (const auto& number : numbers) {
       EXPECT_TRUE(at::equal(draw(), number)) << "microbatch " << microbatch;
@@ -81,16 +81,15 @@ TEST_F(StateOfTheProcess, OfEachActivityIsItsOwnWhateverTheOrderOfTheirTurns) {
 }
 
 TEST_F(StateOfTheProcess, IsNotChangedByAnActivityThatHasLostItsTurn) {
-  slot_.begin_step(1);
   draw();
   {
-    Activity activity(slot_, Step(0), Microbatch(0), Phase::kStart, 11);
+    Activity activity(step_, Microbatch(0), Phase::kStart, 11);
     EXPECT_THROW(
         {
           const DefaultDtype dtype(at::kDouble);
           const Stream stream(12);
           draw();
-          slot_.cancel();
+          step_.slot().cancel();
           activity.without_slot(Phase::kForward, [] {});
         },
         base::CancelledError);
@@ -127,9 +126,8 @@ TEST_F(Streams, AreInABodyAndAnActivityAndNowhereElse) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(at::kDouble));
     draw();
   }
-  slot_.begin_step(1);
   {
-    Activity activity(slot_, Step(0), Microbatch(0), Phase::kStart);
+    Activity activity(step_, Microbatch(0), Phase::kStart);
     EXPECT_TRUE(in_step());
   }
   EXPECT_FALSE(in_step());

@@ -4,14 +4,14 @@
 //   unknown --arrive()--> arrived --wait(), poll(), expect()--> taken
 //      `--expect(): a reader, wait(): a waiter--> wanted --arrive()--> taken
 //
-// end_step() forgets those of a step, in any state; cancel() wakes the waiters.
+// close() forgets them in any state; cancel() wakes the waiters.
 //
 // Threads: arrive() runs in the transport's, or in a worker that delivers to its own rank; expect() in the
 // transport's; wait() and poll() in an activity's.
 //
 // Locks: mutex_; under it only the compute slot's, as what arrives takes the place of the thread that waits for it.
 // Readers are called without it. See docs/thread-model.md.
-#include "lamina/remote/inbox.h"
+#include "lamina/remote/deliveries.h"
 
 namespace lamina::remote {
 
@@ -20,11 +20,7 @@ at::Tensor tensor_of(const Arrival& arrival) {
   return std::get<at::Tensor>(arrival);
 }
 
-Inbox::Inbox(messaging::Handlers& handlers) {
-  handlers.on(kValues, [this](transport::Message&& message) { arrive(to_values(std::move(message))); });
-}
-
-void Inbox::expect(const base::CallId& name, Reader reader) {
+void Deliveries::expect(const base::CallId& name, Reader reader) {
   std::unique_lock lock(mutex_);
   auto arrival = extract(name);
   if (!arrival) {
@@ -35,8 +31,8 @@ void Inbox::expect(const base::CallId& name, Reader reader) {
   reader(std::move(*arrival));
 }
 
-Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
-                    std::function<void()> arrives) {
+Arrival Deliveries::wait(const base::CallId& name, const base::Patience& patience,
+                         const std::function<std::string()>& what, std::function<void()> arrives) {
   std::unique_lock lock(mutex_);
   const auto self = std::make_shared<Waiter>();
   self->arrival = extract(name);
@@ -54,12 +50,12 @@ Arrival Inbox::wait(const base::CallId& name, const base::Patience& patience, co
   return std::move(*self->arrival);
 }
 
-std::optional<Arrival> Inbox::poll(const base::CallId& name) {
+std::optional<Arrival> Deliveries::poll(const base::CallId& name) {
   std::lock_guard guard(mutex_);
   return extract(name);
 }
 
-std::optional<Arrival> Inbox::extract(const base::CallId& name) {
+std::optional<Arrival> Deliveries::extract(const base::CallId& name) {
   const auto found = arrived_.find(name);
   if (found == arrived_.end()) return std::nullopt;
   std::optional<Arrival> arrival = std::move(found->second);
@@ -67,7 +63,7 @@ std::optional<Arrival> Inbox::extract(const base::CallId& name) {
   return arrival;
 }
 
-void Inbox::arrive(const base::CallId& name, Arrival arrival) {
+void Deliveries::arrive(const base::CallId& name, Arrival arrival) {
   std::unique_lock lock(mutex_);
   if (const auto found = waiters_.find(name); found != waiters_.end()) {
     const auto waiter = found->second;
@@ -87,7 +83,7 @@ void Inbox::arrive(const base::CallId& name, Arrival arrival) {
   reader(std::move(arrival));
 }
 
-void Inbox::arrive(Values values) {
+void Deliveries::arrive(Values values) {
   auto* tensors = std::get_if<Tensors>(&values.values);
   for (std::size_t i = 0; i < values.names.size(); ++i) {
     if (tensors != nullptr) {
@@ -98,29 +94,18 @@ void Inbox::arrive(Values values) {
   }
 }
 
-void Inbox::begin_step() {
-  std::lock_guard guard(mutex_);
-  cancelled_ = false;
-}
-
-void Inbox::end_step(base::Step step) {
-  decltype(arrived_) old_arrivals;  // destroyed outside the lock
-  decltype(readers_) old_readers;
-  std::lock_guard guard(mutex_);
-  const auto split = [&](auto& from, auto& old) {
-    for (auto next = from.begin(); next != from.end();) {
-      const auto here = next++;
-      if (here->first.step <= step) old.insert(from.extract(here));
-    }
-  };
-  split(arrived_, old_arrivals);
-  split(readers_, old_readers);
-}
-
-void Inbox::cancel() {
+void Deliveries::cancel() {
   std::lock_guard guard(mutex_);
   cancelled_ = true;
   for (auto& [name, waiter] : waiters_) waiter->arrived.notify_one();
+}
+
+void Deliveries::close() {
+  decltype(arrived_) arrived;  // destroyed outside the lock
+  decltype(readers_) readers;
+  std::lock_guard guard(mutex_);
+  arrived.swap(arrived_);
+  readers.swap(readers_);
 }
 
 }  // namespace lamina::remote

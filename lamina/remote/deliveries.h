@@ -9,7 +9,6 @@
 #include <variant>
 
 #include "lamina/base/wait.h"
-#include "lamina/messaging/handlers.h"
 #include "lamina/remote/protocol.h"
 #include "lamina/value/failure.h"
 
@@ -21,13 +20,11 @@ using Arrival = std::variant<at::Tensor, value::Failure>;
 // The tensor; throws value::RemoteFailure for a failure.
 at::Tensor tensor_of(const Arrival& arrival);
 
-// What other ranks deliver to this one, which it handles: see [Note: deliveries]. Each name arrives once and is taken
-// once, in any order of the two.
-class Inbox {
+// What other ranks deliver to this one in a step: see [Note: deliveries]. Each name arrives once and is taken once, in
+// any order of the two.
+class Deliveries {
  public:
   using Reader = std::function<void(Arrival)>;
-
-  explicit Inbox(messaging::Handlers& handlers);
 
   // `reader` gets what arrives as `name`: now, or later on the transport's thread. It must not throw, block or compute.
   void expect(const base::CallId& name, Reader reader);
@@ -42,9 +39,8 @@ class Inbox {
   void arrive(const base::CallId& name, Arrival arrival);  // from any thread
   void arrive(Values values);
 
-  void begin_step();               // waits are possible again
-  void end_step(base::Step step);  // forgets all that belongs to it or to an earlier one
-  void cancel();                   // every wait ends, until the next step begins
+  void cancel();  // from any thread: every wait ends with base::CancelledError
+  void close();   // the step is over: forgets all
 
  private:
   struct Waiter {

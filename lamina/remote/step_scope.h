@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/remote/deliveries.h"
+#include "lamina/remote/outstanding_calls.h"
+#include "lamina/remote/served_calls.h"
+#include "lamina/runtime/activity.h"
+#include "lamina/runtime/step_context.h"
+
+namespace lamina::remote {
+
+// One step on this rank, with the calls between ranks that are made in it.
+class StepScope : public runtime::StepContext {
+ public:
+  using StepContext::StepContext;
+
+  Deliveries deliveries;   // values from other ranks
+  OutstandingCalls calls;  // of their modules
+  ServedCalls served;      // of the modules here
+
+  void close() override {
+    served.close();
+    deliveries.close();
+    calls.close();
+    StepContext::close();
+  }
+
+ protected:
+  void cancel() override {
+    StepContext::cancel();
+    deliveries.cancel();
+    calls.cancel();
+  }
+};
+
+// The step of an activity: steps of a job are made so.
+inline StepScope& scope_of(const runtime::Activity& activity) { return static_cast<StepScope&>(activity.step()); }
+
+}  // namespace lamina::remote
