@@ -33,7 +33,7 @@ class BenchSession {
     if (!ready_) job().set_model(functions_, owners_);
     ready_ = true;
     const auto begin = Clock::now();
-    job().run_step(session_.config().microbatches, body, [] {});
+    job().run_step({session_.config().microbatches, body, [] {}});
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
 

@@ -14,8 +14,10 @@
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/frontend/tracer.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backward_watch.h"
+#include "lamina/pipeline/job.h"
 
 namespace lamina {
 
@@ -61,10 +63,10 @@ class Model {
   void begin_call();
   // Whether that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
-  void first_call(Example example);
+  void first_call(std::optional<Example> example);
 
   // Runs one step; see Job::run_step. Cuts the model, the first time.
-  std::vector<value::Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call);
+  std::vector<value::Value> run_step(const Batch& batch, pipeline::StepSpec spec);
 
   // See DistributedModel.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients);
@@ -79,8 +81,8 @@ class Model {
   void keep_order();
   // The partition of each node.
   std::vector<int> agree(const std::optional<Example>& example);
-  std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
-  std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
+  pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
+  pipeline::StepResult run_first(pipeline::StepSpec spec);
   using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
   Changeable changeable() const;  // by a backward: gradients
   model::ParameterTable make_table(const std::vector<int>& owners) const;
@@ -100,7 +102,7 @@ class Model {
   std::optional<model::ParameterTable> table_;  // none before the model is cut
   std::vector<bool> anywhere_;                  // by node; see [Note: anywhere] in remote/anywhere.h
   std::string report_;
-  std::shared_ptr<FirstCall> first_call_;
+  std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::BackwardWatch backward_watch_;
   std::unique_ptr<data_parallel::Reducer> reducer_;       // with ddp and several replicas

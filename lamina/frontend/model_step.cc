@@ -11,10 +11,8 @@ namespace {
 
 using value::Value;
 
-std::vector<Value> run_here(session::Session& session, int microbatches, const pipeline::Job::Body& body) {
-  std::vector<Value> outputs;
-  session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { outputs.push_back(body(microbatch)); });
-  return outputs;
+pipeline::StepResult run(const Current& job, const pipeline::StepSpec& spec) {
+  return job.pipelined() ? job.session->job().run_step(spec) : job.session->job().run_step_here(spec);
 }
 
 }  // namespace
@@ -28,10 +26,9 @@ Model& model_outside_step(const std::string& what) {
 }
 
 std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
-  auto& job = outside_step("a step function");
-  if (job.model != nullptr) return job.model->run_step(batch, body, call);
-  if (!job.pipelined()) return run_here(*job.session, batch.microbatches, body);
-  return job.session->job().run_step(batch.microbatches, body, [] {}, call);
+  const auto& job = outside_step("a step function");
+  pipeline::StepSpec spec{batch.microbatches, body, [] {}, call};
+  return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
 }
 
 void Model::begin_call() {
@@ -46,42 +43,39 @@ void Model::begin_call() {
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
-void Model::first_call(Example example) { first_call_->ask(std::move(example)); }
+void Model::first_call(std::optional<Example> example) {
+  job_.session->job().cut_here([this, example = std::move(example)] { cut(example); });
+}
 
-std::vector<Value> Model::run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
+std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) {
   auto& job = job_.session->job();
-  if (reducer_) reducer_->begin_step(training(), job.backwards());
+  if (reducer_) {
+    reducer_->begin_step(training(), job.backwards());
+    spec.saw_backward = [this, &job] { return reducer_->passed(job.backwards()); };
+  }
   remote::Tensors parameters;
   if (job.leads() && !backward_watch_.over()) {
     for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
   }
   backward_watch_.begin_step(parameters, job.backwards());
-  // The ranks that follow hear from the leading one whether there was a backward.
-  const auto noted = [this, &job, &body](base::Microbatch microbatch) -> Value {
+  spec.body = [this, body = std::move(spec.body)](base::Microbatch microbatch) -> Value {
     const auto found = uneven_.empty() ? Changeable() : changeable();
     auto output = body(microbatch);
     if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_);
-    return value::Tuple{{std::move(output), reducer_ && reducer_->passed(job.backwards())}};
+    return output;
   };
-  std::vector<Value> outputs;
+  pipeline::StepResult result;
   uneven_ = batch.uneven;
   try {
-    outputs = job_.pipelined() ? run_pipelined(batch.microbatches, noted, call)
-                               : run_here(*job_.session, batch.microbatches, noted);
+    result = job_.pipelined() ? run_pipelined(std::move(spec)) : run(job_, spec);
   } catch (...) {
     if (reducer_) reducer_->fail_step(std::current_exception());
     throw;
   }
   if (reducer_) reducer_->end_step();
   if (job.leads()) backward_watch_.end_step(parameters, job.backwards());
-  bool passed = false;
-  for (auto& output : outputs) {
-    auto& parts = output.as<value::Tuple>().items;
-    passed = passed || parts.at(1).as<bool>();
-    output = Value(std::move(parts.at(0)));
-  }
-  if (passed) reducer_->finish_pass();
-  return outputs;
+  if (reducer_ && result.backward) reducer_->finish_pass();
+  return std::move(result.outputs);
 }
 
 Model::Changeable Model::changeable() const {
@@ -93,7 +87,7 @@ Model::Changeable Model::changeable() const {
   return found;
 }
 
-std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
+pipeline::StepResult Model::run_pipelined(pipeline::StepSpec spec) {
   auto& job = job_.session->job();
   const auto& config = job_.session->config();
   std::vector<std::string> names;
@@ -105,28 +99,27 @@ std::vector<Value> Model::run_pipelined(int microbatches, const pipeline::Job::B
   job.watch_flags(std::move(names), std::move(tensors));
   if (partitioned()) {
     keep_order();  // a BatchNorm's momentum may be another now
-    return job.run_step(microbatches, body, [] {}, call);
+    return job.run_step(spec);
   }
   const bool traced = config.auto_partition && !config.skip_tracing;
-  if (traced && job.leads()) return run_first(microbatches, body, call);
+  if (traced && job.leads()) return run_first(std::move(spec));
   try {
     cut(std::nullopt);
   } catch (const base::DesyncError&) {
     throw;  // the leading rank is in no step
   } catch (const base::Error&) {
-    if (traced) job.run_step(microbatches, body, [] {}, call);  // the leading rank is in it, and ends it with this
+    if (traced) job.run_step(spec);  // the leading rank is in it, and ends it with this
     throw;
   }
-  return job.run_step(microbatches, body, [] {}, call);
+  return job.run_step(spec);
 }
 
-std::vector<Value> Model::run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call) {
-  first_call_ =
-      std::make_shared<FirstCall>([this](const auto& example) { cut(example); }, job_.session->patience().timeout);
+pipeline::StepResult Model::run_first(pipeline::StepSpec spec) {
+  first_call_ = std::make_unique<FirstCall>([this] { first_call(std::nullopt); });
   set_router(first_call_.get());
+  spec.cut = [this] { cut(std::nullopt); };
   try {
-    return job_.session->job().run_step(
-        microbatches, first_call_->around(body), [this] { first_call_->serve(); }, call);
+    return job_.session->job().run_step(spec);
   } catch (...) {
     if (!partitioned()) set_router(nullptr);
     throw;

@@ -132,13 +132,13 @@ std::unique_ptr<schedule::Schedule> Job::schedule() const {
 }
 
 std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microbatches,
-                                                  std::shared_ptr<const runtime::Ambient> ambient) {
+                                                  std::shared_ptr<const runtime::ThreadState> thread_state) {
   auto step = std::make_shared<remote::StepScope>(
       *pool_, runtime::StepContext::Options{.number = number,
                                             .microbatches = microbatches,
                                             .schedule = schedule(),
                                             .timeout = to_duration(options_.timeout),
-                                            .ambient = std::move(ambient),
+                                            .thread_state = std::move(thread_state),
                                             .watched = watched_,
                                             .recorder = &recorder_});
   step->slot().when_idle([this] { transport_->look_out(); });
@@ -147,44 +147,49 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
   return step;
 }
 
-std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
-                                        const std::function<void()>& check_interrupt, const base::Call& call) {
+StepResult Job::run_step(const StepSpec& spec) {
   if (!pool_) throw base::UsageError("a step of a job that was shut down");
-  const base::Patience patience{to_duration(options_.timeout), check_interrupt};
+  const base::Patience patience{to_duration(options_.timeout), spec.check_interrupt};
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
-  const auto ambient = runtime::Ambient::capture(options_.thread_hooks);
+  const auto thread_state = runtime::ThreadState::capture(options_.thread_hooks);
   const auto step = steps_.begin(
       [&](base::Step beginning) {
-        auto made = make_step(beginning, microbatches, ambient);
+        auto made = make_step(beginning, spec.microbatches, thread_state);
         seeds_.begin_step();
         mine = runtime::ProcessState::current();
         return made;
       },
-      call, leads());
+      spec.call, leads());
   const auto number = step->number();
   progress_.begin(number.value);
   Ended ended;
   try {
-    if (leads()) announce(to_message(NewStep{number, rank(), call}));
+    if (leads()) announce(to_message(NewStep{number, rank(), spec.call}));
     messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(*step));
     const auto watched = scope.watched(patience);
-    if (!step->error()) ended = leads() ? lead(*step, microbatches, body, watched) : follow(*step, watched);
+    if (!step->error()) ended = leads() ? lead(*step, spec, watched) : follow(*step, watched);
     if (leads() && !step->error()) {
-      announce(
-          to_message(EndOfStep{number, rank(), ended.outputs, runtime::ParameterFlags::to_bytes(ended.flags), {}}));
+      announce(to_message(EndOfStep{number,
+                                    rank(),
+                                    ended.result.outputs,
+                                    ended.result.backward,
+                                    runtime::ParameterFlags::to_bytes(ended.flags),
+                                    {}}));
     }
   } catch (...) {
     step->fail(std::current_exception());
   }
+  if (const auto first = first_call_.load()) first->end();
   if (step->error()) announce_failure(*step);
-  drain(*step, check_interrupt);
+  drain(*step, spec.check_interrupt);
   const auto error = step->error();
   steps_.end();
   if (step->gradients) step->gradients->end(/*keep=*/!error);
   step->flags->end(error ? nullptr : ended.flags);
   step->statistics.end(/*keep=*/!error);
   step->close();
+  first_call_.store(nullptr);
   mine->swap();
   progress_.end(number.value);
   if (began_ns != 0) {
@@ -193,67 +198,106 @@ std::vector<value::Value> Job::run_step(int microbatches, const Body& body,
   }
   error ? recorder_.save() : recorder_.save_sometimes();
   if (error) std::rethrow_exception(error);
-  return std::move(ended.outputs);
+  return std::move(ended.result);
 }
 
-void Job::run_step_here(int microbatches, const std::function<void(base::Microbatch)>& body) {
+StepResult Job::run_step_here(const StepSpec& spec) {
   using observe::What;
   const auto step = steps_here_++;
+  const auto backwards_before = all_backwards();
+  StepResult result;
   seeds_.begin_step();
   const Reported reported(progress_, step);
   const observe::Span whole(&recorder_, [&] { return observe::Event{.what = What::kStep, .step = step}; });
-  for (int i = 0; i < microbatches; ++i) {
+  for (int i = 0; i < spec.microbatches; ++i) {
     const base::Microbatch microbatch(i);
     {
       const observe::Span turn(&recorder_, [&] {
         return observe::Event{.what = What::kForward, .step = step, .microbatch = microbatch.value};
       });
       const runtime::InlineBody scope(seeds_.of(microbatch));
-      body(microbatch);
+      result.outputs.push_back(spec.body(microbatch));
     }
     if (recorder_.on()) recorder_.record_memory();
   }
   recorder_.save_sometimes();
+  result.backward = saw_backward(spec, backwards_before);
+  return result;
 }
 
-Job::Ended Job::lead(remote::StepScope& step, int microbatches, const Body& body, const base::Patience& patience) {
-  // Shared with the threads: after an error one of them may outlive this call.
-  struct Results {
-    std::vector<value::Value> outputs;
-    std::atomic<int> ready = 0;
-  };
-  auto results = std::make_shared<Results>();
-  results->outputs.resize(microbatches);
-  for (int i = 0; i < microbatches; ++i) {
-    const base::Microbatch microbatch(i);
-    step.run([this, &step, microbatch, seed = seeds_.of(microbatch), body, results] {
-      runtime::Activity activity(step, microbatch, schedule::Phase::kStart, seed);
+// Shared with the threads: after an error one of them may outlive the step.
+struct Job::Bodies {
+  std::vector<value::Value> outputs;
+  std::atomic<int> ready = 0;
+};
+
+std::shared_ptr<Job::Bodies> Job::start_bodies(remote::StepScope& step, const StepSpec& spec) {
+  auto bodies = std::make_shared<Bodies>();
+  bodies->outputs.resize(spec.microbatches);
+  const auto run = [body = spec.body, cut = spec.cut, first_call = first_call_.load()](base::Microbatch microbatch) {
+    try {
       auto outputs = body(microbatch);
+      if (first_call) first_call->ask(cut);
+      return outputs;
+    } catch (...) {
+      if (first_call) first_call->ask(cut);  // the other ranks wait for the cut
+      throw;
+    }
+  };
+  for (int i = 0; i < spec.microbatches; ++i) {
+    const base::Microbatch microbatch(i);
+    step.run([this, &step, microbatch, seed = seeds_.of(microbatch), run, bodies] {
+      runtime::Activity activity(step, microbatch, schedule::Phase::kStart, seed);
+      auto outputs = run(microbatch);
       value::for_each_tensor(outputs, value::materialise);
       activity.end_body();
       auto& issued = remote::issued(activity);
       issued.learn_views();
       activity.retire();
       calls_.settle(activity, issued.held({}));
-      results->outputs[microbatch.value] = std::move(outputs);
-      ++results->ready;
+      bodies->outputs[microbatch.value] = std::move(outputs);
+      ++bodies->ready;
     });
   }
-  step.wait(patience, rank(), [&] { return results->ready == microbatches; });
+  return bodies;
+}
+
+Job::Ended Job::lead(remote::StepScope& step, const StepSpec& spec, const base::Patience& patience) {
+  const auto backwards_before = all_backwards();
+  const auto first = spec.cut ? std::make_shared<FirstCall>(step, to_duration(options_.timeout)) : nullptr;
+  first_call_ = first;
+  const auto bodies = start_bodies(step, spec);
+  if (first) {
+    step.wait(patience, rank(), [&] { return first->asked(); });
+    if (step.error()) return {};
+    if (!step.settled()) first->run();
+  }
+  step.wait_end(patience, rank(), [&] { return bodies->ready == spec.microbatches; });
   if (step.error()) return {};
   if (auto end = steps_.take_end()) {
     well_ended(std::move(*end));
     throw base::FormatError("another rank announced the outputs of the step that this rank leads");
   }
-  return {std::move(results->outputs), step.flags->left_by(base::Microbatch(microbatches - 1))};
+  return {{std::move(bodies->outputs), saw_backward(spec, backwards_before)},
+          step.flags->left_by(base::Microbatch(spec.microbatches - 1))};
+}
+
+bool Job::saw_backward(const StepSpec& spec, std::int64_t backwards_before) const {
+  return all_backwards() != backwards_before || (spec.saw_backward && spec.saw_backward());
+}
+
+void Job::cut_here(std::function<void()> cut) {
+  const auto first = first_call_.load();
+  if (!first) throw base::UsageError("the model is cut in its first step alone");
+  first->ask(std::move(cut));
 }
 
 Job::Ended Job::follow(remote::StepScope& step, const base::Patience& patience) {
-  step.wait(patience, options_.pipeline.front(), [] { return false; });
+  step.wait_end(patience, options_.pipeline.front(), [] { return false; });
   auto end = step.error() ? std::nullopt : steps_.take_end();
   if (!end) return {};
   auto well = well_ended(std::move(*end));
-  return {std::move(well.outputs), step.flags->from_bytes(well.flags)};
+  return {{std::move(well.outputs), well.backward}, step.flags->from_bytes(well.flags)};
 }
 
 void Job::announce_failure(const remote::StepScope& step) {
@@ -263,7 +307,8 @@ void Job::announce_failure(const remote::StepScope& step) {
   }
   if (steps_.retracted()) return;
   try {
-    announce(to_message(EndOfStep{number, rank(), {}, "", options_.failures->describe_to_send(step.error(), rank())}));
+    announce(to_message(
+        EndOfStep{number, rank(), {}, false, "", options_.failures->describe_to_send(step.error(), rank())}));
   } catch (const std::exception& unsent) {
     base::log_warning(base::str("the other ranks could not be told why step ", number, " ended: ", unsent.what()));
   }
@@ -362,6 +407,7 @@ void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradie
   if (activity == nullptr || !activity->leads()) {
     throw base::UsageError("backward of the model outside the body of a step function");
   }
+  ++backwards_;
   activity->end_forward();
   activity->enter_backward();
   activity->queue_again(schedule::Phase::kBackwardStart);

@@ -14,6 +14,7 @@
 #include "lamina/messaging/presence.h"
 #include "lamina/model/modules.h"
 #include "lamina/observe/recorder.h"
+#include "lamina/pipeline/first_call.h"
 #include "lamina/remote/execution_server.h"
 #include "lamina/remote/remote_calls.h"
 #include "lamina/remote/steps.h"
@@ -35,13 +36,34 @@ struct JobOptions {
   std::string timeline_part;                  // a file for what this rank does, see observe::Recorder; "": none
 };
 
+// One step, as a rank enters it. The leading rank's counts, but for the call and what interrupts.
+struct StepSpec {
+  using Body = std::function<value::Value(base::Microbatch)>;
+  int microbatches = 1;
+  Body body;                              // used on the leading rank
+  std::function<void()> check_interrupt;  // run by the thread that waits, at least every 50 ms; may throw
+  // A step function, by its name; all ranks give the same one, see [Note: step identity].
+  base::Call call = {};
+  // In the step in which the model is cut, see [Note: first call]: cuts it where no body has called it. Empty in any
+  // other.
+  std::function<void()> cut = {};
+  // Asked at the end: whether there was a backward that the engine has not run. May be empty.
+  std::function<bool()> saw_backward = {};
+};
+
+// What is known of a step after its end, on every rank.
+struct StepResult {
+  std::vector<value::Value> outputs;  // of the body, one per microbatch
+  bool backward = false;              // there was one
+};
+
 // The engine of one rank: everything between a step function and the messages. Several may live in one process.
 //
 // Every rank of a pipeline calls the same steps in the same order. The rank of partition 0 leads them: it runs the step
 // body once per microbatch. The others follow: they serve calls of their modules, and get the leader's outputs.
 class Job {
  public:
-  using Body = std::function<value::Value(base::Microbatch)>;
+  using Body = StepSpec::Body;
 
   // Takes over the transport and starts it. Throws base::ConfigError for wrong options.
   Job(JobOptions options, std::unique_ptr<transport::Transport> transport);
@@ -73,16 +95,17 @@ class Job {
   // loop's after each step: see [Note: running statistics].
   void set_statistics(std::vector<runtime::BatchNorm> modules);
 
-  // Runs one step of `microbatches` microbatches and returns the body's outputs, one per microbatch, on every rank. The
-  // leading rank's number counts, and `body` is used there only. `call`: of a step function, by its name; all ranks
-  // give the same one, see [Note: step identity]. Throws the first error that any rank met, on the other ranks as
-  // value::RemoteFailure. The job is usable afterwards, unless a rank was lost.
-  std::vector<value::Value> run_step(int microbatches, const Body& body, const std::function<void()>& check_interrupt,
-                                     const base::Call& call = {});
+  // Runs one step. Throws the first error that any rank met, on the other ranks as value::RemoteFailure. The job is
+  // usable afterwards, unless a rank was lost.
+  StepResult run_step(const StepSpec& spec);
 
-  // A step whose bodies run one after the other in the calling thread: enough where the pipeline is this rank alone.
-  // What a body throws ends it.
-  void run_step_here(int microbatches, const std::function<void(base::Microbatch)>& body);
+  // Runs a step whose bodies go one after the other in the calling thread: enough where the pipeline is this rank
+  // alone. What a body throws ends it.
+  StepResult run_step_here(const StepSpec& spec);
+
+  // In a body of the step in which the model is cut: has `cut` run by the thread that entered the step, unless it is
+  // cut already, and waits for that; see [Note: first call].
+  void cut_here(std::function<void()> cut);
 
   // In a step body or a module that is served: a call of module `id`, here or on its owner. Throws base::UsageError
   // outside a step.
@@ -118,14 +141,21 @@ class Job {
  private:
   void lose(base::Rank rank, const std::string& why);
   std::shared_ptr<remote::StepScope> make_step(base::Step number, int microbatches,
-                                               std::shared_ptr<const runtime::Ambient> ambient);
-  // Each returns the outputs and, where nobody has failed, the flags of parameters that the step leaves.
+                                               std::shared_ptr<const runtime::ThreadState> thread_state);
+  // Each returns what its end says, of a step that has not failed.
   struct Ended {
-    std::vector<value::Value> outputs;
-    runtime::ParameterFlags::Flags flags;
+    StepResult result;
+    runtime::ParameterFlags::Flags flags;  // of parameters, as the step leaves them
   };
-  Ended lead(remote::StepScope& step, int microbatches, const Body& body, const base::Patience& patience);
+  Ended lead(remote::StepScope& step, const StepSpec& spec, const base::Patience& patience);
   Ended follow(remote::StepScope& step, const base::Patience& patience);
+  // Starts the bodies; what it returns gets the outputs.
+  struct Bodies;
+  std::shared_ptr<Bodies> start_bodies(remote::StepScope& step, const StepSpec& spec);
+  // Those of this rank's step bodies, and those of other ranks' modules that it has asked for.
+  std::int64_t all_backwards() const { return backwards_ + calls_.backwards(); }
+  // Whether there was a backward in the step, so far.
+  bool saw_backward(const StepSpec& spec, std::int64_t backwards_before) const;
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
   void announce(const transport::Message& message);
   // How the wait of the thread that has entered a step can end before its time: see [Note: mutual waits].
@@ -155,7 +185,9 @@ class Job {
   remote::Tensors parameters_;  // whose gradients are ordered
   std::vector<runtime::BatchNorm> batch_norms_;
   bool forwards_change_the_model_ = false;
-  std::optional<base::Rank> first_lost_;  // touched by the transport's thread alone
+  std::atomic<std::shared_ptr<FirstCall>> first_call_;  // in the step in which the model is cut
+  std::atomic<std::int64_t> backwards_ = 0;             // of step bodies, ever
+  std::optional<base::Rank> first_lost_;                // touched by the transport's thread alone
   messaging::Handlers handlers_;
   remote::Steps steps_;
   remote::RemoteCalls calls_;

@@ -35,13 +35,20 @@ Message to_message(Refusal refusal) {
 Refusal to_refusal(Message&& message) { return {message.call.step, message.call.origin, std::move(message.fields)}; }
 
 Message to_message(EndOfStep end) {
+  value::Writer out;
+  out.put<std::uint8_t>(end.backward);
+  out.put_block(end.flags);
   value::Value body = value::List{std::move(end.outputs)};
   if (end.failure) body = value::to_value(*end.failure);
-  return {kEndOfStep, whole(end.step, end.from), std::move(end.flags), std::move(body)};
+  return {kEndOfStep, whole(end.step, end.from), out.take(), std::move(body)};
 }
 
 EndOfStep to_end_of_step(Message&& message) {
-  EndOfStep end{message.call.step, message.call.origin, {}, std::move(message.fields), std::nullopt};
+  EndOfStep end{message.call.step, message.call.origin, {}, false, {}, std::nullopt};
+  value::Reader in(message.fields);
+  end.backward = in.get<std::uint8_t>() != 0;
+  end.flags = in.get_block();
+  in.expect_end();
   if (auto* outputs = message.body.get_if<value::List>()) {
     end.outputs = std::move(outputs->items);
   } else {

@@ -36,8 +36,9 @@ struct EndOfStep {
   base::Step step;
   base::Rank from;
   std::vector<value::Value> outputs;
+  bool backward = false;                  // there was one
   std::string flags;                      // of parameters, as the step leaves them: ParameterFlags::to_bytes()
-  std::optional<value::Failure> failure;  // instead of both
+  std::optional<value::Failure> failure;  // instead of all these
 };
 
 transport::Message to_message(const NewStep& begin);

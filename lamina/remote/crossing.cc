@@ -5,7 +5,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/thread_state.h"
 
 namespace lamina::remote {
 namespace {

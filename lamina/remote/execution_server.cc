@@ -22,7 +22,7 @@
 #include "lamina/remote/protocol.h"
 #include "lamina/remote/signature.h"
 #include "lamina/remote/views.h"
-#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/modes.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/value/encoding.h"
 

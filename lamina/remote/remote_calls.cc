@@ -14,7 +14,7 @@
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/protocol.h"
-#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/modes.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/value/released.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // States of a step, under mutex_:
 //
-//   works --wait() is done, settle()--> settled --the threads end--> idle
+//   works --wait_end(), settle()--> settled --the threads end--> idle
 //     `--fail(): an error, a loss, a refusal--> failed --the threads end--> idle
 //
 // A step is settled once its end is known: what its threads still meet, and who leaves, changes nothing. The first
@@ -42,7 +42,7 @@ StepContext::StepContext(WorkerPool& pool, Options options)
       pool_(pool),
       slot_(std::move(options.schedule), options.timeout, pool.hooks().holds_interpreter_lock),
       recorder_(options.recorder),
-      ambient_(std::move(options.ambient)),
+      thread_state_(std::move(options.thread_state)),
       last_event_(base::Deadline::Clock::now()) {
   slot_.expect(options.microbatches);
   if (options.watched) flags.emplace(std::move(options.watched));
@@ -104,8 +104,24 @@ bool StepContext::settled() const {
   return settled_;
 }
 
+void StepContext::wait_end(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done) {
+  std::unique_lock lock(mutex_);
+  wait_locked(patience, leader, done, lock);
+  if (!error_) settled_ = true;
+}
+
 void StepContext::wait(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done) {
   std::unique_lock lock(mutex_);
+  wait_locked(patience, leader, done, lock);
+}
+
+void StepContext::wake() {
+  std::lock_guard guard(mutex_);
+  changed_.notify_all();
+}
+
+void StepContext::wait_locked(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done,
+                              std::unique_lock<std::mutex>& lock) {
   const auto what = [&] { return base::str("end of step ", number_, ", which rank ", leader, " leads"); };
   bool told = false;
   const auto ready = [&] {
@@ -124,7 +140,6 @@ void StepContext::wait(const base::Patience& patience, base::Rank leader, const 
   };
   constexpr auto kForever = std::chrono::hours(24 * 365);  // `ready` above ends the wait
   base::wait_until(lock, changed_, {kForever, patience.check_interrupt, /*tell=*/nullptr}, ready, what);
-  if (!error_) settled_ = true;
 }
 
 void StepContext::wait_idle(const base::Patience& patience) {
@@ -134,22 +149,22 @@ void StepContext::wait_idle(const base::Patience& patience) {
 }
 
 void StepContext::close() {
-  std::shared_ptr<const Ambient> ended;  // destroyed outside the lock
+  std::shared_ptr<const ThreadState> ended;  // destroyed outside the lock
   std::lock_guard guard(mutex_);
-  ended.swap(ambient_);
+  ended.swap(thread_state_);
 }
 
 void StepContext::start_thread(std::function<void()> work, Awaited awaited) {
   ++threads_;
   last_event_ = base::Deadline::Clock::now();
-  auto task = [self = shared_from_this(), awaited, ambient = ambient_, work = std::move(work)]() mutable {
+  auto task = [self = shared_from_this(), awaited, thread_state = thread_state_, work = std::move(work)]() mutable {
     try {
-      ambient ? ambient->run(work) : work();
+      thread_state ? thread_state->run(work) : work();
     } catch (...) {
       self->fail_thread(std::current_exception());
     }
     work = nullptr;  // its captures end before the step may
-    ambient.reset();
+    thread_state.reset();
     std::lock_guard guard(self->mutex_);
     self->last_event_ = base::Deadline::Clock::now();
     if (awaited == Awaited::kYes) self->changed_.notify_all();

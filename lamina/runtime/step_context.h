@@ -10,11 +10,11 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/observe/recorder.h"
-#include "lamina/runtime/ambient.h"
 #include "lamina/runtime/compute_slot.h"
 #include "lamina/runtime/ordered_gradients.h"
 #include "lamina/runtime/parameter_flags.h"
 #include "lamina/runtime/running_statistics.h"
+#include "lamina/runtime/thread_state.h"
 #include "lamina/runtime/worker_pool.h"
 
 namespace lamina::runtime {
@@ -29,7 +29,7 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
     int microbatches = 0;
     std::unique_ptr<schedule::Schedule> schedule;
     base::Deadline::Clock::duration timeout = std::chrono::seconds(1800);  // see ComputeSlot
-    std::shared_ptr<const Ambient> ambient;                                // its threads get it; may be nullptr
+    std::shared_ptr<const ThreadState> thread_state;                       // its threads get it; may be nullptr
     std::shared_ptr<const ParameterFlags::Watched> watched;                // nullptr: no flags are
     observe::Recorder* recorder = nullptr;
   };
@@ -48,7 +48,8 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   // What notes who had the slot, and when; nullptr for nothing.
   observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
 
-  // Runs `work` on a thread of the step; what it throws ends the step. wait() looks again when it is over.
+  // Runs `work` on a thread of the step; what it throws ends the step. wait() and wait_end() look again when it is
+  // over.
   void run(std::function<void()> work);
   // The same for what another rank has set off: dropped when the step has failed, and where there is no thread to have,
   // that is the step's error.
@@ -64,8 +65,10 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   bool settled() const;
 
   // Waits, in the thread that entered it, until `done()`, an error, or settle(), which rank `leader` is to bring about.
-  // The patience counts from the last thing that happened in this step. Afterwards it is settled, unless it has failed.
+  // The patience counts from the last thing that happened in this step. wait_end() settles it, unless it has failed.
+  void wait_end(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done);
   void wait(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done);
+  void wake();  // it looks again
   // Waits until no thread works on it.
   void wait_idle(const base::Patience& patience);
   // The step is over, says the thread that entered it: what may hold objects of a face goes here, not in the thread
@@ -79,7 +82,9 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
  private:
   void fail_thread(std::exception_ptr error);
   void fail_locked(std::exception_ptr error, std::unique_lock<std::mutex>& lock);
-  enum class Awaited : bool { kNo, kYes };                         // by wait()
+  void wait_locked(const base::Patience& patience, base::Rank leader, const std::function<bool()>& done,
+                   std::unique_lock<std::mutex>& lock);
+  enum class Awaited : bool { kNo, kYes };                         // by the thread that entered the step
   void start_thread(std::function<void()> work, Awaited awaited);  // under the lock
 
   const base::Step number_;
@@ -87,9 +92,9 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   ComputeSlot slot_;
   observe::Recorder* const recorder_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // what wait() waits for
+  std::condition_variable changed_;  // what wait() and wait_end() wait for
   std::condition_variable idle_;     // no thread works on it
-  std::shared_ptr<const Ambient> ambient_;
+  std::shared_ptr<const ThreadState> thread_state_;
   int threads_ = 0;
   base::Deadline::Clock::time_point last_event_;  // a thread began or ended its work
   bool settled_ = false;

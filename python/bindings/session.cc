@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/session.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -117,35 +118,30 @@ struct PythonBody {
   }
 };
 
-// What the main thread does at least every 50 ms of a step; `poll` may be None.
-std::function<void()> with_poll(const std::function<void()>& check_interrupt, const py::object& poll) {
-  if (poll.is_none()) return check_interrupt;
-  return [&check_interrupt, &poll] {
-    try {
-      check_interrupt();
-    } catch (...) {
-      py::gil_scoped_acquire gil;
-      poll(/*interrupted=*/true);
-      throw;
-    }
+// A function of Python's, as one of the engine's, which may call and destroy it in any thread.
+std::function<void()> lent(const py::object& function) {
+  if (function.is_none()) return nullptr;
+  const auto destroy = [](py::object* held) {
     py::gil_scoped_acquire gil;
-    poll(/*interrupted=*/false);
+    delete held;
+  };
+  return [held = std::shared_ptr<py::object>(new py::object(function), destroy)] {
+    py::gil_scoped_acquire gil;
+    (*held)();
   };
 }
 
-// In a step body: the main thread's state is the process's while `wait` runs.
-void lend_state(Session&, const py::object& wait) {
-  auto* activity = runtime::Activity::current();
-  if (activity == nullptr) throw base::UsageError("lend_state() outside a step");
-  activity->lend_state([&] { wait(); });
+void cut_here(Session& session, const py::object& cut) {
+  auto lent_cut = lent(cut);
+  const Release release;
+  session.job().cut_here(std::move(lent_cut));
 }
 
-py::list run_step(Session& session, int microbatches, const py::object& function, const py::object& poll,
-                  const std::pair<std::string, std::string>& call) {
+py::tuple run_step(Session& session, int microbatches, const py::object& function, const py::object& cut,
+                   const std::function<bool()>& saw_backward, const std::pair<std::string, std::string>& call) {
   const auto body = PythonBody::make(function, microbatches);
   const bool leads = session.job().leads();
   const bool followed = session.members(Group::kPp).size() > 1;
-  std::vector<value::Value> outputs;
   const auto run = [body, followed](base::Microbatch microbatch) -> value::Value {
     py::gil_scoped_acquire gil;
     py::object result = body->function(microbatch.value);
@@ -153,28 +149,34 @@ py::list run_step(Session& session, int microbatches, const py::object& function
     body->results.at(microbatch.value) = std::move(result);
     return value;
   };
+  pipeline::StepSpec spec{microbatches, run,         session.patience().check_interrupt, {call.first, call.second, ""},
+                          lent(cut),    saw_backward};
+  pipeline::StepResult result;
   {
     const Release release;
-    const auto check_interrupt = session.patience().check_interrupt;
-    outputs =
-        session.job().run_step(microbatches, run, with_poll(check_interrupt, poll), {call.first, call.second, ""});
+    result = session.job().run_step(spec);
   }
   py::list objects;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
+  for (std::size_t i = 0; i < result.outputs.size(); ++i) {
     if (leads) {
       objects.append(body->results.at(i));
       continue;
     }
-    value::for_each_tensor(outputs.at(i), [](at::Tensor& tensor) {
+    value::for_each_tensor(result.outputs.at(i), [](at::Tensor& tensor) {
       if (tensor.defined()) tensor.set_requires_grad(false);
     });
-    objects.append(to_object(outputs.at(i)));
+    objects.append(to_object(result.outputs.at(i)));
   }
-  return objects;
+  return py::make_tuple(objects, result.backward);
 }
 
-void run_step_here(Session& session, int microbatches, const py::object& body) {
-  session.job().run_step_here(microbatches, [&](base::Microbatch microbatch) { body(microbatch.value); });
+bool run_step_here(Session& session, int microbatches, const py::object& body,
+                   const std::function<bool()>& saw_backward) {
+  const auto run = [&](base::Microbatch microbatch) -> value::Value {
+    body(microbatch.value);
+    return {};
+  };
+  return session.job().run_step_here({microbatches, run, nullptr, {}, nullptr, saw_backward}).backward;
 }
 
 py::object call(Session& session, int index, const py::tuple& args, const py::dict& kwargs) {
@@ -249,11 +251,12 @@ void bind_session(py::module_& module) {
       .def("set_order", &set_order)
       .def("watch_flags", &watch_flags)
       .def("set_statistics", &set_statistics)
-      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("poll") = py::none(),
-           py::arg("call") = std::pair<std::string, std::string>())
-      .def("lend_state", &lend_state)
+      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("cut") = py::none(),
+           py::arg("saw_backward") = py::none(), py::arg("call") = std::pair<std::string, std::string>())
+      .def("cut_here", &cut_here, py::arg("cut"))
       .def("take_notes", &take_notes)
-      .def("run_step_here", &run_step_here)
+      .def("run_step_here", &run_step_here, py::arg("microbatches"), py::arg("body"),
+           py::arg("saw_backward") = py::none())
       .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
       .def_property(
           "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },

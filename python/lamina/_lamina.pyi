@@ -230,23 +230,28 @@ class Session:
         self,
         microbatches: int,
         body: Callable[[int], Any],
-        poll: Callable[[bool], None] | None = None,
+        cut: Callable[[], None] | None = None,
+        saw_backward: Callable[[], bool] | None = None,
         call: tuple[str, str] = ("", ""),
-    ) -> list[Any]:
+    ) -> tuple[list[Any], bool]:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
-        rank (pp_rank 0) only. Returns its results, one per microbatch, on every rank. The calling thread calls
-        `poll(interrupted)` at least every 50 ms, at last when it was interrupted; what that raises ends the step.
-        `call` is the step function's name, the same on all ranks (DesyncError else), and where it was called."""
-    def lend_state(self, wait: Callable[[], None]) -> None:
-        """In a step body: while `wait` runs, which waits for the thread that entered the step, the process has that
-        thread's random numbers and default dtype. No other body computes meanwhile."""
+        rank (pp_rank 0) only. Returns its results, one per microbatch, and whether there was a backward, on every rank.
+        With `cut` this is the step in which the model is cut: that does so where no body has called `cut_here`.
+        `saw_backward` is asked at the end for a backward that the engine has not run. `call` is the step function's
+        name, the same on all ranks (DesyncError else), and where it was called."""
+    def cut_here(self, cut: Callable[[], None]) -> None:
+        """In a body of the step in which the model is cut: has the thread that entered the step run `cut`, unless the
+        model is cut already, and waits for that. UsageError in another thread; CancelledError where a cut failed."""
     def take_notes(self) -> list[bytes]:
         """What owners of modules left for this rank in their answers, each once."""
     def require_everywhere(self, what: str) -> None:
         """Refuses `what` in the body of a step: every rank of a pipeline is to do it."""
-    def run_step_here(self, microbatches: int, body: Callable[[int], Any]) -> None:
+    def run_step_here(
+        self, microbatches: int, body: Callable[[int], Any], saw_backward: Callable[[], bool] | None = None
+    ) -> bool:
         """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
-        alone. Each has a random stream and a default dtype of its own."""
+        alone. Each has a random stream and a default dtype of its own. Returns whether there was a backward, as
+        `run_step` does."""
     @property
     def seeded_steps(self) -> int | None:
         """With the key `seed`, how many steps have drawn random numbers; to be set outside of steps."""

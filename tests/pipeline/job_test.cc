@@ -146,7 +146,7 @@ TEST(Failures, ALostRankEndsTheStepOnEverySurvivorAndIsNamed) {
     mains.emplace_back([&, rank] {
       try {
         pipeline.job(rank).run_step(
-            2, [&](base::Microbatch) { return pipeline.job(0).call(module, at::ones({2})); }, [] {});
+            {2, [&](base::Microbatch) { return pipeline.job(0).call(module, at::ones({2})); }, [] {}});
       } catch (const base::Error& error) {  // the other survivor may tell of it first
         texts[rank] = error.what();
       }
@@ -154,13 +154,13 @@ TEST(Failures, ALostRankEndsTheStepOnEverySurvivorAndIsNamed) {
   }
   std::thread dead([&] {
     try {
-      pipeline.job(2).run_step(2, nullptr, [] {});
+      pipeline.job(2).run_step({2, nullptr, [] {}});
     } catch (const std::exception&) {
     }
   });
   for (auto& main : mains) main.join();
   for (int rank = 0; rank < 2; ++rank) EXPECT_NE(texts[rank].find("rank 2 is lost"), std::string::npos) << texts[rank];
-  const auto step = [&] { pipeline.job(0).run_step(1, [](base::Microbatch) { return Value(); }, [] {}); };
+  const auto step = [&] { pipeline.job(0).run_step({1, [](base::Microbatch) { return Value(); }, [] {}}); };
   const auto known = base::Deadline::after(std::chrono::seconds(2));
   EXPECT_THROW(while (!known.expired()) step(), base::PeerError);
   pipeline.job(2).close(false);

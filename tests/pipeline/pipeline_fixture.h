@@ -55,7 +55,7 @@ class Pipeline {
     for (int rank = 0; rank < size(); ++rank) {
       mains.emplace_back([&, rank] {
         try {
-          outcomes[rank].outputs = job(rank).run_step(microbatches, body, [] {});
+          outcomes[rank].outputs = job(rank).run_step({microbatches, body, [] {}}).outputs;
         } catch (...) {
           outcomes[rank].error = std::current_exception();
         }

@@ -183,9 +183,9 @@ TEST(ReferenceFailures, ALostRankEndsEveryWaitForWhatItWasToMake) {
     for (int rank = 0; rank < 3; ++rank) {
       mains.emplace_back([&, rank] {
         try {
-          model.job(rank).run_step(2, body, [&] {
-            if (rank == 2 && dead) throw std::runtime_error("dead");
-          });
+          model.job(rank).run_step({2, body, [&] {
+                                      if (rank == 2 && dead) throw std::runtime_error("dead");
+                                    }});
         } catch (const std::exception& error) {
           texts[rank] = error.what();
         }

@@ -40,7 +40,7 @@ std::vector<Pipeline::Outcome> step_with(Pipeline& pipeline, int microbatches, c
   for (int rank = 0; rank < pipeline.size(); ++rank) {
     mains.emplace_back([&, rank] {
       try {
-        outcomes[rank].outputs = pipeline.job(rank).run_step(microbatches, body, interrupts[rank]);
+        outcomes[rank].outputs = pipeline.job(rank).run_step({microbatches, body, interrupts[rank]}).outputs;
       } catch (...) {
         outcomes[rank].error = std::current_exception();
       }
@@ -60,8 +60,8 @@ TEST(Interrupt, WhileAMicrobatchComputesEndsTheStepAndTheJobGoesOn) {
     wait_for([&] { return checks >= 3; });  // until long after the main thread has left the wait for outputs
     return Value(at::ones({2}));
   };
-  EXPECT_THROW(pipeline.job(0).run_step(2, body, interrupt_once), Interrupted);
-  EXPECT_EQ(pipeline.job(0).run_step(2, body, interrupt_once).size(), 2);
+  EXPECT_THROW(pipeline.job(0).run_step({2, body, interrupt_once}), Interrupted);
+  EXPECT_EQ(pipeline.job(0).run_step({2, body, interrupt_once}).outputs.size(), 2);
 }
 
 TEST(LostRank, WhileAMicrobatchComputesEndsTheStepAndTheMicrobatchWritesNowhere) {
@@ -74,7 +74,7 @@ TEST(LostRank, WhileAMicrobatchComputesEndsTheStepAndTheMicrobatchWritesNowhere)
     wait_for([&] { return checks >= 5; });  // until long after the main thread has left the wait for outputs
     return Value(at::ones({2}));
   };
-  EXPECT_THROW(pipeline.job(0).run_step(1, body, [&] { checks += killed; }), base::PeerError);
+  EXPECT_THROW(pipeline.job(0).run_step({1, body, [&] { checks += killed; }}), base::PeerError);
 }
 
 // Takes its time to be destroyed on another thread than the one that made it.
@@ -100,8 +100,8 @@ TEST(Interrupt, AfterTheLastMicrobatchIsNotLostAndTheJobGoesOn) {
     ended = true;
     return Value();
   };
-  EXPECT_THROW(pipeline.job(0).run_step(1, body, interrupt_once), Interrupted);
-  EXPECT_NO_THROW(pipeline.job(0).run_step(1, body, interrupt_once));
+  EXPECT_THROW(pipeline.job(0).run_step({1, body, interrupt_once}), Interrupted);
+  EXPECT_NO_THROW(pipeline.job(0).run_step({1, body, interrupt_once}));
 }
 
 TEST(Interrupt, OfAFollowerEndsTheStepEverywhereWithThatErrorAndNotAConsequence) {
@@ -174,16 +174,16 @@ TEST(Errors, ThatCannotBeDescribedOrSentEndTheStepOnAllRanksAllTheSame) {
       std::exception_ptr of_follower;
       std::thread main([&] {
         try {
-          follower.run_step(1, nullptr, kNothing);
+          follower.run_step({1, nullptr, kNothing});
         } catch (...) {
           of_follower = std::current_exception();
         }
       });
-      EXPECT_ANY_THROW(leader.run_step(1, [&](base::Microbatch) { return leader.call(raises, Value()); }, kNothing));
+      EXPECT_ANY_THROW(leader.run_step({1, [&](base::Microbatch) { return leader.call(raises, Value()); }, kNothing}));
       main.join();
       EXPECT_NE(of_follower, nullptr) << text << " on rank " << raising;
-      std::thread again([&] { follower.run_step(1, nullptr, kNothing); });
-      EXPECT_NO_THROW(leader.run_step(1, [&](base::Microbatch) { return Value(); }, kNothing)) << text;
+      std::thread again([&] { follower.run_step({1, nullptr, kNothing}); });
+      EXPECT_NO_THROW(leader.run_step({1, [&](base::Microbatch) { return Value(); }, kNothing})) << text;
       again.join();
     }
   }

@@ -36,7 +36,7 @@ class OutOfStep {
     const auto body = [this, &job, calls_remote](base::Microbatch) {
       return calls_remote ? job.call(remote, Value(at::ones({2}))) : Value(at::ones({2}));
     };
-    return job.run_step(2, body, kNothing, call);
+    return job.run_step({2, body, kNothing, call}).outputs;
   }
 
   base::Patience patience(const std::string& name) const {
@@ -112,13 +112,12 @@ TEST(StepIdentity, IsComparedBeforeARequestThatHasComeEarlierIsServed) {
     const auto errors = all.run([&](int rank) {
       while (rank == 1 && !asked) std::this_thread::yield();
       if (rank == 1) return void(all.step(1, kTrain));
-      all.pipeline.job(0).run_step(
-          1,
-          [&](base::Microbatch) {
-            asked = true;
-            return all.pipeline.job(0).call(all.remote, Value(at::ones({2})));
-          },
-          kNothing, kEvaluate);
+      all.pipeline.job(0).run_step({1,
+                                    [&](base::Microbatch) {
+                                      asked = true;
+                                      return all.pipeline.job(0).call(all.remote, Value(at::ones({2})));
+                                    },
+                                    kNothing, kEvaluate});
     });
     expect_all(errors, kBoth);
     EXPECT_EQ(all.calls, 0);
@@ -192,7 +191,8 @@ TEST(MutualWaits, ThroughACallInsideOfACallAreFound) {
       return;
     }
     all.pipeline.job(rank).run_step(
-        1, [&](base::Microbatch) { return all.pipeline.job(0).call(middle, Value(at::ones({2}))); }, kNothing, kTrain);
+        {1, [&](base::Microbatch) { return all.pipeline.job(0).call(middle, Value(at::ones({2}))); }, kNothing,
+         kTrain});
   });
   expect_all(errors, {"lamina.recv_from() at train.py:18 for rank 1", "of train at train.py:16"});
   all.expect_agreement();
@@ -212,7 +212,7 @@ TEST(MutualWaits, AreNotSeenWhereARankComputesInTheStepOrComesLateToIt) {
     const auto late = Clock::now() + std::chrono::milliseconds(rank == 1 ? 1200 : 0);
     while (Clock::now() < late) std::this_thread::yield();
     all.pipeline.job(rank).run_step(
-        1, [&](base::Microbatch) { return all.pipeline.job(0).call(slow, Value(at::ones({2}))); }, kNothing, kTrain);
+        {1, [&](base::Microbatch) { return all.pipeline.job(0).call(slow, Value(at::ones({2}))); }, kNothing, kTrain});
     all.barrier(rank);
   });
   EXPECT_EQ(errors, std::vector<std::string>(2));

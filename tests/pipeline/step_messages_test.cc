@@ -29,21 +29,21 @@ TEST(StepMessages, ArriveWithEveryField) {
   EXPECT_EQ(refusal.step, kStep);
   EXPECT_EQ(refusal.from, kFrom);
   EXPECT_EQ(refusal.why, "another one");
-  const auto end = to_end_of_step(sent(to_message(EndOfStep{kStep, kFrom, {"a", "b"}, "flags", {}})));
+  const auto end = to_end_of_step(sent(to_message(EndOfStep{kStep, kFrom, {"a", "b"}, true, "flags", {}})));
   EXPECT_EQ(end.step, kStep);
   ASSERT_EQ(end.outputs.size(), 2);
   EXPECT_EQ(end.outputs[1].as<std::string>(), "b");
   EXPECT_EQ(end.flags, "flags");
   EXPECT_FALSE(end.failure);
   const value::Failure failure{"ValueError", "wrong", "", kFrom, {}};
-  const auto failed = to_end_of_step(sent(to_message(EndOfStep{kStep, kFrom, {}, "", failure})));
+  const auto failed = to_end_of_step(sent(to_message(EndOfStep{kStep, kFrom, {}, false, "", failure})));
   ASSERT_TRUE(failed.failure);
   EXPECT_EQ(failed.failure->message, "wrong");
 }
 
 TEST(StepMessages, AreOfTheWholeStep) {
   for (const auto& message : {to_message(NewStep{kStep, kFrom, {}}), to_message(Refusal{kStep, kFrom, ""}),
-                              to_message(EndOfStep{kStep, kFrom, {}, "", {}})}) {
+                              to_message(EndOfStep{kStep, kFrom, {}, false, "", {}})}) {
     EXPECT_EQ(message.call.step, kStep);
     EXPECT_EQ(message.call.microbatch, transport::kWholeStep);
   }
@@ -59,7 +59,7 @@ TEST(StepMessages, OfAnyOtherShapeAreMalformed) {
   begin.fields = whole + "x";
   EXPECT_THROW(to_new_step(begin), base::FormatError);
   for (const value::Value& body : {value::Value(), value::Value("text"), value::Value(value::Tuple{{true}})}) {
-    auto end = to_message(EndOfStep{kStep, kFrom, {}, "", {}});
+    auto end = to_message(EndOfStep{kStep, kFrom, {}, false, "", {}});
     end.body = body;
     EXPECT_THROW(to_end_of_step(std::move(end)), base::FormatError) << body.kind();
   }

@@ -128,7 +128,7 @@ class Scenario {
     const auto deadline = base::Deadline::after(std::chrono::seconds(5));
     while (!deadline.expired()) {
       try {
-        survivor.run_step(1, [](base::Microbatch) { return Value(); }, [] {});
+        survivor.run_step({1, [](base::Microbatch) { return Value(); }, [] {}});
       } catch (const base::PeerError&) {
         return true;
       }
@@ -159,7 +159,7 @@ class Scenario {
           if (strikes && happened_ && rank == victim_ && !interrupted.exchange(true)) throw Interrupted();
         };
         try {
-          outcomes[rank].outputs = pipeline_.job(rank).run_step(microbatches_, body, interrupt);
+          outcomes[rank].outputs = pipeline_.job(rank).run_step({microbatches_, body, interrupt}).outputs;
         } catch (...) {
           outcomes[rank].error = std::current_exception();
         }

@@ -145,8 +145,9 @@ TEST(Timeline, AStepInTheCallingThreadHasItsMicrobatchesToo) {
   Pipeline pipeline(1, "simple");
   auto& job = pipeline.job(0);
   job.start_timeline();
-  for (int step = 0; step < 2; ++step) job.run_step_here(kMicrobatches, [](base::Microbatch) {});
-  EXPECT_THROW(job.run_step_here(1, [](base::Microbatch) { throw base::UsageError("on purpose"); }), base::UsageError);
+  for (int step = 0; step < 2; ++step) job.run_step_here({kMicrobatches, [](base::Microbatch) { return Value(); }});
+  EXPECT_THROW(job.run_step_here({1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); }}),
+               base::UsageError);
   const auto rank = job.stop_timeline();
   EXPECT_EQ(events(rank, What::kStep).size(), 3);
   EXPECT_EQ(microbatches(rank, What::kForward, 1, ""), (std::set<std::int64_t>{0, 1, 2}));
@@ -172,8 +173,7 @@ TEST(Timeline, AStepThatFailsLeavesItsPartAtOnce) {
   const observe::TempFolder folder;
   transport::inproc::Network network(1, 0);
   Job job({.pipeline = {base::Rank(0)}, .timeline_part = folder / "part"}, network.connect(base::Rank(0)));
-  EXPECT_THROW(job.run_step(
-                   1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); }, [] {}),
+  EXPECT_THROW(job.run_step({1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); }, [] {}}),
                base::UsageError);
   EXPECT_EQ(events(observe::read_part(folder / "part"), What::kStep).size(), 1);
 }
@@ -194,7 +194,7 @@ TEST(Timeline, OfASessionIsAFile) {
   const observe::TempFolder folder;
   session::Session session({}, {}, {});
   session.job().start_timeline();
-  session.job().run_step(1, [](base::Microbatch) { return Value(std::int64_t(1)); }, [] {});
+  session.job().run_step({1, [](base::Microbatch) { return Value(std::int64_t(1)); }, [] {}});
   EXPECT_THAT(session::write_timeline(session, folder / "timeline.json"), testing::HasSubstr("timeline of 1 step"));
   EXPECT_EQ(events(observe::read_file(folder / "timeline.json"), What::kStep).size(), 1);
 }

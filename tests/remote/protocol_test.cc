@@ -8,7 +8,7 @@
 #include <random>
 
 #include "lamina/base/error.h"
-#include "lamina/runtime/ambient.h"
+#include "lamina/runtime/modes.h"
 #include "tests/remote/protocol_samples.h"
 
 namespace lamina::remote {

@@ -56,7 +56,7 @@ class Step : public ::testing::Test {
   }
   std::optional<transport::Message> wait_end(
       const base::Patience& patience = kPatience, const std::function<bool()>& done = [] { return false; }) {
-    step_->wait(patience, base::Rank(0), done);
+    step_->wait_end(patience, base::Rank(0), done);
     return step_->error() ? std::nullopt : steps_.take_end();
   }
   // What the step ended with.

@@ -14,8 +14,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/runtime/activity.h"
-#include "lamina/runtime/ambient.h"
 #include "lamina/runtime/default_dtype.h"
+#include "lamina/runtime/modes.h"
 #include "lamina/runtime/streams.h"
 #include "tests/pipeline/pipeline_fixture.h"
 

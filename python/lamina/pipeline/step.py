@@ -118,12 +118,11 @@ class StepFunction:
         self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None
     ) -> Any:
         if job.replicas is None:
-            return merge(self._run_bodies(job, owner, args, kwargs, first_call))
-        with job.replicas.step() as passed:
-            # The ranks that follow hear from the leading one whether there was a backward.
-            outputs = self._run_bodies(job, owner, args, kwargs, first_call, passed)
-            merged = merge([output for output, _ in outputs])
-        if any(passed for _, passed in outputs):
+            return merge(self._run_bodies(job, owner, args, kwargs, first_call)[0])
+        with job.replicas.step() as saw_backward:
+            outputs, backward = self._run_bodies(job, owner, args, kwargs, first_call, saw_backward)
+            merged = merge(outputs)
+        if backward:
             job.replicas.finish_pass()
         return merged
 
@@ -134,19 +133,16 @@ class StepFunction:
         args: tuple,
         kwargs: dict[str, Any],
         first_call: FirstCall | None,
-        note: Callable[[], Any] | None = None,
-    ) -> list[Any]:
-        """What the function returned for each microbatch; with `note`, pairs of it and of what `note` returned then.
-        With `first_call` the model is cut in this step."""
-
-        def noted(output: Any) -> Any:
-            return output if note is None else (output, note())
-
+        saw_backward: Callable[[], bool] | None = None,
+    ) -> tuple[list[Any], bool]:
+        """What the function returned for each microbatch, and whether there was a backward: one that the engine ran, or
+        that `saw_backward` tells of at the end. With `first_call` the model is cut in this step."""
         if not job.pipelined:
             outputs = []
             bodies = self._bodies(job, owner, args, kwargs)
-            job.session.run_step_here(len(bodies), lambda microbatch: outputs.append(noted(bodies[microbatch]())))
-            return outputs
+            run = lambda microbatch: outputs.append(bodies[microbatch]())  # noqa: E731
+            backward = job.session.run_step_here(len(bodies), run, saw_backward)
+            return outputs, backward
         closures.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, failure, count = None, None, job.microbatches
@@ -165,23 +161,23 @@ class StepFunction:
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
             try:
-                return noted(bodies[microbatch]())
+                return bodies[microbatch]()
             finally:
                 module_attributes.end_microbatch(microbatch)
 
         drawn = other_random.states()
+        cut = None if first_call is None else first_call.cut_uncalled
         try:
-            call = (self.name, call_sites.where())
-            if first_call is None:
-                outputs = job.session.run_step(count, body, call=call)
-            else:
-                outputs = job.session.run_step(count, first_call.around(body), first_call.serve, call)
+            result = job.session.run_step(count, body, cut, saw_backward, (self.name, call_sites.where()))
         except BaseException:
             module_attributes.end_step(failed=True)
             raise
+        finally:
+            if first_call is not None:
+                first_call.end()
         module_attributes.end_step()
         other_random.tell_if_drawn(drawn)
-        return outputs
+        return result
 
     def _bodies(self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
         """One call of the function per microbatch, each in a copy of the caller's context."""
