@@ -28,6 +28,8 @@ void add(at::Tensor& sum, const at::Tensor& part) {
 }  // namespace
 
 void OrderedGradients::begin(std::vector<at::Tensor> parameters) {
+  parts_.clear();
+  current_.reset();
   parameters_ = std::move(parameters);
   before_.assign(parameters_.size(), {});
   exchange(before_);

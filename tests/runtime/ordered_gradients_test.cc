@@ -48,6 +48,22 @@ TEST(OrderedGradients, AMicrobatchGoesOnWithWhatItHas) {
   EXPECT_FALSE(unused.grad().defined());
 }
 
+TEST(OrderedGradients, BeginAgainInTheTurnInWhichTheParametersBecomeKnown) {
+  const auto weight = parameter();
+  accumulate(weight, 3);
+  OrderedGradients gradients;
+  gradients.begin({});
+  gradients.turn_of(Microbatch(0));
+  gradients.begin({weight});
+  for (int i = 0; i < 2; ++i) {
+    gradients.turn_of(Microbatch(i));
+    EXPECT_FALSE(weight.grad().defined());
+    accumulate(weight, 1);
+  }
+  gradients.end(true);
+  EXPECT_EQ(weight.grad().item<float>(), 5);
+}
+
 TEST(OrderedGradients, AFailedStepLeavesThoseThatWereThere) {
   const auto weight = parameter();
   accumulate(weight, 3);
