@@ -52,15 +52,25 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
     : config_(config::with_defaults(std::move(config))),
       world_(std::move(world)),
-      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy),
+      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
+                {.shard = config_.sharded_data_parallel_degree}),
       check_interrupt_(hooks.check_interrupt),
       call_(hooks.call) {
-  topology::require_sharding_fits(topology_, config_.sharded_data_parallel_degree);
   config::require_available(config_, topology_.size(Group::kDp));
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   auto transport = connect(config_, world_, check_interrupt_);
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)),
                                          std::move(transport));
+  if (world_.local_size < world_.size) learn_nodes();
+}
+
+// Each rank knows its own machine.
+void Session::learn_nodes() {
+  const auto words = job_->mailbox().all_gather(members(Group::kWorld), std::int64_t{world_.node_rank}, patience());
+  topology::Cuts cuts{.shard = config_.sharded_data_parallel_degree};
+  for (const auto& word : words) cuts.nodes.push_back(static_cast<int>(word.as<std::int64_t>()));
+  topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
+               std::move(cuts)};
 }
 
 base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }

@@ -28,7 +28,8 @@ struct FaceHooks {
 class Session {
  public:
   // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
-  // base::ConfigError before anything is started, and what open_ucx throws.
+  // base::ConfigError before anything is started, and what open_ucx throws. Of several machines the ranks tell each
+  // other on which each of them is.
   Session(config::Config config, environment::World world, FaceHooks hooks);
 
   const config::Config& config() const { return config_; }
@@ -48,9 +49,11 @@ class Session {
   base::Patience patience() const;
 
  private:
+  void learn_nodes();
+
   const config::Config config_;
   const environment::World world_;
-  const topology::Topology topology_;
+  topology::Topology topology_;
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
   std::unique_ptr<pipeline::Job> job_;
