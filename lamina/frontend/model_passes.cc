@@ -2,7 +2,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/module.h>
 
-#include "lamina/collective/process_group.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 
@@ -14,10 +13,8 @@ using topology::Group;
 void Model::make_reducer() {
   auto& session = *job_.session;
   if (!session.config().ddp || session.topology().size(Group::kDp) == 1) return;
-  const auto group = [this](const std::string& purpose, base::Patience patience) {
-    auto& session = *job_.session;
-    return collective::wrap(*job_.group(Group::kDp), session.job().mailbox(), session.job().presence(),
-                            {purpose, session.members(Group::kDp), std::move(patience)});
+  const auto group = [&session](const base::Patience& patience) -> collective::Group& {
+    return session.groups().get(Group::kDp, patience);
   };
   reducer_ = std::make_unique<data_parallel::Reducer>(
       data_parallel::ReducerOptions{options_.backward_passes_per_step,

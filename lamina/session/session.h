@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/collective/groups.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/world.h"
 #include "lamina/pipeline/job.h"
@@ -36,6 +37,8 @@ class Session {
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   pipeline::Job& job() { return *job_; }
+  // Of tensors; how torch's are made is for the face to say.
+  collective::Groups& groups() { return *groups_; }
 
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
@@ -57,6 +60,7 @@ class Session {
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
   std::unique_ptr<pipeline::Job> job_;
+  std::unique_ptr<collective::Groups> groups_;
 };
 
 }  // namespace lamina::session

@@ -13,7 +13,7 @@ MADE_ELSEWHERE = {
     "lamina/config/problems.cc": ["… is not allowed; expected …"],
     "lamina/messaging/mailbox.cc": ["… over ranks …"],
     "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
-    "lamina/collective/process_group.cc": ["… over ranks …"],
+    "lamina/collective/work.cc": ["… over ranks …"],
     "lamina/dist/errors.cc": ["[rank …/…] …: …"],
     "lamina/model/agreement.cc": ["rank … built another model than rank …"],
     "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
