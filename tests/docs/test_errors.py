@@ -14,7 +14,7 @@ MADE_ELSEWHERE = {
     "lamina/messaging/mailbox.cc": ["… over ranks …"],
     "lamina/messaging/mutual_waits.cc": ["ranks wait for each other: …"],
     "lamina/collective/work.cc": ["… over ranks …"],
-    "lamina/dist/errors.cc": ["[rank …/…] …: …"],
+    "lamina/dist/current.cc": ["[rank …/…] …: …"],
     "lamina/model/agreement.cc": ["rank … built another model than rank …"],
     "lamina/frontend/model_step.cc": ["… cannot be split into … microbatches: its size …"],
     "lamina/frontend/step.cc": ["… cannot be split into … microbatches: its size …"],
