@@ -23,7 +23,7 @@ std::uint64_t layout(std::span<const NamedTensor> tensors, std::uint64_t hash) {
 }  // namespace
 
 std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const NamedTensor> buffers,
-                        collective::ProcessGroup& replicas) {
+                        collective::Group& replicas, const collective::Terms& terms) {
   const auto mine = static_cast<std::int64_t>(layout(buffers, layout(parameters, 0)) >> 1);
   const auto count = static_cast<std::int64_t>(parameters.size());
   // The largest layout, and the negative of the smallest, come out of the same exchange as who has gradients.
@@ -32,7 +32,7 @@ std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const
   numbers[0] = mine;
   numbers[1] = -mine;
   for (std::int64_t i = 0; i < count; ++i) numbers[i + 2] = parameters[i].tensor.grad().defined();
-  replicas.max(exchanged);
+  replicas.all_reduce(exchanged, collective::Reduction::kMax, terms)->wait();
   if (numbers[0] != mine || numbers[1] != -mine) {
     throw base::UsageError(
         "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "

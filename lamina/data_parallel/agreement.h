@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "lamina/collective/process_group.h"
+#include "lamina/collective/group.h"
 #include "lamina/data_parallel/named_tensor.h"
 
 namespace lamina::data_parallel {
@@ -12,6 +12,6 @@ namespace lamina::data_parallel {
 // Collective over the replicas: which of `parameters` have a gradient on any of them. Throws base::UsageError on all of
 // them when names, shapes or types of the parameters or buffers differ: collectives over them would mix up values.
 std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const NamedTensor> buffers,
-                        collective::ProcessGroup& replicas);
+                        collective::Group& replicas, const collective::Terms& terms);
 
 }  // namespace lamina::data_parallel

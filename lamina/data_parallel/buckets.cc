@@ -48,12 +48,12 @@ void make_dense(at::Tensor parameter) {
 
 }  // namespace
 
-Reduce mean_over(collective::ProcessGroup& replicas, int divisor) {
-  return [&replicas, divisor](const GradientBucket& bucket) {
+Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms) {
+  return [&replicas, divisor, terms = std::move(terms)](const GradientBucket& bucket) {
     // Divided before it is summed: a sum of half precision may be too large. Collectives know no complex numbers.
     auto real = bucket.gradients.is_complex() ? at::view_as_real(bucket.gradients) : bucket.gradients;
     real.div_(divisor);
-    replicas.sum(real);
+    replicas.all_reduce(real, collective::Reduction::kSum, terms)->wait();
     return bucket.gradients;
   };
 }

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/collective/process_group.h"
+#include "lamina/collective/group.h"
 #include "lamina/data_parallel/named_tensor.h"
 
 namespace lamina::data_parallel {
@@ -26,7 +26,7 @@ struct GradientBucket {
 using Reduce = std::function<at::Tensor(const GradientBucket&)>;
 
 // The sum over the replicas, divided by `divisor`.
-Reduce mean_over(collective::ProcessGroup& replicas, int divisor);
+Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms);
 
 // [Note: buckets] Gradients travel in buckets of about `bucket_bytes`, in the order of the parameters, which is one on
 // all replicas. Each is copied once into its bucket's memory and once back: a gradient is the user's, who may keep it,

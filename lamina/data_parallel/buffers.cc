@@ -14,7 +14,8 @@ constexpr std::int64_t kAligned = 16;  // bytes: for elements of any type
 // A tensor, and the part of the bytes that travel which holds its value.
 using Parts = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-void broadcast_together(const std::vector<at::Tensor>& tensors, collective::ProcessGroup& replicas, int root) {
+void broadcast_together(const std::vector<at::Tensor>& tensors, collective::Group& replicas, int root,
+                        const collective::Terms& terms) {
   std::vector<std::int64_t> begins{0};
   for (const auto& tensor : tensors) {
     const auto size_bytes = static_cast<std::int64_t>(tensor.nbytes());
@@ -28,17 +29,18 @@ void broadcast_together(const std::vector<at::Tensor>& tensors, collective::Proc
     parts.emplace_back(tensors[i], part.view(tensors[i].scalar_type()).view(tensors[i].sizes()));
   }
   for (const auto& [tensor, part] : parts) part.copy_(tensor);
-  replicas.broadcast(bytes, root);
+  replicas.broadcast(bytes, root, terms)->wait();
   for (const auto& [tensor, part] : parts) tensor.copy_(part);
 }
 
 }  // namespace
 
-void broadcast(std::span<const NamedTensor> tensors, collective::ProcessGroup& replicas, int root) {
+void broadcast(std::span<const NamedTensor> tensors, collective::Group& replicas, int root,
+               const collective::Terms& terms) {
   const c10::AutoGradMode no_grad(false);
   std::map<std::string, std::vector<at::Tensor>> by_device;
   for (const auto& [name, tensor] : tensors) by_device[tensor.device().str()].push_back(tensor);
-  for (const auto& [device, together] : by_device) broadcast_together(together, replicas, root);
+  for (const auto& [device, together] : by_device) broadcast_together(together, replicas, root, terms);
 }
 
 }  // namespace lamina::data_parallel

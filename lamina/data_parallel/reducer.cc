@@ -128,13 +128,13 @@ void Reducer::reduce_nth(const std::vector<int>& present) {
 void Reducer::reduce(const std::vector<int>& present) {
   const auto parameters = parts_.parameters();
   const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
-  const auto all = parts_.group(hooked() ? "reducing gradients" : "averaging gradients", passes_.patience());
-  const auto any = agree(parameters, buffers, *all);
-  const auto mean = mean_over(*all, static_cast<int>((by_everyone_ ? everyone_ : present).size()));
+  const auto patience = passes_.patience();
+  const collective::Terms terms{hooked() ? "reducing gradients" : "averaging gradients", patience};
+  auto& all = parts_.group(patience);
+  const auto any = agree(parameters, buffers, all, terms);
+  const auto mean = mean_over(all, static_cast<int>((by_everyone_ ? everyone_ : present).size()), terms);
   buckets_.reduce(parameters, any, hooked() ? hook_ : mean);  // no copy: a hook may be Python's
-  if (!buffers.empty()) {
-    broadcast(buffers, *parts_.group("broadcasting buffers", passes_.patience()), present.front());
-  }
+  broadcast(buffers, all, present.front(), {"broadcasting buffers", patience});
 }
 
 void Reducer::together(const std::function<void()>& compute) {
@@ -191,10 +191,11 @@ void Reducer::shadow(const std::vector<int>& present) {
 
 void Reducer::take_over(int root) {
   const auto parameters = parts_.parameters(), buffers = parts_.buffers();
-  const auto all = parts_.group("broadcasting buffers", passes_.patience());
-  agree(parameters, buffers, *all);
-  broadcast(parameters, *all, root);
-  broadcast(buffers, *all, root);
+  const collective::Terms terms{"broadcasting buffers", passes_.patience()};
+  auto& all = parts_.group(terms.patience);
+  agree(parameters, buffers, all, terms);
+  broadcast(parameters, all, root, terms);
+  broadcast(buffers, all, root, terms);
 }
 
 }  // namespace lamina::data_parallel

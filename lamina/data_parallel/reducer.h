@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
-#include "lamina/collective/process_group.h"
+#include "lamina/collective/group.h"
 #include "lamina/data_parallel/buckets.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
@@ -40,7 +40,7 @@ struct ReducerOptions {
 class Reducer {
  public:
   using Tensors = std::function<std::vector<NamedTensor>()>;
-  using Replicas = std::function<std::unique_ptr<collective::ProcessGroup>(const std::string& purpose, base::Patience)>;
+  using Replicas = std::function<collective::Group&(const base::Patience&)>;
   // Parts of the model and of the job that it works with.
   struct Parts {
     Tensors parameters,  // of this rank's part, as they are now,

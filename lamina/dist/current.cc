@@ -7,7 +7,6 @@
 
 #include "lamina/base/str.h"
 #include "lamina/dist/dist.h"
-#include "lamina/dist/errors.h"
 #include "lamina/dist/ranks.h"
 #include "lamina/rendezvous/job_store.h"
 
@@ -34,7 +33,10 @@ std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
   made->groups = std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr);
   std::vector<base::Rank> everybody;
   for (int rank = 0; rank < made->world.size; ++rank) everybody.emplace_back(rank);
-  made->group = made->groups->make("world", everybody);
+  const auto self = made->world.rank;
+  auto torchs = made->groups->make("world", everybody);
+  made->group = collective::wrap(std::move(torchs), {"WORLD", std::move(everybody), self}, {});
+  made->timeout = timeout;
   return made;
 }
 
@@ -42,13 +44,27 @@ std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
 
 Current* find_current() { return the_current.get(); }
 
-c10d::ProcessGroup* group_for(const std::string& what) {
+collective::Group* group_for(const std::string& what) {
   if (the_current) return the_current->world.size > 1 ? the_current->group.get() : nullptr;
   if (const int size = get_world_size(); size > 1) {
     throw base::UsageError(base::str(what, ": the world_size(", size, ") > 1, but there is no process group: call ",
                                      "lamina::dist::initialize_dist() first"));
   }
   return nullptr;
+}
+
+void run(const std::string& what,
+         const std::function<collective::Started(collective::Group& group, const collective::Terms& terms)>& start) {
+  auto& group = *the_current->group;
+  const auto told = base::str("[rank ", group.rank(), "/", group.size(), "] ", what, ": ");
+  try {
+    start(group, {what, {the_current->timeout, nullptr}})->wait();
+  } catch (const base::TimeoutError&) {
+    throw base::TimeoutError(base::str(told, "the others did not come within ", the_current->timeout.count(),
+                                       " ms; give initialize_dist a longer timeout if they need it"));
+  } catch (const base::PeerError& lost) {
+    throw base::PeerError(told + lost.what());
+  }
 }
 
 bool is_available() { return true; }
@@ -62,9 +78,12 @@ void initialize_dist(const std::string& device, std::chrono::milliseconds timeou
   }
   if (the_current) return;
   [[maybe_unused]] static const int at_exit = std::atexit(destroy_dist);  // a Gloo group must end before torch does
-  the_current = typed("initialize_dist()", [&] { return meet(timeout); });
+  the_current = meet(timeout);
 }
 
-void destroy_dist() { the_current.reset(); }
+void destroy_dist() {
+  const bool stuck = the_current && the_current->group->stuck();  // its end would wait for what others never do
+  stuck ? void(the_current.release()) : the_current.reset();
+}
 
 }  // namespace lamina::dist

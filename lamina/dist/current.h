@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <c10/util/intrusive_ptr.h>
-
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "lamina/collective/c10d_groups.h"
+#include "lamina/collective/group.h"
 #include "lamina/dist/meeting.h"
 
 namespace lamina::dist {
@@ -16,13 +17,18 @@ struct Current {
   environment::World world;
   std::unique_ptr<Meeting> meeting;  // none in a world that nobody launched
   std::unique_ptr<collective::C10dGroups> groups;
-  c10::intrusive_ptr<c10d::ProcessGroup> group;  // of all ranks
+  std::unique_ptr<collective::Group> group;  // of all ranks
+  std::chrono::milliseconds timeout;
 };
 
 Current* find_current();  // null before initialize_dist
 
 // The group for the collective `what`; null where there is nobody to speak to. Throws base::UsageError where there is
 // somebody, but no group.
-c10d::ProcessGroup* group_for(const std::string& what);
+collective::Group* group_for(const std::string& what);
+
+// Runs a collective of the group to its end. Throws base::PeerError, base::TimeoutError, which begin with this rank.
+void run(const std::string& what,
+         const std::function<collective::Started(collective::Group& group, const collective::Terms& terms)>& start);
 
 }  // namespace lamina::dist

@@ -8,7 +8,6 @@
 #include "lamina/base/str.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
-#include "lamina/dist/errors.h"
 #include "lamina/value/bytes.h"
 #include "lamina/value/encoding.h"
 

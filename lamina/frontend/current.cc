@@ -36,20 +36,17 @@ Current::Current(config::Config config)
     : session(std::make_unique<session::Session>(
           std::move(config), environment::read_world(environment::process_environment()), hooks())) {
   ++jobs;
+  session->groups().make_by([this](topology::Group axis) { return make_group(axis); });
 }
 Current::~Current() = default;
 
-const c10::intrusive_ptr<c10d::ProcessGroup>& Current::group(topology::Group group) {
-  auto& made = made_[group];
-  if (!made) {
-    if (!groups_) {
-      const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
-      groups_ = std::make_unique<collective::C10dGroups>(
-          session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr);
-    }
-    made = groups_->make(std::string(topology::name(group)), session->members(group));
+c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis) {
+  if (!groups_) {
+    const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
+    groups_ = std::make_unique<collective::C10dGroups>(
+        session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr);
   }
-  return made;
+  return groups_->make(std::string(topology::name(axis)), session->members(axis));
 }
 
 Current& begin(config::Config config) {
@@ -62,7 +59,8 @@ void end() {
   set_router(nullptr);
   Current* const ending = std::exchange(the_current, nullptr);
   ending->session->job().tell_leaving("called lamina::shutdown()");
-  if (ending->session->job().close(true)) delete ending;  // else a thread still works in it: it lives on
+  const bool ended = ending->session->job().close(true);
+  if (ended && !ending->session->groups().stuck()) delete ending;  // else a thread still works in it: it lives on
 }
 
 base::Call call_at(const std::string& name, const std::source_location& site) {

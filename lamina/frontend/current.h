@@ -3,12 +3,10 @@
 
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <source_location>
 
 #include "lamina/collective/c10d_groups.h"
-#include "lamina/collective/process_group.h"
 #include "lamina/frontend/when_cut.h"
 #include "lamina/session/session.h"
 
@@ -22,16 +20,15 @@ struct Current {
   ~Current();
 
   bool pipelined() const { return session->topology().size(topology::Group::kPp) > 1; }
-  // torch's group of these ranks, made the first time.
-  const c10::intrusive_ptr<c10d::ProcessGroup>& group(topology::Group group);
 
   std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;
   std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
 
  private:
+  c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);
+
   std::unique_ptr<collective::C10dGroups> groups_;
-  std::map<topology::Group, c10::intrusive_ptr<c10d::ProcessGroup>> made_;
 };
 
 Current& begin(config::Config config);  // where there is none

@@ -100,6 +100,22 @@ class DistributedModel {
     return frontend::model_outside_step("clip_grad_norm_()").clip_grad_norm(max_norm, norm_type, site);
   }
 
+  // Has `hook` make the gradients what they become at the end of a backward pass, in the place of averaging them over
+  // the replicas. It is called on every replica for each bucket, in the same order; process_group(Group::kDp) is what
+  // they can use. It does all of the averaging: backward() then divides by no number of microbatches either. Throws
+  // UsageError without `ddp`, or a second time.
+  void register_comm_hook(CommHook hook) {
+    frontend::model_outside_step("register_comm_hook()").register_comm_hook(std::move(hook));
+  }
+
+  // Runs `loop`, a training loop in which replicas may have different numbers of batches. A replica whose loop has
+  // ended takes part in the reductions of the others, with zero gradients, until all have ended. Then all have the
+  // parameters and buffers of the one that trained longest; the states of optimizers stay as they are. Every replica
+  // makes at least one step. Throws UsageError without `ddp`, inside a step, or where the loop made no step.
+  void join(const std::function<void()>& loop, const JoinOptions& options = {}) {
+    frontend::model_outside_step("join()").join(loop, options);
+  }
+
   // Who owns what, and what the plan promises: a table. Throws UsageError before the first step.
   const std::string& partition_report() const { return model_->report(); }
 

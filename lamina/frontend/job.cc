@@ -88,8 +88,9 @@ std::vector<Value> all_gather(Group group, const Value& value, CallSite site) {
                                             frontend::patience(session, "lamina::all_gather()", site));
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group) {
-  return frontend::outside_step("the first use of process_group()").group(group);
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group, CallSite site) {
+  auto& session = *frontend::outside_step("the first use of process_group()").session;
+  return session.groups().torchs(group, frontend::patience(session, "lamina::process_group()", site));
 }
 
 }  // namespace lamina

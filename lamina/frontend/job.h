@@ -94,8 +94,9 @@ std::vector<T> all_gather(Group group, const T& value, CallSite site = CallSite:
   return values;
 }
 
-// torch's process group of those ranks, for collectives on tensors of the CPU (Gloo). Made at the first call for a
-// group, which is collective over it. Needs no `ddp`.
-c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group);
+// torch's process group of those ranks, the job's own, for collectives on tensors of the CPU (Gloo). Made when it is
+// first used, which is collective over it; throws DesyncError where ranks first use groups in different orders. Needs
+// no `ddp`.
+c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group, CallSite site = CallSite::current());
 
 }  // namespace lamina

@@ -61,7 +61,8 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
   }
-  make_reducer();
+  const auto& session = *job_.session;
+  if (session.config().ddp && session.topology().size(Group::kDp) > 1) make_reducer();
   if (!job_.pipelined()) cut(std::nullopt);
 }
 

@@ -32,6 +32,17 @@ struct ModelOptions {
   bool broadcast_buffers = true;
 };
 
+// Makes of a bucket what its gradients become: one tensor of their size and type. See data_parallel/buckets.h.
+using GradBucket = data_parallel::GradientBucket;
+using CommHook = data_parallel::Reduce;
+
+// How replicas leave a loop that joins them; see DistributedModel::join().
+struct JoinOptions {
+  bool divide_by_initial_world_size = true;  // gradients; else by the number of the replicas that still train
+  bool enable = true;                        // false: nothing is joined, for data that is known to be even
+  bool throw_on_early_termination = false;   // all replicas throw base::UsageError when the first has left
+};
+
 namespace frontend {
 
 struct Current;
@@ -75,6 +86,8 @@ class Model {
   // Collective over the pipeline.
   std::vector<std::pair<std::string, at::Tensor>> state(const std::source_location& site);
   void load(const std::map<std::string, at::Tensor>& state);
+  void register_comm_hook(CommHook hook);
+  void join(const std::function<void()>& loop, const JoinOptions& options);
 
  private:
   void cut(const std::optional<Example>& example);

@@ -2,7 +2,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/module.h>
 
-#include "lamina/collective/process_group.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 
@@ -13,11 +12,8 @@ using topology::Group;
 
 void Model::make_reducer() {
   auto& session = *job_.session;
-  if (!session.config().ddp || session.topology().size(Group::kDp) == 1) return;
-  const auto group = [this](const std::string& purpose, base::Patience patience) {
-    auto& session = *job_.session;
-    return collective::wrap(*job_.group(Group::kDp), session.job().mailbox(), session.job().presence(),
-                            {purpose, session.members(Group::kDp), std::move(patience)});
+  const auto group = [&session](const base::Patience& patience) -> collective::Group& {
+    return session.groups().get(Group::kDp, patience);
   };
   reducer_ = std::make_unique<data_parallel::Reducer>(
       data_parallel::ReducerOptions{options_.backward_passes_per_step,
@@ -46,6 +42,30 @@ void Model::note_gradient() {
   torch::autograd::Engine::get_default_engine().queue_callback([noticed = std::weak_ptr(noticed_), this] {
     if (noticed.lock() && has_current() && current().model.get() == this) reducer_->end_backward();
   });
+}
+
+void Model::register_comm_hook(CommHook hook) {
+  if (!job_.session->config().ddp) throw base::UsageError("register_comm_hook() needs ddp: true");
+  if (!hook) throw base::UsageError("register_comm_hook() takes a function, not an empty one");
+  if (!reducer_) {  // one replica alone has passes for its hook only
+    make_reducer();
+    if (partitioned()) watch();
+  }
+  reducer_->set_hook(std::move(hook));
+}
+
+void Model::join(const std::function<void()>& loop, const JoinOptions& options) {
+  if (!job_.session->config().ddp) throw base::UsageError("join() needs ddp: true");
+  if (!options.enable || !reducer_) return loop();
+  reducer_->begin_join(options.divide_by_initial_world_size, options.throw_on_early_termination);
+  try {
+    loop();
+    if (!partitioned()) throw base::UsageError("join(): this replica made no step; give each at least one batch");
+  } catch (...) {
+    reducer_->fail_join(std::current_exception());
+    throw;
+  }
+  reducer_->end_join();
 }
 
 bool Model::training() const { return tree_.nodes().front().module->is_training(); }

@@ -138,7 +138,8 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   if (reducer_) reducer_->begin_backward();
   backward_watch_.announce();
   const int count = job_.session->config().microbatches;
-  const double scale = inside && options_.average_grads_across_microbatches ? 1.0 / count : 1.0;
+  const bool averaged = options_.average_grads_across_microbatches && !(reducer_ && reducer_->hooked());
+  const double scale = inside && averaged ? 1.0 / count : 1.0;
   if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
   try {
     remote::run_backward(tensors, gradients, scale);

@@ -4,7 +4,9 @@
 namespace lamina::messaging {
 namespace {
 
-constexpr const char* kChannel = "present";
+std::string channel_of(const Presence::Group& group) {
+  return group_channel(base::str("present in ", group.name).c_str(), group.members);
+}
 
 }  // namespace
 
@@ -16,18 +18,18 @@ Presence::Presence(Mailbox& mailbox) : mailbox_(mailbox) {
   mailbox_.waits().keep(MutualWaits::Kind::kGroup, {has_come, nullptr});
 }
 
-MutualWaits::Operation Presence::operation(std::span<const base::Rank> members, std::int64_t number) const {
-  return {MutualWaits::Kind::kGroup, group_channel(kChannel, members), number};
+MutualWaits::Operation Presence::operation(const Group& group, std::int64_t number) const {
+  return {MutualWaits::Kind::kGroup, channel_of(group), number};
 }
 
-std::int64_t Presence::next_operation(std::span<const base::Rank> members) {
+std::int64_t Presence::next_operation(const Group& group) {
   std::lock_guard guard(mutex_);
-  return ++operations_[group_channel(kChannel, members)];
+  return ++operations_[channel_of(group)];
 }
 
-void Presence::say(std::span<const base::Rank> members, std::int64_t operation) {
-  const auto channel = group_channel(kChannel, members);
-  for (auto rank : members) {
+void Presence::say(const Group& group, std::int64_t operation) {
+  const auto channel = channel_of(group);
+  for (auto rank : group.members) {
     if (rank == mailbox_.rank()) continue;
     try {
       mailbox_.send(rank, channel, operation);
@@ -36,11 +38,11 @@ void Presence::say(std::span<const base::Rank> members, std::int64_t operation) 
   }
 }
 
-std::vector<base::Rank> Presence::absent(std::span<const base::Rank> members, std::int64_t operation) {
-  const auto channel = group_channel(kChannel, members);
+std::vector<base::Rank> Presence::absent(const Group& group, std::int64_t operation) {
+  const auto channel = channel_of(group);
   std::lock_guard guard(mutex_);
   std::vector<base::Rank> ranks;
-  for (auto rank : members) {
+  for (auto rank : group.members) {
     auto& latest = present_[{rank, channel}];
     while (const auto said = mailbox_.poll(rank, channel)) latest = said->as<std::int64_t>();
     if (rank != mailbox_.rank() && latest < operation) ranks.push_back(rank);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -15,17 +14,23 @@ namespace lamina::messaging {
 // [Note: presence] Torch's collectives do not say for whom they wait. So whoever has waited long in the n-th operation
 // of a group says to its other members that it is there; those who have not said so are the ones that are awaited.
 //
-// One per job, for the groups are counted by their members. Thread-safe.
+// One per job, which counts the operations of each group. Thread-safe.
 class Presence {
  public:
+  // Groups that have the same ranks are told apart by their names.
+  struct Group {
+    std::string name;
+    std::vector<base::Rank> members;
+  };
+
   explicit Presence(Mailbox& mailbox);
 
-  std::int64_t next_operation(std::span<const base::Rank> members);  // its n
-  void say(std::span<const base::Rank> members, std::int64_t operation);
+  std::int64_t next_operation(const Group& group);  // its n
+  void say(const Group& group, std::int64_t operation);
   // What of its wait is to be known to find out that others wait for it in turn: see [Note: mutual waits].
-  MutualWaits::Operation operation(std::span<const base::Rank> members, std::int64_t number) const;
+  MutualWaits::Operation operation(const Group& group, std::int64_t number) const;
   MutualWaits& waits() { return mailbox_.waits(); }
-  std::vector<base::Rank> absent(std::span<const base::Rank> members, std::int64_t operation);
+  std::vector<base::Rank> absent(const Group& group, std::int64_t operation);
 
  private:
   Mailbox& mailbox_;

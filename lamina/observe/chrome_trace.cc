@@ -52,13 +52,16 @@ Lanes lanes_of(std::vector<const Event*> events) {
   return lanes;
 }
 
-// Threads send at once.
-Lanes message_lanes(const RankRecord& record) {
-  std::vector<const Event*> messages;
+// Threads send at once, and several collectives may be under way.
+Lanes lanes_of(const RankRecord& record) {
+  std::vector<const Event*> messages, collectives;
   for (const auto& event : record.events) {
     if (is_message(event)) messages.push_back(&event);
+    if (event.what == What::kCollective) collectives.push_back(&event);
   }
-  return lanes_of(std::move(messages));
+  auto lanes = lanes_of(std::move(messages));
+  lanes.merge(lanes_of(std::move(collectives)));
+  return lanes;
 }
 
 class Writer {
@@ -80,7 +83,7 @@ class Writer {
     pid_ = record.rank;
     ahead_ns_ = record.ahead_ns;
     name("process_name", 0, base::str("rank ", record.rank), {{"leader", record.leader}, {"dropped", record.dropped}});
-    lanes_ = message_lanes(record);
+    lanes_ = lanes_of(record);
     for (const auto& event : record.events) write(event);
     ahead_ns_ = 0;
   }
@@ -106,6 +109,8 @@ class Writer {
         return slice(event, kCompute, category, event.name.empty() ? kBody : event.name);
       case What::kStep:
         return slice(event, kSteps, category, base::str("step ", event.step));
+      case What::kCollective:
+        return slice(event, kCollectives, category, event.name);
       case What::kWait:
         return wait(event);
       case What::kSend:
@@ -119,6 +124,7 @@ class Writer {
   void slice(const Event& event, Row row, std::string_view category, std::string_view called) {
     Json args{{"step", event.step}};
     if (event.microbatch >= 0) args["microbatch"] = event.microbatch;
+    if (event.what == What::kCollective) args["bytes"] = event.bytes;
     if (is_message(event)) args.update({{"rank", event.peer}, {"bytes", event.bytes}, {"message", event.message}});
     put({{"ph", "X"},
          {"tid", place(event, row)},

@@ -35,6 +35,10 @@ std::optional<Event> slice(const Json& row) {
   event.microbatch = args.value("microbatch", std::int64_t(-1));
   const std::string name = row.at("name");
   if (*what == What::kForward || *what == What::kBackward) event.name = name == kBody ? "" : name;
+  if (*what == What::kCollective) {
+    event.name = name;
+    event.bytes = args.at("bytes");
+  }
   if (!args.contains("message")) return event;
   event.peer = args.at("rank");
   event.bytes = args.at("bytes");

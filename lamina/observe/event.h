@@ -9,15 +9,16 @@
 namespace lamina::observe {
 
 enum class What : std::uint8_t {
-  kForward,   // module `name`, or a step body when it is empty, computed
-  kBackward,  // the same in its backward
-  kWait,      // a thread waited for `name`, a clause
-  kSend,      // a message of `bytes` was given to rank `peer`
-  kReceive,   // a message of rank `peer` arrived
-  kMemory,    // this process held `bytes`, at `begin_ns`
-  kStep,      // this rank was in `step`
+  kForward,     // module `name`, or a step body when it is empty, computed
+  kBackward,    // the same in its backward
+  kWait,        // a thread waited for `name`, a clause
+  kSend,        // a message of `bytes` was given to rank `peer`
+  kReceive,     // a message of rank `peer` arrived
+  kMemory,      // this process held `bytes`, at `begin_ns`
+  kStep,        // this rank was in `step`
+  kCollective,  // `name`, on `bytes` of tensors, was under way: from its start until it was done, or given up
 };
-constexpr What kLastWhat = What::kStep;
+constexpr What kLastWhat = What::kCollective;
 
 struct Event {
   What what = What::kForward;

@@ -52,6 +52,7 @@ void add(Totals& totals, const Event& event) {
       break;
     case What::kWait:
     case What::kReceive:
+    case What::kCollective:
       break;
   }
 }

@@ -128,6 +128,7 @@ class Job {
   void start_timeline();
   observe::Timeline stop_timeline() { return recorder_.stop(); }
   bool records_events() const { return recorder_.keeps_events(); }
+  observe::Recorder& recorder() { return recorder_; }
   // The same in numbers, since the last call; the first one begins to count.
   observe::Totals take_totals();
 

@@ -34,7 +34,8 @@ class Activity {
 
   StepContext& step() const { return step_; }
   base::Microbatch microbatch() const { return microbatch_; }
-  bool leads() const { return leads_; }  // it is a step body, whose progress the schedule follows
+  bool leads() const { return leads_; }                 // it is a step body, whose progress the schedule follows
+  bool cancelled() const { return step_.slot().cancelled(); }  // its step has ended
 
   // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`, or in the place that
   // was taken for it.

@@ -3,6 +3,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/runtime/activity.h"
 #include "lamina/runtime/streams.h"
 #include "lamina/transport/loopback/solo.h"
 #include "lamina/transport/ucx/ucx.h"
@@ -47,20 +48,51 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   return options;
 }
 
+using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
+
+// A wait for tensors in a step gives the compute slot up, and ends with the step.
+collective::JobLinks links_of(pipeline::Job& job, Blocking blocking) {
+  collective::JobLinks links{&job.mailbox(), &job.presence(), &job.recorder()};
+  links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait) {
+    auto* activity = runtime::Activity::current();
+    const auto without_slot = [&] { activity == nullptr ? wait() : activity->without_slot(activity->phase(), wait); };
+    blocking ? blocking(without_slot) : without_slot();
+  };
+  links.check_step = [] {
+    const auto* activity = runtime::Activity::current();
+    if (activity != nullptr && activity->cancelled()) {
+      throw base::CancelledError(base::str("step ", activity->step().number(), " has ended"));
+    }
+  };
+  return links;
+}
+
 }  // namespace
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
     : config_(config::with_defaults(std::move(config))),
       world_(std::move(world)),
-      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy),
+      topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
+                {.shard = config_.sharded_data_parallel_degree}),
       check_interrupt_(hooks.check_interrupt),
       call_(hooks.call) {
-  topology::require_sharding_fits(topology_, config_.sharded_data_parallel_degree);
   config::require_available(config_, topology_.size(Group::kDp));
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   auto transport = connect(config_, world_, check_interrupt_);
+  auto blocking = hooks.thread_hooks.blocking;
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)),
                                          std::move(transport));
+  if (world_.local_size < world_.size) learn_nodes();
+  groups_ = std::make_unique<collective::Groups>(topology_, world_.rank, links_of(*job_, std::move(blocking)));
+}
+
+// Each rank knows its own machine.
+void Session::learn_nodes() {
+  const auto words = job_->mailbox().all_gather(members(Group::kWorld), std::int64_t{world_.node_rank}, patience());
+  topology::Cuts cuts{.shard = config_.sharded_data_parallel_degree};
+  for (const auto& word : words) cuts.nodes.push_back(static_cast<int>(word.as<std::int64_t>()));
+  topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
+               std::move(cuts)};
 }
 
 base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }

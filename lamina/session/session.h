@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/collective/groups.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/world.h"
 #include "lamina/pipeline/job.h"
@@ -28,13 +29,16 @@ struct FaceHooks {
 class Session {
  public:
   // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
-  // base::ConfigError before anything is started, and what open_ucx throws.
+  // base::ConfigError before anything is started, and what open_ucx throws. Of several machines the ranks tell each
+  // other on which each of them is.
   Session(config::Config config, environment::World world, FaceHooks hooks);
 
   const config::Config& config() const { return config_; }
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   pipeline::Job& job() { return *job_; }
+  // Of tensors; how torch's are made is for the face to say.
+  collective::Groups& groups() { return *groups_; }
 
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
@@ -48,12 +52,15 @@ class Session {
   base::Patience patience() const;
 
  private:
+  void learn_nodes();
+
   const config::Config config_;
   const environment::World world_;
-  const topology::Topology topology_;
+  topology::Topology topology_;
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
   std::unique_ptr<pipeline::Job> job_;
+  std::unique_ptr<collective::Groups> groups_;
 };
 
 }  // namespace lamina::session

@@ -10,7 +10,10 @@ namespace lamina::topology {
 //   pipeline  pp   ranks that hold the parts of one model
 //   tensor    tp   ranks that hold the slices of one layer
 //   replica   rdp  ranks that hold the same parameters
-// A model copy spans mp = pp x tp ranks; dp = tp x rdp ranks each read a batch of their own.
+// A model copy spans mp = pp x tp ranks; dp = tp x rdp ranks each read a batch of their own. Two kinds of groups cut
+// this further:
+//   shard          consecutive ranks of an rdp group, which hold the shards of one set of parameters
+//   node           ranks on one machine, whatever they hold
 enum class Axis { kPipeline, kTensor, kReplica };
 
 // The axes from the one whose neighbours are farthest apart in the world to the one whose neighbours are adjacent

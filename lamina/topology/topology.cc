@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <ranges>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -37,9 +40,19 @@ Span span_of(Group group) {
     case Group::kTp:
       return {false, true, false};
     case Group::kRdp:
+    case Group::kShard:  // a part of it
       return {false, false, true};
+    case Group::kNode:  // part of the world
+      return {true, true, true};
   }
   throw UsageError("no such kind of group");
+}
+
+void require_shards_fit(int degree, int rdp) {
+  if (degree >= 1 && rdp % degree == 0) return;
+  throw ConfigError(str("sharded_data_parallel_degree: ", degree, " is not allowed with ", rdp,
+                        rdp == 1 ? " rank that holds" : " ranks that hold",
+                        " the same parameters; expected a divisor of ", rdp));
 }
 
 void require_fits(int world_size, int pp, int tp) {
@@ -56,7 +69,8 @@ void require_fits(int world_size, int pp, int tp) {
 
 }  // namespace
 
-Topology::Topology(int world_size, int pp, int tp, std::string_view placement_strategy) : size_(world_size) {
+Topology::Topology(int world_size, int pp, int tp, std::string_view placement_strategy, Cuts cuts)
+    : size_(world_size), cuts_(std::move(cuts)) {
   require_fits(world_size, pp, tp);
   const AxisOrder order = parse_placement(placement_strategy);
   extent_[at(Axis::kPipeline)] = pp;
@@ -67,9 +81,20 @@ Topology::Topology(int world_size, int pp, int tp, std::string_view placement_st
     stride_[at(*axis)] = stride;
     stride *= extent_[at(*axis)];
   }
+  require_shards_fit(cuts_.shard, extent_[at(Axis::kReplica)]);
+  if (cuts_.nodes.empty()) cuts_.nodes.resize(size_);
+  if (std::cmp_not_equal(cuts_.nodes.size(), size_)) {
+    throw UsageError(str("the machines of ", cuts_.nodes.size(), " ranks, in a job of ", size_));
+  }
 }
 
 int Topology::size(Group group) const {
+  if (group == Group::kShard) return cuts_.shard;
+  if (group == Group::kNode) {
+    std::map<int, int> ranks;
+    for (const int node : cuts_.nodes) ++ranks[node];
+    return std::ranges::max(ranks | std::views::values);
+  }
   const Span span = span_of(group);
   return (span.pp ? extent_[at(Axis::kPipeline)] : 1) * (span.tp ? extent_[at(Axis::kTensor)] : 1) *
          (span.rdp ? extent_[at(Axis::kReplica)] : 1);
@@ -104,9 +129,15 @@ std::vector<Rank> Topology::members(Group group, Rank of) const {
     const Coordinates other = coordinates(Rank(i));
     const bool beside =
         (span.pp || other.pp == own.pp) && (span.tp || other.tp == own.tp) && (span.rdp || other.rdp == own.rdp);
-    if (beside) members.push_back(Rank(i));
+    if (beside && !cut_apart(group, of, Rank(i))) members.push_back(Rank(i));
   }
   return members;
+}
+
+bool Topology::cut_apart(Group group, Rank one, Rank other) const {
+  if (group == Group::kNode) return cuts_.nodes[one.value] != cuts_.nodes[other.value];
+  if (group != Group::kShard) return false;
+  return coordinates(one).rdp / cuts_.shard != coordinates(other).rdp / cuts_.shard;
 }
 
 int Topology::index(Group group, Rank of) const {
@@ -115,11 +146,13 @@ int Topology::index(Group group, Rank of) const {
 }
 
 Rank Topology::translate(Group group, int index, Rank of) const {
-  if (index < 0 || index >= size(group)) {
-    throw UsageError(str("there is no member ", index, " in ", name(group), ", which has ", size(group),
-                         "; expected 0 to ", size(group) - 1));
+  const std::vector<Rank> all = members(group, of);
+  const int count = static_cast<int>(all.size());
+  if (index < 0 || index >= count) {
+    throw UsageError(
+        str("there is no member ", index, " in ", name(group), ", which has ", count, "; expected 0 to ", count - 1));
   }
-  return members(group, of)[static_cast<std::size_t>(index)];
+  return all[static_cast<std::size_t>(index)];
 }
 
 std::string_view name(Group group) {
@@ -136,15 +169,12 @@ std::string_view name(Group group) {
       return "TP_GROUP";
     case Group::kRdp:
       return "RDP_GROUP";
+    case Group::kShard:
+      return "SHARD_GROUP";
+    case Group::kNode:
+      return "NODE_GROUP";
   }
   throw UsageError("no such kind of group");
-}
-
-void require_sharding_fits(const Topology& topology, int degree) {
-  const int dp = topology.size(Group::kDp);
-  if (degree >= 1 && dp % degree == 0) return;
-  throw ConfigError(str("sharded_data_parallel_degree: ", degree, " is not allowed with ", dp,
-                        " data-parallel ranks; expected a divisor of ", dp));
 }
 
 }  // namespace lamina::topology

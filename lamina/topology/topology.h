@@ -12,7 +12,7 @@ namespace lamina::topology {
 
 // The sets of ranks that work together; see [Note: axes]. A rank is in exactly one group of each kind. The kinds also
 // name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
-enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp };
+enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kNode };
 
 // Where a rank stands on each axis.
 struct Coordinates {
@@ -23,13 +23,21 @@ struct Coordinates {
   friend bool operator==(const Coordinates&, const Coordinates&) = default;
 };
 
+// How the ranks are cut besides the axes.
+struct Cuts {
+  int shard = 1;           // how many replicas, neighbours on their axis, hold the shards of one set of parameters
+  std::vector<int> nodes;  // the number of the machine of each rank; empty: there is one machine
+};
+
 // Which rank is where. Every rank builds the same one from the same numbers; nothing is communicated. Immutable.
 class Topology {
  public:
   // The replicas are what remains: rdp = world_size / (pp * tp). Throws ConfigError when that is no integer, naming the
-  // numbers and what would do, and for an unknown placement strategy (see `parse_placement`).
-  Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster");
+  // numbers and what would do, for an unknown placement strategy (see `parse_placement`), when the replicas cannot be
+  // cut into groups of `cuts.shard`, and when `cuts.nodes` are not those of all ranks.
+  Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster", Cuts cuts = {});
 
+  // How many ranks a group has; of kNode the largest, where machines have different numbers of ranks.
   int size(Group group) const;
 
   // The world rank at these coordinates, and back. Throw UsageError when there is no such place.
@@ -46,15 +54,15 @@ class Topology {
   base::Rank translate(Group group, int index, base::Rank of) const;
 
  private:
+  bool cut_apart(Group group, base::Rank one, base::Rank other) const;  // by `cuts_`, in a group of that kind
+
   int size_;
   std::array<int, 3> extent_{};  // by Axis
   std::array<int, 3> stride_{};  // by Axis: the distance in the world between neighbours on it
+  Cuts cuts_;
 };
 
 // As it stands in messages: "PP_GROUP".
 std::string_view name(Group group);
-
-// Throws ConfigError when the data-parallel ranks cannot be cut into sharding groups of `degree` ranks.
-void require_sharding_fits(const Topology& topology, int degree);
 
 }  // namespace lamina::topology

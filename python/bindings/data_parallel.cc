@@ -2,8 +2,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
@@ -40,26 +38,22 @@ data_parallel::Reducer::Tensors tensors(const py::function& named) {
   };
 }
 
-// `group` returns torch's, which Python keeps until the job ends.
-data_parallel::Reducer::Replicas replicas(std::shared_ptr<Session> session, const py::function& group) {
-  return [session = std::move(session), group](const std::string& purpose, base::Patience patience) {
-    const Acquire acquire;
-    auto& job = session->job();
-    return collective::wrap(group().cast<c10d::ProcessGroup&>(), job.mailbox(), job.presence(),
-                            {purpose, session->members(Group::kDp), std::move(patience)});
+// The job's group of the replicas.
+data_parallel::Reducer::Replicas replicas(const std::shared_ptr<Session>& session) {
+  return [session](const base::Patience& patience) -> collective::Group& {
+    return session->groups().get(Group::kDp, patience);
   };
 }
 
-// The engine's, which calls Python for the tensors and for torch's group of the replicas.
+// The engine's, which calls Python for the tensors.
 class Reducer {
  public:
   Reducer(const std::shared_ptr<Session>& session, int passes_per_reduction, std::int64_t bucket_bytes,
-          bool broadcast_buffers, const py::function& parameters, const py::function& buffers,
-          const py::function& group)
+          bool broadcast_buffers, const py::function& parameters, const py::function& buffers)
       : session_(session),
         reducer_({passes_per_reduction, bucket_bytes, broadcast_buffers}, session->job().mailbox(),
                  session->members(Group::kDp), session->patience(), face_hooks().failures,
-                 {tensors(parameters), tensors(buffers), replicas(session, group)}) {}
+                 {tensors(parameters), tensors(buffers), replicas(session)}) {}
 
   void set_hook(const py::function& hook) {
     reducer_.set_hook([hook](const data_parallel::GradientBucket& bucket) {
@@ -100,9 +94,9 @@ void bind_data_parallel(py::module_& module) {
   using Engine = data_parallel::Reducer;
   const py::call_guard<Release> release;
   py::class_<Reducer>(module, "Reducer")
-      .def(py::init<std::shared_ptr<Session>, int, std::int64_t, bool, py::function, py::function, py::function>(),
+      .def(py::init<std::shared_ptr<Session>, int, std::int64_t, bool, py::function, py::function>(),
            py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"), py::arg("broadcast_buffers"),
-           py::arg("parameters"), py::arg("buffers"), py::arg("group"))
+           py::arg("parameters"), py::arg("buffers"))
       .def("set_hook", &Reducer::set_hook, py::arg("hook"))
       .def_property_readonly("hooked", [](Reducer& self) { return self.engine().hooked(); })
       .def_property_readonly("broke_off", [](Reducer& self) { return self.engine().broke_off(); })

@@ -100,13 +100,19 @@ std::vector<at::Tensor> norms(Session& session, const ParameterTable& table,
 
 }  // namespace
 
+constexpr std::pair<std::string_view, Group> kGroups[] = {
+    {"world", Group::kWorld}, {"mp", Group::kMp},   {"dp", Group::kDp},       {"pp", Group::kPp},
+    {"tp", Group::kTp},       {"rdp", Group::kRdp}, {"shard", Group::kShard}, {"node", Group::kNode}};
+
 Group group_of(const std::string& kind) {
-  static const std::map<std::string, Group> kGroups = {{"world", Group::kWorld}, {"mp", Group::kMp},
-                                                       {"dp", Group::kDp},       {"pp", Group::kPp},
-                                                       {"tp", Group::kTp},       {"rdp", Group::kRdp}};
-  const auto found = kGroups.find(kind);
-  if (found == kGroups.end()) throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
-  return found->second;
+  for (const auto& [name, group] : kGroups) {
+    if (name == kind) return group;
+  }
+  throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
+}
+
+std::string kind_of(Group group) {
+  return std::string(std::ranges::find(kGroups, group, [](const auto& each) { return each.second; })->first);
 }
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {

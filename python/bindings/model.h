@@ -14,5 +14,6 @@ void bind_model(py::module_& module, py::class_<session::Session, std::shared_pt
 
 // "world", "mp", "dp", "pp", "tp" or "rdp"; throws base::UsageError for another text.
 topology::Group group_of(const std::string& kind);
+std::string kind_of(topology::Group group);
 
 }  // namespace lamina::python

@@ -5,6 +5,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "lamina/pipeline/backward_watch.h"
 #include "lamina/remote/anywhere.h"
 #include "python/bindings/bindings.h"
@@ -202,7 +204,16 @@ void backward(Session& session, const remote::Tensors& tensors, const std::vecto
   session.job().backward(tensors, gradients, scale);
 }
 
+// How Python makes torch's groups, until the session is closed.
+void make_groups_by(Session& session, const py::function& make) {
+  session.groups().make_by([make](Group axis) {
+    const py::gil_scoped_acquire acquire;
+    return make(kind_of(axis)).cast<c10::intrusive_ptr<c10d::ProcessGroup>>();
+  });
+}
+
 bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
+  session->groups().close();
   const Release release;
   const bool ended = session->job().close(orderly);
   // A session that a thread still works in lives as long as the process.
@@ -212,6 +223,7 @@ bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
 }
 
 bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
+  session->groups().close();
   const Release release;
   [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
   return session->job().leave(interrupted);
@@ -267,6 +279,7 @@ void bind_session(py::module_& module) {
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.job().tell_leaving(how); },
           py::call_guard<Release>())
+      .def("make_groups_by", &make_groups_by, py::arg("make"))
       .def("close", &close_session)
       .def("leave", &leave_session, py::arg("interrupted"));
 }

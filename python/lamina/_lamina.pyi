@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch.distributed import ProcessGroup
 
-Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp"]
+Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "node"]
 
 def set_hooks(
     *,
@@ -160,6 +160,8 @@ class Session:
         """World ranks of this rank's group of that kind."""
     def translate(self, kind: Kind, index: int) -> int:
         """World rank of member `index` of this rank's group of that kind."""
+    def make_groups_by(self, make: Callable[[Kind], ProcessGroup]) -> None:
+        """Has `make` give torch's process group of a kind when the engine first uses it."""
 
     # Objects between ranks, outside steps.
     def send(self, rank: int, channel: str, value: Any) -> None: ...
@@ -306,8 +308,7 @@ class Reducer:
     """The gradients and buffers of this rank's part of a model, and those of the same part on the other replicas; see
     lamina/data_parallel/reducer.h, also for the order of the calls.
 
-    `parameters` and `buffers` return those of this rank as they are now, `group` torch's process group of this rank's
-    kind "dp".
+    `parameters` and `buffers` return those of this rank as they are now.
     """
 
     def __init__(
@@ -318,7 +319,6 @@ class Reducer:
         broadcast_buffers: bool,
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
-        group: Callable[[], ProcessGroup],
     ) -> None: ...
     def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> None:
         """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::int64_t kMuch = 1 << 20;
 
-void average_gradients(std::span<const NamedTensor> parameters, collective::ProcessGroup& group, std::int64_t bytes) {
-  Buckets(bytes).reduce(parameters, agree(parameters, {}, group), mean_over(group, group.size()));
+void average_gradients(std::span<const NamedTensor> parameters, collective::Group& group, std::int64_t bytes) {
+  Buckets(bytes).reduce(parameters, agree(parameters, {}, group, {}), mean_over(group, group.size(), {}));
 }
 
 NamedTensor parameter(const std::string& name, at::IntArrayRef shape, const at::Tensor& gradient,
@@ -201,8 +201,8 @@ TEST(Agree, ReplicasThatDifferAreAnErrorOnAll) {
     ReplicaThreads replicas(2);
     replicas.run([&](int i, auto& group) {
       const std::vector<NamedTensor> mine{parameter("a", {2}, full({2}, 1))};
-      EXPECT_THROW(agree(i == 0 ? mine : other, {}, group), base::UsageError);
-      EXPECT_THROW(agree({}, i == 0 ? mine : other, group), base::UsageError) << "the same of buffers";
+      EXPECT_THROW(agree(i == 0 ? mine : other, {}, group, {}), base::UsageError);
+      EXPECT_THROW(agree({}, i == 0 ? mine : other, group, {}), base::UsageError) << "the same of buffers";
     });
   }
 }

@@ -25,10 +25,8 @@ struct Replica {
         reducer(options, boxes[index], boxes.ranks(), {60s}, std::make_shared<value::Failures>(),
                 {[this] { return std::vector<NamedTensor>{{"weight", weight}}; },
                  [this] { return std::vector<NamedTensor>{{"mean", mean}}; },
-                 [this, &threads](const std::string& purpose, const base::Patience&) {
-                   purposes.push_back(purpose);
-                   return threads.member(this->index);
-                 }}) {}
+                 [this](const base::Patience&) -> collective::Group& { return *group; }}),
+        group(threads.member(index)) {}
 
   // A backward in a step that adds to the gradient.
   void step(double gradient) {
@@ -46,8 +44,8 @@ struct Replica {
 
   int index;
   at::Tensor weight, mean;
-  std::vector<std::string> purposes;
   Reducer reducer;
+  std::unique_ptr<ReplicaThreads::Member> group;
 };
 
 void run(int size, const std::function<void(Replica&)>& replica, ReducerOptions options = {}) {
@@ -69,7 +67,8 @@ TEST(Reducer, APassAveragesGradientsAndGivesAllTheBuffersOfTheFirst) {
     replica.step(replica.index);
     EXPECT_EQ(replica.gradient(), 1);
     EXPECT_EQ(replica.mean[0].item<double>(), 0);
-    EXPECT_EQ(replica.purposes, (std::vector<std::string>{"averaging gradients", "broadcasting buffers"}));
+    EXPECT_EQ(replica.group->purposes,
+              (std::vector<std::string>{"averaging gradients", "averaging gradients", "broadcasting buffers"}));
   });
 }
 
@@ -77,7 +76,7 @@ TEST(Reducer, GradientsAccumulateUntilTheNthPass) {
   const auto replica = [](Replica& replica) {
     replica.step(replica.index);
     EXPECT_EQ(replica.gradient(), replica.index);
-    EXPECT_TRUE(replica.purposes.empty());
+    EXPECT_TRUE(replica.group->purposes.empty());
     replica.step(replica.index);
     EXPECT_EQ(replica.gradient(), 1);
   };
@@ -225,7 +224,7 @@ TEST(Reducer, AHookTakesThePlaceOfTheMeanOnce) {
     EXPECT_THROW(replica.reducer.set_hook([](const auto& bucket) { return bucket.gradients; }), base::UsageError);
     replica.step(1 + replica.index);
     EXPECT_EQ(replica.gradient(), 10 * (1 + replica.index));
-    EXPECT_EQ(replica.purposes.front(), "reducing gradients");
+    EXPECT_EQ(replica.group->purposes.front(), "reducing gradients");
   });
 }
 

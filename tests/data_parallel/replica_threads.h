@@ -10,17 +10,19 @@
 #include <thread>
 #include <vector>
 
-#include "lamina/collective/process_group.h"
+#include "lamina/base/error.h"
+#include "lamina/collective/group.h"
 
 namespace lamina::data_parallel {
 
 // Replicas of a model as threads of this process.
 class ReplicaThreads {
  public:
+  class Member;
   explicit ReplicaThreads(int size) : tensors_(size), everyone_(size) {}
 
   // Runs `replica(index, group)` in a thread each; rethrows the first replica's error, all of which must have failed.
-  void run(const std::function<void(int, collective::ProcessGroup&)>& replica) {
+  void run(const std::function<void(int, collective::Group&)>& replica) {
     std::vector<std::exception_ptr> errors(tensors_.size());
     std::vector<std::jthread> threads;
     for (int i = 0; i < size(); ++i) {
@@ -38,28 +40,56 @@ class ReplicaThreads {
   }
 
   // The group of one of them, for threads of another's.
-  std::unique_ptr<collective::ProcessGroup> member(int index) { return std::make_unique<Member>(*this, index); }
+  std::unique_ptr<Member> member(int index) { return std::make_unique<Member>(*this, index); }
 
   int size() const { return static_cast<int>(tensors_.size()); }
   int collectives() const { return collectives_; }  // so far
 
- private:
-  class Member : public collective::ProcessGroup {
+  class Member : public collective::Group {
    public:
     Member(ReplicaThreads& all, int index) : all_(all), index_(index) {}
 
     int size() const override { return all_.size(); }
-    void sum(at::Tensor& tensor) override {
-      combine(tensor, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
+    int rank() const override { return index_; }
+    collective::Started all_reduce(at::Tensor tensor, collective::Reduction reduction,
+                                   collective::Terms terms) override {
+      purposes.push_back(terms.purpose);
+      const bool sums = reduction == collective::Reduction::kSum;
+      combine(tensor, [sums](const at::Tensor& a, const at::Tensor& b) { return sums ? a + b : at::maximum(a, b); });
+      return std::make_unique<Done>();
     }
-    void max(at::Tensor& tensor) override { combine(tensor, at::maximum); }
-    void broadcast(at::Tensor& tensor, int root) override {
+    collective::Started broadcast(at::Tensor tensor, int root, collective::Terms terms) override {
+      purposes.push_back(terms.purpose);
       at::Tensor mine = index_ == root ? tensor.clone() : tensor.clone().zero_();
       combine(mine, [](const at::Tensor& a, const at::Tensor& b) { return a + b; });
       tensor.copy_(mine);
+      return std::make_unique<Done>();
     }
 
+    std::vector<std::string> purposes;  // of its collectives, so far
+
+    // A reducer starts no other collectives.
+    using Tensor = at::Tensor;
+    using Reduction = collective::Reduction;
+    using Terms = collective::Terms;
+    using Started = collective::Started;
+    Started reduce(Tensor, Reduction, int, Terms) override { return none(); }
+    Started all_gather(Tensor, Tensor, Terms) override { return none(); }
+    Started reduce_scatter(Tensor, Tensor, Reduction, Terms) override { return none(); }
+    Started all_to_all(Tensor, Tensor, Terms, collective::Rows) override { return none(); }
+    Started gather(Tensor, Tensor, int, Terms) override { return none(); }
+    Started scatter(Tensor, Tensor, int, Terms) override { return none(); }
+    Started send(Tensor, int, Terms) override { return none(); }
+    Started receive(Tensor, int, Terms) override { return none(); }
+    Started barrier(Terms) override { return none(); }
+
    private:
+    struct Done : collective::Work {
+      bool done() override { return true; }
+      void wait() override {}
+    };
+
+    static Started none() { throw base::UsageError("another collective than a reducer's"); }
     void combine(at::Tensor& tensor, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& pair) {
       all_.tensors_[index_] = tensor;
       all_.everyone_.arrive_and_wait();
@@ -74,6 +104,7 @@ class ReplicaThreads {
     const int index_;
   };
 
+ private:
   std::vector<at::Tensor> tensors_;
   std::barrier<> everyone_;
   int collectives_ = 0;

@@ -13,7 +13,7 @@ const base::Patience kPatience{std::chrono::seconds(30), nullptr};
 TEST(Presence, NamesThoseWhoDidNotSayThatTheyAreInTheOperation) {
   Mailboxes boxes(3);
   Presence first(boxes[0]), second(boxes[1]), third(boxes[2]);
-  const auto& all = boxes.ranks();
+  const Presence::Group all{"all", boxes.ranks()};
   for (Presence* each : {&first, &second, &third}) EXPECT_EQ(each->next_operation(all), 1);
   EXPECT_EQ(first.next_operation(all), 2);
   first.say(all, 2);
@@ -28,8 +28,9 @@ TEST(Presence, NamesThoseWhoDidNotSayThatTheyAreInTheOperation) {
   EXPECT_EQ(first.absent(all, 2), (std::vector{base::Rank(1), base::Rank(2)}));
   EXPECT_EQ(second.absent(all, 1), std::vector<base::Rank>());
   EXPECT_EQ(second.absent(all, 2), std::vector{base::Rank(2)});
-  const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};
+  const Presence::Group pair{"pair", {base::Rank(0), base::Rank(1)}}, other{"other", boxes.ranks()};
   EXPECT_EQ(second.absent(pair, 1), std::vector{base::Rank(0)}) << "another group";
+  EXPECT_EQ(second.absent(other, 1), (std::vector{base::Rank(0), base::Rank(2)})) << "of the same ranks";
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 
 import contextlib
 import copy
+import json
 import os
 import pathlib
+import tempfile
 import warnings
 
 import pytest
@@ -335,6 +337,29 @@ def case_process_groups():
     assert lamina.get_dp_process_group() is lamina.get_dp_process_group()
     lamina.shutdown()
     assert not dist.is_initialized()
+
+
+def case_collectives_are_events_of_the_timeline():
+    start()
+    model = lamina.distribute(norm_layers())
+    step = train_step(model)
+    step(share())
+    with tempfile.TemporaryDirectory() as mine:
+        path = pathlib.Path(lamina.allgather(mine, lamina.WORLD)[0]) / "timeline.json"
+        with lamina.timeline(path):
+            step(share())
+        lamina.barrier()
+        rows = json.loads(path.read_text())["traceEvents"]
+        lamina.barrier()
+    for rank in (0, 1):
+        found = [row for row in rows if row.get("cat") == "collective" and row["pid"] == rank]
+        assert [row["name"] for row in found] == [
+            "all_reduce DP_GROUP: averaging gradients",  # who has gradients
+            "all_reduce DP_GROUP: averaging gradients",
+            "broadcast DP_GROUP: broadcasting buffers",
+        ]
+        gradients = sum(parameter.grad.nbytes for parameter in model.parameters())
+        assert found[1]["args"]["bytes"] == gradients and all(row["dur"] > 0 for row in found)
 
 
 def listens_at():

@@ -36,7 +36,8 @@ Event any_event() {
   const bool message = event.what == What::kSend || event.what == What::kReceive;
   if (message) event.peer = *rc::gen::inRange(0, 8);
   if (message) event.message = *rc::gen::arbitrary<std::uint64_t>();
-  if (message || event.what == What::kMemory) event.bytes = *rc::gen::inRange<std::int64_t>(0, std::int64_t(1) << 40);
+  const bool measured = message || event.what == What::kMemory || event.what == What::kCollective;
+  if (measured) event.bytes = *rc::gen::inRange<std::int64_t>(0, std::int64_t(1) << 40);
   const bool named = event.what != What::kMemory && event.what != What::kStep;
   if (named) event.name = *rc::gen::element<std::string>("", "h.5", "a \"b\"\n", "ü", "x: y");
   return event;

@@ -13,7 +13,8 @@ namespace {
 
 using base::Rank;
 
-constexpr std::array kGroups{Group::kWorld, Group::kMp, Group::kDp, Group::kPp, Group::kTp, Group::kRdp};
+constexpr std::array kGroups{Group::kWorld, Group::kMp,  Group::kDp,    Group::kPp,
+                             Group::kTp,    Group::kRdp, Group::kShard, Group::kNode};
 
 Topology any_topology() {
   const int pp = *rc::gen::inRange(1, 6).as("pp");
@@ -21,7 +22,12 @@ Topology any_topology() {
   const int rdp = *rc::gen::inRange(1, 6).as("rdp");
   const auto strategy =
       *rc::gen::element<std::string>("cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD").as("strategy");
-  return Topology(pp * tp * rdp, pp, tp, strategy);
+  std::vector<int> divisors;
+  for (int degree = 1; degree <= rdp; ++degree) {
+    if (rdp % degree == 0) divisors.push_back(degree);
+  }
+  const auto machines = rc::gen::container<std::vector<int>>(pp * tp * rdp, rc::gen::inRange(0, 3));
+  return Topology(pp * tp * rdp, pp, tp, strategy, {*rc::gen::elementOf(divisors).as("shard"), *machines.as("nodes")});
 }
 
 Rank any_rank(const Topology& topology) { return Rank(*rc::gen::inRange(0, topology.size(Group::kWorld)).as("rank")); }
@@ -41,13 +47,25 @@ RC_GTEST_PROP(TopologyProperty, SizesMultiply, ()) {
   RC_ASSERT(size(Group::kTp) * size(Group::kRdp) == size(Group::kDp));
 }
 
+RC_GTEST_PROP(TopologyProperty, TheShardsOfAParameterAreCopiesOfTheSamePart, ()) {
+  const Topology topology = any_topology();
+  const Rank rank = any_rank(topology);
+  const auto copies = topology.members(Group::kRdp, rank);
+  const auto shards = topology.members(Group::kShard, rank);
+  const auto found = std::ranges::search(copies, shards);
+  RC_ASSERT(!found.empty());
+  RC_ASSERT((found.begin() - copies.begin()) % topology.size(Group::kShard) == 0);
+}
+
 RC_GTEST_PROP(TopologyProperty, GroupsOfAKindPartitionTheWorld, ()) {
   const Topology topology = any_topology();
   for (Group group : kGroups) {
     std::vector<Rank> seen;
     for (int rank = 0; rank < topology.size(Group::kWorld); ++rank) {
       const auto members = topology.members(group, Rank(rank));
-      RC_ASSERT(static_cast<int>(members.size()) == topology.size(group));
+      const int size = static_cast<int>(members.size());  // which machines differ in
+      const int most = topology.size(group);
+      RC_ASSERT(size == most || (group == Group::kNode && size < most));
       for (Rank member : members) RC_ASSERT(topology.members(group, member) == members);
       if (members.front() == Rank(rank)) seen.insert(seen.end(), members.begin(), members.end());
     }

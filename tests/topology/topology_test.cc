@@ -87,10 +87,53 @@ TEST(Topology, AskingForARankThatDoesNotExistIsAUsageError) {
   EXPECT_THROW(topology.translate(Group::kPp, -1, Rank(0)), base::UsageError);
 }
 
-TEST(Topology, ShardingGroupsHaveToDivideTheDataParallelRanks) {
-  const Topology topology(8, 2, 2);
-  for (int degree : {1, 2, 4}) EXPECT_NO_THROW(require_sharding_fits(topology, degree));
-  for (int degree : {0, 3, 8}) EXPECT_THROW(require_sharding_fits(topology, degree), base::ConfigError);
+Topology sharded(int degree) { return Topology(8, 2, 1, "cluster", {.shard = degree}); }
+
+TEST(Topology, ShardsLieOnConsecutiveRanksThatHoldTheSameParameters) {
+  using Groups = std::vector<std::vector<int>>;
+  EXPECT_EQ(groups(sharded(1), Group::kShard), (Groups{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
+  EXPECT_EQ(groups(sharded(2), Group::kShard), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
+  EXPECT_EQ(groups(sharded(4), Group::kShard), groups(sharded(4), Group::kRdp));
+  EXPECT_EQ(sharded(2).size(Group::kShard), 2);
+  EXPECT_EQ(sharded(2).index(Group::kShard, Rank(7)), 1);
+  EXPECT_EQ(sharded(2).translate(Group::kShard, 0, Rank(7)), Rank(5));
+  EXPECT_THROW(sharded(2).translate(Group::kShard, 2, Rank(7)), base::UsageError);
+}
+
+TEST(Topology, ShardsHaveToDivideTheRanksThatHoldTheSameParameters) {
+  for (const int degree : {1, 2, 4}) EXPECT_NO_THROW(sharded(degree));
+  for (const int degree : {0, -1, 3, 8}) EXPECT_THROW(sharded(degree), base::ConfigError);
+  try {
+    Topology(8, 2, 2, "cluster", {.shard = 4});  // divides the 4 ranks that read different data
+    FAIL();
+  } catch (const base::ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "sharded_data_parallel_degree: 4 is not allowed with 2 ranks that hold the same parameters; expected a "
+        "divisor of 2");
+  }
+}
+
+TEST(Topology, ANodeHasTheRanksOfOneMachine) {
+  using Groups = std::vector<std::vector<int>>;
+  EXPECT_EQ(groups(Topology(4, 2, 1), Group::kNode), (Groups{{0, 1, 2, 3}})) << "one machine";
+  for (const char* strategy : {"cluster", "spread"}) {
+    const Topology topology(6, 2, 1, strategy, {.nodes = {0, 0, 1, 1, 2, 2}});
+    EXPECT_EQ(groups(topology, Group::kNode), (Groups{{0, 1}, {2, 3}, {4, 5}}));
+    EXPECT_EQ(topology.size(Group::kNode), 2);
+    EXPECT_EQ(topology.index(Group::kNode, Rank(3)), 1);
+  }
+  const Topology dealt_out(4, 2, 1, "cluster", {.nodes = {0, 1, 0, 1}});
+  EXPECT_EQ(groups(dealt_out, Group::kNode), (Groups{{0, 2}, {1, 3}}));
+  EXPECT_THROW(Topology(4, 2, 1, "cluster", {.nodes = {0, 1}}), base::UsageError);
+}
+
+TEST(Topology, NodesMayHaveDifferentNumbersOfRanks) {
+  const Topology topology(5, 1, 1, "cluster", {.nodes = {0, 0, 0, 1, 1}});
+  EXPECT_EQ(topology.size(Group::kNode), 3);
+  EXPECT_EQ(topology.members(Group::kNode, Rank(4)), (std::vector<Rank>{Rank(3), Rank(4)}));
+  EXPECT_EQ(topology.translate(Group::kNode, 1, Rank(3)), Rank(4));
+  EXPECT_THROW(topology.translate(Group::kNode, 2, Rank(3)), base::UsageError);
 }
 
 }  // namespace

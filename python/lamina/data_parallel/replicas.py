@@ -56,7 +56,6 @@ class Replicas:
             broadcast_buffers,
             parameters=lambda: me()._own("named_parameters"),
             buffers=lambda: me()._own("named_buffers"),
-            group=lambda: me()._groups.get("dp"),
         )
 
     @contextmanager

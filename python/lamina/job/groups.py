@@ -16,7 +16,7 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.job.ranks import CommGroup
 
-_AXES = ("mp", "dp", "pp", "tp", "rdp")
+_AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "node")
 _jobs = itertools.count()  # what one job leaves in the store is not the next one's
 
 
@@ -44,6 +44,7 @@ class ProcessGroups:
         every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
         made = {ranks: dist.new_group(list(ranks), timeout, _backend()) for ranks in every_group}
         self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
+        session.make_groups_by(self.get)
 
     def get(self, axis: str) -> dist.ProcessGroup:
         """The group of that axis that this rank is in."""

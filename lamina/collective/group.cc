@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/group.h"
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::collective {
+namespace {
+
+using c10d::ReduceOp;
+using Tensors = std::vector<at::Tensor>;
+
+ReduceOp operator_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum:
+      return ReduceOp::SUM;
+    case Reduction::kProduct:
+      return ReduceOp::PRODUCT;
+    case Reduction::kMin:
+      return ReduceOp::MIN;
+    case Reduction::kMax:
+      return ReduceOp::MAX;
+    case Reduction::kBitAnd:
+      return ReduceOp::BAND;
+    case Reduction::kBitOr:
+      return ReduceOp::BOR;
+    case Reduction::kBitXor:
+      return ReduceOp::BXOR;
+  }
+  throw base::UsageError("no such reduction");
+}
+
+constexpr int kTag = 0;  // sends and receives of two members go in order
+
+template <class Options>
+Options options_for(const Terms& terms) {
+  Options options;
+  options.timeout = backend_timeout(terms);
+  return options;
+}
+
+class C10dGroup : public Group {
+ public:
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, Membership membership, JobLinks links)
+      : group_(std::move(group)), membership_(std::move(membership)), links_(std::move(links)) {
+    const auto own = std::ranges::find(membership_.members, membership_.self);
+    rank_ = static_cast<int>(own - membership_.members.begin());
+  }
+
+  int size() const override { return static_cast<int>(membership_.members.size()); }
+  int rank() const override { return rank_; }
+  bool stuck() const override { return *left_; }
+
+  Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) override {
+    auto options = options_for<c10d::AllreduceOptions>(terms);
+    options.reduceOp = operator_of(reduction);
+    Tensors tensors{tensor};
+    return start("all_reduce", {tensor}, terms, [&] { return group_->allreduce(tensors, options); });
+  }
+
+  Started reduce(at::Tensor tensor, Reduction reduction, int root, Terms terms) override {
+    require_member("reduce", root);
+    auto options = options_for<c10d::ReduceOptions>(terms);
+    options.reduceOp = operator_of(reduction);
+    options.rootRank = root;
+    Tensors tensors{tensor};
+    return start("reduce", {tensor}, terms, [&] { return group_->reduce(tensors, options); });
+  }
+
+  Started broadcast(at::Tensor tensor, int root, Terms terms) override {
+    require_member("broadcast", root);
+    auto options = options_for<c10d::BroadcastOptions>(terms);
+    options.rootRank = root;
+    Tensors tensors{tensor};
+    return start("broadcast", {tensor}, terms, [&] { return group_->broadcast(tensors, options); }, from(root));
+  }
+
+  Started all_gather(at::Tensor all, at::Tensor mine, Terms terms) override {
+    require_parts("all_gather", all, mine);
+    flatten(all, mine);
+    const auto options = options_for<c10d::AllgatherOptions>(terms);
+    return start("all_gather", {all, mine}, terms, [&] { return group_->all_gather_single(all, mine, options); });
+  }
+
+  Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
+    require_parts("reduce_scatter", all, mine);
+    flatten(all, mine);
+    auto options = options_for<c10d::ReduceScatterOptions>(terms);
+    options.reduceOp = operator_of(reduction);
+    const auto begin = [&] { return group_->reduce_scatter_single(mine, all, options); };
+    return start("reduce_scatter", {all, mine}, terms, begin);
+  }
+
+  Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows) override {
+    require_rows(received, rows.received);
+    require_rows(sent, rows.sent);
+    const auto options = options_for<c10d::AllToAllOptions>(terms);
+    const auto begin = [&] { return group_->all_to_all_single(received, sent, rows.received, rows.sent, options); };
+    return start("all_to_all", {sent, received}, terms, begin);
+  }
+
+  Started gather(at::Tensor all, at::Tensor mine, int root, Terms terms) override {
+    require_member("gather", root);
+    auto options = options_for<c10d::GatherOptions>(terms);
+    options.rootRank = root;
+    std::vector<Tensors> outputs;
+    if (rank_ == root) outputs.push_back(parts("gather", all, mine));
+    Tensors inputs{mine};
+    return start("gather", {mine, all}, terms, [&] { return group_->gather(outputs, inputs, options); }, from(root));
+  }
+
+  Started scatter(at::Tensor mine, at::Tensor all, int root, Terms terms) override {
+    require_member("scatter", root);
+    auto options = options_for<c10d::ScatterOptions>(terms);
+    options.rootRank = root;
+    std::vector<Tensors> inputs;
+    if (rank_ == root) inputs.push_back(parts("scatter", all, mine));
+    Tensors outputs{mine};
+    return start("scatter", {mine, all}, terms, [&] { return group_->scatter(outputs, inputs, options); }, from(root));
+  }
+
+  Started send(at::Tensor tensor, int to, Terms terms) override {
+    require_other("send", to);
+    return pass("send", rank_, to, tensor, std::move(terms), [&](Tensors& one) { return group_->send(one, to, kTag); });
+  }
+
+  Started receive(at::Tensor tensor, int from, Terms terms) override {
+    require_other("receive", from);
+    return pass("receive", from, rank_, tensor, std::move(terms),
+                [&](Tensors& one) { return group_->recv(one, from, kTag); });
+  }
+
+  Started barrier(Terms terms) override {
+    const auto options = options_for<c10d::BarrierOptions>(terms);
+    return start("barrier", {}, terms, [&] { return group_->barrier(options); });
+  }
+
+ private:
+  template <class Begin>
+  Started start(const char* operation, Tensors tensors, const Terms& terms, const Begin& begin,
+                std::vector<base::Rank> awaited = {}) {
+    if (awaited.empty()) awaited = membership_.members;
+    const auto bytes = largest(tensors);
+    C10dWorkOptions options{operation,
+                            {membership_.name, membership_.members},
+                            membership_.self,
+                            std::move(awaited),
+                            std::move(tensors),
+                            bytes,
+                            left_};
+    return start_work(std::move(options), links_, terms, begin);
+  }
+
+  // From one member to another; what goes there is counted apart.
+  template <class Begin>
+  Started pass(const char* operation, int from, int to, const at::Tensor& tensor, Terms terms, const Begin& begin) {
+    const auto name = base::str(membership_.name, ", ", from, " to ", to);
+    std::vector<base::Rank> ends{membership_.members[std::min(from, to)], membership_.members[std::max(from, to)]};
+    Tensors tensors{tensor};
+    C10dWorkOptions options{operation, {name, ends}, membership_.self, ends, tensors, largest(tensors), left_};
+    return start_work(std::move(options), links_, std::move(terms), [&] { return begin(tensors); });
+  }
+
+  static std::int64_t largest(const Tensors& tensors) {
+    std::int64_t bytes = 0;
+    for (const auto& tensor : tensors) {
+      if (tensor.defined()) bytes = std::max(bytes, static_cast<std::int64_t>(tensor.nbytes()));
+    }
+    return bytes;
+  }
+
+  // Those whose part this member needs where `root` gives or takes all: the root the others', should its tensor be
+  // large, and the others the root's.
+  std::vector<base::Rank> from(int root) const {
+    return rank_ == root ? membership_.members : std::vector{membership_.members[root]};
+  }
+
+  // Backends take shapes of few kinds.
+  static void flatten(at::Tensor& all, at::Tensor& mine) {
+    all = all.view({-1});
+    mine = mine.view({-1});
+  }
+
+  Tensors parts(const char* operation, const at::Tensor& all, const at::Tensor& mine) const {
+    require_parts(operation, all, mine);
+    Tensors parts;
+    const auto flat = all.view({-1});
+    for (int i = 0; i < size(); ++i) parts.push_back(flat.narrow(0, i * mine.numel(), mine.numel()).view(mine.sizes()));
+    return parts;
+  }
+
+  void require_member(const char* operation, int member) const {
+    if (member >= 0 && member < size()) return;
+    throw base::UsageError(base::str(operation, " over ", membership_.name, ": there is no member ", member,
+                                     "; expected 0 to ", size() - 1));
+  }
+
+  void require_other(const char* operation, int member) const {
+    require_member(operation, member);
+    if (member == rank_)
+      throw base::UsageError(base::str(operation, " over ", membership_.name, ": to this rank itself"));
+  }
+
+  void require_parts(const char* operation, const at::Tensor& all, const at::Tensor& mine) const {
+    if (all.defined() && all.numel() == size() * mine.numel() && all.scalar_type() == mine.scalar_type()) return;
+    const auto given = all.defined() ? all.numel() : 0;
+    throw base::UsageError(base::str(operation, " over ", membership_.name, ": a tensor of ", given, " elements for ",
+                                     size(), " parts of ", mine.numel(), ", of one type"));
+  }
+
+  void require_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& rows) const {
+    std::int64_t sum = 0;
+    for (const auto each : rows) sum += each;
+    const auto count = tensor.dim() == 0 ? 0 : tensor.size(0);
+    if (rows.empty() ? count % size() == 0 : std::cmp_equal(rows.size(), size()) && sum == count) return;
+    throw base::UsageError(base::str("all_to_all over ", membership_.name, ": ", count, " rows cannot be parted over ",
+                                     size(), " members ", rows.empty() ? "equally" : "as is asked for"));
+  }
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const Membership membership_;
+  const JobLinks links_;
+  const std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
+  int rank_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Group> wrap(c10::intrusive_ptr<c10d::ProcessGroup> group, Membership membership, JobLinks links) {
+  return std::make_unique<C10dGroup>(std::move(group), std::move(membership), std::move(links));
+}
+
+}  // namespace lamina::collective

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/collective/work.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace lamina::collective {
+
+enum class Reduction { kSum, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor };
+
+// How many rows (of dimension 0) each member gets in an all_to_all, and gives; empty: as many as every other.
+struct Rows {
+  std::vector<std::int64_t> received, sent;
+};
+
+// Ranks that compute on tensors together: torch's group, whose backend goes by the tensors' device, with our waits and
+// errors. Every member starts the same collectives in the same order, with dense contiguous tensors of one type; `all`
+// holds as many equal parts as there are members, one after the other, and `mine` is as large as one. Members are
+// indices into the group. The tensors are left alone until wait() has returned; several collectives may be under way.
+//
+// All throw base::UsageError, before anything is started, for tensors or members that do not fit, and what Work::wait()
+// throws.
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  virtual int size() const = 0;
+  virtual int rank() const = 0;  // the index of this one
+
+  virtual Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) = 0;
+  // As all_reduce on member `root`; on the others the tensor is then undetermined.
+  virtual Started reduce(at::Tensor tensor, Reduction reduction, int root, Terms terms) = 0;
+  virtual Started broadcast(at::Tensor tensor, int root, Terms terms) = 0;
+
+  // `all` becomes what `mine` is on each member.
+  virtual Started all_gather(at::Tensor all, at::Tensor mine, Terms terms) = 0;
+  // `mine` becomes this member's part of what all_reduce would make of `all`.
+  virtual Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) = 0;
+  // Member i gets part i of `sent`, and its part comes to part i of `received`.
+  virtual Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows = {}) = 0;
+
+  // As all_gather on member `root`, the only one that has an `all`.
+  virtual Started gather(at::Tensor all, at::Tensor mine, int root, Terms terms) = 0;
+  // `mine` becomes this member's part of `all` on member `root`, the only one that has it.
+  virtual Started scatter(at::Tensor mine, at::Tensor all, int root, Terms terms) = 0;
+
+  virtual Started send(at::Tensor tensor, int to, Terms terms) = 0;
+  virtual Started receive(at::Tensor tensor, int from, Terms terms) = 0;
+
+  // Ends when every member has started it.
+  virtual Started barrier(Terms terms) = 0;
+
+  // True once a wait has ended before its collective, and no loss of a member is to end that: the end of the group
+  // would wait for it.
+  virtual bool stuck() const { return false; }
+};
+
+// A group of the job: its name, as messages and timelines have it, and its world ranks.
+struct Membership {
+  std::string name;
+  std::vector<base::Rank> members;
+  base::Rank self;
+};
+std::unique_ptr<Group> wrap(c10::intrusive_ptr<c10d::ProcessGroup> group, Membership membership, JobLinks links);
+
+}  // namespace lamina::collective

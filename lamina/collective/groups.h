@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "lamina/collective/group.h"
+#include "lamina/topology/topology.h"
+
+namespace lamina::collective {
+
+// The groups of a job that this rank is in, one per axis: each made when somebody first uses it, and kept until the job
+// closes them. Its members first agree, over the job's own messages, that they make it now: so members that use groups
+// in different orders get base::DesyncError and not a wait that never ends, and one that is lost is noticed.
+//
+// One thread at a time makes a group, outside of steps; any may get what is made.
+class Groups {
+ public:
+  // How a face makes torch's group of an axis; collective over its ranks.
+  using Make = std::function<c10::intrusive_ptr<c10d::ProcessGroup>(topology::Group axis)>;
+
+  // `topology` outlives it; `links` have a mailbox.
+  Groups(const topology::Topology& topology, base::Rank rank, JobLinks links);
+  ~Groups();
+
+  void make_by(Make make);
+
+  // Throw base::UsageError where no face has said how, or the job has closed them; where it has to be made, what waits
+  // for the members throw.
+  Group& get(topology::Group axis, const base::Patience& patience);
+  c10::intrusive_ptr<c10d::ProcessGroup> torchs(topology::Group axis, const base::Patience& patience);
+
+  // True where the end of a group may wait for ever: see Group::stuck().
+  bool stuck() const;
+  // Lets go of them all, and of the face's way.
+  void close();
+
+ private:
+  struct Made {
+    c10::intrusive_ptr<c10d::ProcessGroup> torchs;
+    std::unique_ptr<Group> group;
+  };
+  Made& made(topology::Group axis, base::Patience patience);
+
+  const topology::Topology& topology_;
+  const base::Rank rank_;
+  const JobLinks links_;
+  Make make_;
+  std::mutex mutex_;
+  std::map<topology::Group, Made> made_;  // under it
+};
+
+}  // namespace lamina::collective

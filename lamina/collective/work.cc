@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/work.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "lamina/base/rank_list.h"
+
+namespace lamina::collective {
+namespace {
+
+using Clock = base::Deadline::Clock;
+
+// A backend tells of a broken connection, liveness of whose process ended. Whichever is first leaves the other this
+// long: a rank that did its part may end while its last bytes are still on their way.
+constexpr auto kOtherWitness = std::chrono::seconds(1);
+
+// When a member that waits says so, before it has to say who does not: see [Note: presence].
+Clock::duration present_after(const base::Patience& patience) {
+  return std::min<Clock::duration>(base::kSlow, patience.timeout) / 2;
+}
+
+// When work ends. Shared with the thread of the backend that ends it.
+struct End {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::int64_t reached_ns = 0;  // 0: not yet
+
+  void reach() {
+    {
+      std::lock_guard guard(mutex);
+      reached_ns = observe::now_ns();
+    }
+    changed.notify_all();
+  }
+  bool reached() {
+    std::lock_guard guard(mutex);
+    return reached_ns != 0;
+  }
+};
+
+// The end of a send or receive, of which Gloo tells only who waits: a thread does.
+class Watcher {
+ public:
+  Watcher(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<End> end, std::chrono::milliseconds timeout)
+      : work_(std::move(work)), end_(std::move(end)), thread_([this, timeout] {
+          try {
+            work_->wait(timeout);
+          } catch (...) {
+            error_ = std::current_exception();
+          }
+          end_->reach();
+        }) {}
+  ~Watcher() {
+    if (!end_->reached()) work_->abort();
+    thread_.join();
+  }
+  Watcher(const Watcher&) = delete;
+
+  // After the end.
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const std::shared_ptr<End> end_;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+class C10dWork : public Work {
+ public:
+  C10dWork(C10dWorkOptions options, const JobLinks& links, Terms terms)
+      : options_(std::move(options)), links_(links), terms_(std::move(terms)) {
+    std::erase(options_.awaited, options_.self);
+    if (links_.presence != nullptr) number_ = links_.presence->next_operation(options_.group);
+  }
+  ~C10dWork() override {
+    if (work_ && !waited_ && !done()) *options_.left = true;
+  }
+
+  void start(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin) {
+    began_ns_ = observe::now_ns();
+    blaming([&] { work_ = begin(); });
+    if (auto future = future_of(*work_)) {
+      future->addCallback([end = end_](c10::ivalue::Future&) { end->reach(); });
+    } else {
+      watcher_ = std::make_unique<Watcher>(work_, end_, backend_timeout(terms_));
+    }
+  }
+
+  bool done() override { return end_->reached(); }
+
+  void wait() override {
+    waited_ = true;
+    const auto await = [this] { wait_for_end(); };
+    try {
+      if (links_.around_wait && !done()) {
+        links_.around_wait(await);
+      } else {
+        await();
+      }
+    } catch (const base::PeerError&) {  // which ends it in time
+      record(observe::now_ns());
+      throw;
+    } catch (...) {
+      if (!done()) *options_.left = true;
+      record(observe::now_ns());
+      throw;
+    }
+    record(end_->reached_ns);
+    blaming([&] { watcher_ ? watcher_->rethrow() : void(work_->wait()); });  // it has ended: its error, or streams
+  }
+
+ private:
+  static c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
+    try {
+      return work.getFuture();
+    } catch (const c10::Error&) {
+      return nullptr;
+    }
+  }
+
+  // What a backend throws is the loss of a member.
+  template <class Call>
+  void blaming(const Call& call) const {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      blame(error);
+    }
+  }
+
+  void wait_for_end() {
+    std::optional<messaging::MutualWaits::Scope> scope;
+    auto watched = patience();
+    if (links_.presence != nullptr) {
+      scope.emplace(links_.presence->waits(),
+                    messaging::MutualWaits::Wait{links_.presence->operation(options_.group, number_), what(),
+                                                 options_.group.members, [this] { return options_.awaited; },
+                                                 terms_.patience.call, nullptr});
+      watched = scope->watched(watched);
+    }
+    std::unique_lock lock(end_->mutex);
+    base::wait_until(lock, end_->changed, watched, [&] { return end_->reached_ns != 0; }, [&] { return waits_for(); });
+  }
+
+  // Also ends when a member is lost whose loss the backend does not see: one that it has no business with just now.
+  base::Patience patience() const {
+    base::Patience patience = terms_.patience;
+    std::optional<Clock::time_point> lost_at;
+    std::optional<Clock::time_point> says_present_at = Clock::now() + present_after(patience);
+    patience.check_interrupt = [=, this, interrupt = terms_.patience.check_interrupt]() mutable {
+      if (interrupt) interrupt();
+      if (links_.check_step) links_.check_step();
+      if (links_.presence != nullptr && says_present_at && Clock::now() >= *says_present_at) {
+        links_.presence->say(options_.group, number_);
+        says_present_at.reset();
+      }
+      if (links_.mailbox == nullptr) return;
+      const auto loss = links_.mailbox->loss(options_.group.members, {});
+      if (!loss) return;
+      if (!lost_at) lost_at = Clock::now();
+      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss->text()), loss);
+    };
+    return patience;
+  }
+
+  [[noreturn]] void blame(const std::exception& error) const {
+    const std::string text = error.what();
+    std::optional<base::Loss> loss;
+    if (links_.mailbox != nullptr) loss = links_.mailbox->loss(options_.group.members, kOtherWitness);
+    std::string said = loss ? loss->text() : "a rank left, perhaps with less to do than the others";
+    if (!loss &&
+        links_.mailbox != nullptr) {  // one that leaves because of another closes its connections before it ends
+      loss = links_.mailbox->first_loss();
+      if (loss) said = base::str("failed; ", loss->text());
+    }
+    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss);
+  }
+
+  void record(std::int64_t end_ns) const {
+    if (links_.recorder == nullptr || !links_.recorder->on()) return;
+    links_.recorder->record({.what = observe::What::kCollective,
+                             .begin_ns = began_ns_,
+                             .end_ns = end_ns,
+                             .name = base::str(options_.operation, " ", options_.group.name, ": ", terms_.purpose),
+                             .bytes = options_.bytes});
+  }
+
+  std::string what() const { return base::str(terms_.purpose, " over ", base::name_ranks(options_.group.members)); }
+
+  std::string waits_for() const {
+    if (links_.presence == nullptr) return what();
+    const auto absent = links_.presence->absent(options_.group, number_);
+    return absent.empty() ? what()
+                          : base::str(what(), " without ", base::name_ranks(absent),
+                                      absent.size() == 1 ? ", which has" : ", which have", " not come");
+  }
+
+  C10dWorkOptions options_;
+  const JobLinks links_;
+  const Terms terms_;
+  std::int64_t number_ = 0;
+  std::int64_t began_ns_ = 0;
+  bool waited_ = false;
+  c10::intrusive_ptr<c10d::Work> work_;
+  const std::shared_ptr<End> end_ = std::make_shared<End>();
+  std::unique_ptr<Watcher> watcher_;  // where the work has no future
+};
+
+}  // namespace
+
+std::chrono::milliseconds backend_timeout(const Terms& terms) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(terms.patience.timeout) + 10 * kOtherWitness;
+}
+
+Started start_work(C10dWorkOptions options, const JobLinks& links, Terms terms,
+                   const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  auto work = std::make_unique<C10dWork>(std::move(options), links, std::move(terms));
+  work->start(start);
+  return work;
+}
+
+}  // namespace lamina::collective

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/collective/job_ranks.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace lamina::collective::test {
+
+JobRank::JobRank(const config::Config& config)
+    : session(config, environment::read_world(environment::process_environment()), {}) {
+  session.groups().make_by([this](Group axis) {
+    if (!torchs_) torchs_ = std::make_unique<C10dGroups>(session.world(), "test", std::chrono::seconds(30), nullptr);
+    return torchs_->make(std::string(topology::name(axis)), session.members(axis));
+  });
+}
+
+JobRank::~JobRank() {
+  session.groups().close();
+  session.job().close(true);
+}
+
+base::Patience JobRank::patience(std::chrono::milliseconds timeout) const {
+  base::Patience patience{timeout, [] {}};
+  return patience;
+}
+
+config::Config with_partitions(int partitions) {
+  config::Config config;
+  config.partitions = partitions;
+  return config;
+}
+
+void in_job(int size, const std::function<void(JobRank&)>& body, const config::Config& config,
+            const std::vector<int>& killed) {
+  RankForks ranks(size);
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.start(rank, [&] {
+      JobRank mine(config);
+      body(mine);
+    });
+  }
+  ranks.expect_success(killed);
+}
+
+}  // namespace lamina::collective::test

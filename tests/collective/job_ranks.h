@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "lamina/collective/c10d_groups.h"
+#include "lamina/session/session.h"
+#include "tests/dist/rank_forks.h"
+
+namespace lamina::collective::test {
+
+using dist::testing::expect_error;
+using dist::testing::RankForks;
+using topology::Group;
+
+// One rank of a job, in a process that RankForks has started, with torch's groups as the C++ face makes them.
+class JobRank {
+ public:
+  explicit JobRank(const config::Config& config);
+  ~JobRank();
+
+  int rank() const { return static_cast<int>(session.world().rank.value); }
+  int size() const { return session.world().size; }
+  base::Patience patience(std::chrono::milliseconds timeout = std::chrono::seconds(30)) const;
+  Terms terms(const std::string& purpose = "testing") const { return {purpose, patience()}; }
+  collective::Group& group(Group axis = Group::kWorld) { return session.groups().get(axis, patience()); }
+  // Returns when all ranks have called it, over the job's messages.
+  void meet() { session.job().mailbox().barrier(session.members(Group::kWorld), patience()); }
+
+  session::Session session;
+
+ private:
+  std::unique_ptr<C10dGroups> torchs_;
+};
+
+config::Config with_partitions(int partitions);
+
+// Runs `body` in each rank of jobs of that size; `killed` are expected to end by a signal.
+void in_job(int size, const std::function<void(JobRank&)>& body, const config::Config& config = {},
+            const std::vector<int>& killed = {});
+
+}  // namespace lamina::collective::test

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "lamina/base/error.h"
+#include "tests/collective/job_ranks.h"
+
+namespace lamina::collective {
+namespace {
+
+using namespace std::chrono_literals;
+using test::expect_error;
+using test::in_job;
+using test::JobRank;
+using topology::Group;
+using Clock = std::chrono::steady_clock;
+using Start = std::function<Started(JobRank&, collective::Group&)>;
+
+// The last rank starts and is killed while 64 MiB are on their way.
+void lose_the_last(int size, const Start& start) {
+  const auto body = [&](JobRank& job) {
+    auto& group = job.group();
+    job.meet();
+    const auto started = start(job, group);
+    if (job.rank() == job.size() - 1) ::kill(::getpid(), SIGKILL);
+    const auto begin = Clock::now();
+    try {
+      started->wait();
+      ADD_FAILURE() << "it ended well";
+    } catch (const base::PeerError& error) {
+      EXPECT_LE(Clock::now() - begin, 2s);
+      EXPECT_THAT(error.what(), ::testing::StartsWith("testing over rank"));
+      ASSERT_TRUE(error.loss()) << error.what();
+      EXPECT_EQ(error.loss()->rank.value, job.size() - 1);
+    }
+  };
+  in_job(size, body, {}, {size - 1});
+}
+
+at::Tensor large() { return at::ones({std::int64_t{16} << 20}); }
+
+// Runs `wait` on rank 0 of two, while the other one does nothing, of which no message tells.
+void wait_alone(const std::function<void(JobRank&, collective::Group&)>& wait) {
+  int ended[2];
+  ASSERT_EQ(::pipe(ended), 0);
+  in_job(2, [&](JobRank& job) {
+    auto& group = job.group();
+    char byte = 'x';
+    if (job.rank() == 1) {
+      ASSERT_EQ(::read(ended[0], &byte, 1), 1);
+      return;
+    }
+    wait(job, group);
+    ASSERT_EQ(::write(ended[1], &byte, 1), 1);
+  });
+}
+
+TEST(Waits, APeerKilledInTheMiddleOfAnAllReduceIsNamedWithin2s) {
+  const auto reduce = [](JobRank& job, auto& group) { return group.all_reduce(large(), Reduction::kSum, job.terms()); };
+  for (const int size : {2, 4}) lose_the_last(size, reduce);
+}
+
+TEST(Waits, APeerKilledInTheMiddleOfAnExchangeIsNamedWithin2s) {
+  lose_the_last(
+      2, [](JobRank& job, auto& group) { return group.all_to_all(at::empty_like(large()), large(), job.terms()); });
+}
+
+TEST(Waits, APeerKilledBeforeItSendsIsNamedWithin2s) {
+  lose_the_last(
+      2, [](JobRank& job, auto& group) { return group.receive(at::empty({10}), (job.rank() + 1) % 2, job.terms()); });
+}
+
+TEST(Waits, ADeadlineSaysWhoDidNotCome) {
+  wait_alone([](JobRank& job, auto& group) {
+    const auto begin = Clock::now();
+    const Terms terms{"averaging gradients", job.patience(1s)};
+    expect_error<base::TimeoutError>(
+        [&] { group.all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+        "averaging gradients over ranks 0, 1 without rank 1, which has not come: no answer for 1 s");
+    EXPECT_LE(Clock::now() - begin, 2s);
+    EXPECT_TRUE(group.stuck());
+  });
+}
+
+TEST(Waits, ADeadlineOfAReceiveDoesSo) {
+  wait_alone([](JobRank& job, auto& group) {
+    const auto receive = group.receive(at::empty({1}), 1, {"receiving activations", job.patience(500ms)});
+    EXPECT_FALSE(receive->done());
+    expect_error<base::TimeoutError>([&] { receive->wait(); },
+                                     "receiving activations over ranks 0, 1 without rank 1, which has not come");
+  });
+}
+
+TEST(Waits, AnInterruptEndsAWait) {
+  wait_alone([](JobRank& job, auto& group) {
+    auto terms = job.terms();
+    terms.patience.check_interrupt = [] { throw std::runtime_error("interrupted"); };
+    const auto begin = Clock::now();
+    expect_error<std::runtime_error>([&] { group.all_reduce(at::ones({2}), Reduction::kSum, terms)->wait(); },
+                                     "interrupted");
+    EXPECT_LE(Clock::now() - begin, 1s);
+  });
+}
+
+TEST(Waits, RanksThatWaitForEachOtherInDifferentCallsAreTold) {
+  in_job(2, [](JobRank& job) {
+    auto& group = job.group();
+    const auto wait = [&] {
+      if (job.rank() == 1) return job.meet();
+      auto sum = at::ones({2});
+      group.all_reduce(sum, Reduction::kSum, job.terms())->wait();
+    };
+    expect_error<base::DesyncError>(wait, "ranks wait for each other");
+  });
+}
+
+// The first microbatch waits in a collective to which nobody comes, without the slot; then the second one fails.
+TEST(Waits, TheEndOfAStepEndsThoseOfItsThreads) {
+  auto config = test::with_partitions(1);
+  config.active_microbatches = 2;
+  const auto body = [](JobRank& job) {
+    auto& group = job.group();
+    if (job.rank() == 0) {
+      std::atomic<bool> cancelled = false;
+      const auto microbatch = [&](base::Microbatch number) -> value::Value {
+        if (number.value == 1) throw std::invalid_argument("the second fails");
+        try {
+          group.all_reduce(at::ones({2}), Reduction::kSum, job.terms())->wait();
+        } catch (const base::CancelledError&) {
+          cancelled = true;
+          throw;
+        }
+        return {};
+      };
+      const auto begin = Clock::now();
+      expect_error<std::invalid_argument>([&] { job.session.job().run_step(2, microbatch, [] {}); },
+                                          "the second fails");
+      EXPECT_TRUE(cancelled);
+      EXPECT_LE(Clock::now() - begin, 5s);
+    }
+    job.meet();
+  };
+  in_job(2, body, config);
+}
+
+}  // namespace
+}  // namespace lamina::collective

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joins and communication hooks over two ranks that are two copies of a model, as tests/multiprocess/cases_replicas.py
+// has them for Python. Each check begins a job of its own.
+//
+//     lamina run -n 2 -c frontend_replicas
+#include <cstdio>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "tests/frontend/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+int failures = 0;
+
+void expect(bool right, const std::string& what) {
+  if (right) return;
+  ++failures;
+  std::printf("rank %s: %s\n", std::getenv("RANK"), what.c_str());
+}
+
+template <class Thrown>
+void expect_error(const std::function<void()>& call, const std::string& words) {
+  try {
+    call();
+    expect(false, "no error that says " + words);
+  } catch (const Thrown& error) {
+    expect(std::string(error.what()).find(words) != std::string::npos, words + " is not in: " + error.what());
+  } catch (const std::exception& error) {
+    expect(false, std::string("an error of another type: ") + error.what());
+  }
+}
+
+struct NetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> in, out;
+  NetImpl() {
+    in = register_module("in", torch::nn::Linear(6, 4));
+    out = register_module("out", torch::nn::Linear(4, 1));
+  }
+  Tensor forward(const Tensor& x) { return out(torch::tanh(in(x))).square().mean(); }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+struct NormedImpl : torch::nn::Module {
+  Child<torch::nn::BatchNorm1d> norm;
+  Child<torch::nn::Linear> out;
+  NormedImpl() {
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    out = register_module("out", torch::nn::Linear(6, 1));
+  }
+  Tensor forward(const Tensor& x) { return out(norm(x)).square().mean(); }
+};
+using NormedNet = torch::nn::ModuleHolder<NormedImpl>;
+
+template <class Model>
+Model seeded() {
+  torch::manual_seed(0);
+  Model model;
+  model->to(torch::kDouble);
+  return model;
+}
+
+void start(int microbatches = 2, bool ddp = true) {
+  init({{"ddp", ddp}, {"microbatches", microbatches}, {"timeout_s", 30}});
+}
+
+// Rows that copy `replica` reads in its step `number`.
+Tensor batch(int replica, int number = 0) {
+  torch::manual_seed(1000 + 10 * replica + number);
+  return torch::randn({8, 6}, torch::kDouble);
+}
+Tensor share() { return batch(dp_rank()); }
+
+bool close(const Tensor& ours, const Tensor& theirs) { return torch::allclose(ours, theirs, 1e-9, 1e-12); }
+bool agrees(const Tensor& tensor) {
+  const auto values = all_gather(Group::kDp, tensor.detach().clone());
+  return std::ranges::all_of(values, [&](const Tensor& value) { return value.equal(values.front()); });
+}
+
+template <class Model>
+void expect_gradients(const DistributedModel<Model>& model, const Model& plain) {
+  for (const auto& named : plain->named_parameters()) {
+    expect(close(model.named_parameters()[named.key()].grad(), named.value().grad()), named.key() + "'s gradient");
+  }
+}
+
+// Compared with the plain loop, whose gradient is the sum over the copies that still have a batch, divided by the
+// number of all or of those.
+void train_unevenly(const std::vector<int>& batches, bool by_everyone) {
+  start();
+  auto plain = seeded<Net>();
+  DistributedModel model(seeded<Net>());
+  torch::optim::SGD theirs(plain->parameters(), 0.1);
+  DistributedOptimizer ours(torch::optim::SGD(model.parameters(), 0.1));
+  const auto train = step([&](const Tensor& x) { model.backward(model(x)); });
+  const auto loop = [&] {
+    for (int number = 0; number < batches[dp_rank()]; ++number) {
+      ours.zero_grad();
+      train(batch(dp_rank(), number));
+      ours.step();
+    }
+  };
+  model.join(loop, {.divide_by_initial_world_size = by_everyone});
+  for (int number = 0; number < std::max(batches[0], batches[1]); ++number) {
+    theirs.zero_grad();
+    const auto present = std::ranges::count_if(batches, [&](int count) { return number < count; });
+    for (int replica = 0; replica < 2; ++replica) {
+      if (number < batches[replica]) (plain(batch(replica, number)) / (by_everyone ? 2 : present)).backward();
+    }
+    theirs.step();
+  }
+  for (const auto& named : plain->named_parameters()) {
+    expect(close(model.named_parameters()[named.key()], named.value()), named.key() + " after a join");
+  }
+  shutdown();
+}
+
+void copies_with_fewer_batches_join_the_others() {
+  for (const auto& batches : {std::vector{2, 4}, std::vector{4, 2}, std::vector{3, 3}}) {
+    for (const bool by_everyone : {true, false}) train_unevenly(batches, by_everyone);
+  }
+}
+
+void copies_join_in_a_plain_loop_and_keep_their_gradients() {
+  start();
+  DistributedModel model(seeded<Net>());
+  std::vector<Tensor> mine;
+  model.join([&] {
+    for (int i = 0; i <= rank(); ++i) {
+      model.zero_grad();
+      model(share()).backward();
+      mine.clear();
+      for (const auto& parameter : model.parameters()) mine.push_back(parameter.grad().clone());
+    }
+  });
+  const auto parameters = model.parameters();
+  for (std::size_t i = 0; i < mine.size(); ++i) expect(parameters[i].grad().equal(mine[i]), "a gradient was changed");
+  expect(!agrees(parameters[0].grad()), "gradients after a join agree");
+  model.zero_grad();
+  model(share()).backward();  // after it they need each other again
+  expect(agrees(parameters[0].grad()), "gradients after the join and a pass differ");
+  shutdown();
+}
+
+void buffers_in_join_are_those_of_a_copy_that_trains() {
+  start(1);
+  DistributedModel model(seeded<NormedNet>());
+  const auto train = step([&](const Tensor& x) { model.backward(model(x)); });
+  model.join([&] {
+    for (int i = 0; i < 1 + 2 * rank(); ++i) train(share() + rank());
+  });
+  for (const auto& [name, buffer] : model.local_buffers()) {
+    expect(agrees(buffer), name + " differs");
+    if (name.ends_with("num_batches_tracked")) expect(buffer.item<std::int64_t>() == 3, name);
+  }
+  shutdown();
+}
+
+void the_first_copy_that_leaves_may_be_an_error_of_all() {
+  start();
+  DistributedModel model(seeded<Net>());
+  const auto loop = [&] {
+    for (int i = 0; i <= rank(); ++i) model(share()).backward();
+  };
+  const auto once = [&] { model(share()).backward(); };
+  expect_error<UsageError>([&] { model.join(loop, {.throw_on_early_termination = true}); },
+                           "replicas [0] have run out of data");
+  model.join(once, {.throw_on_early_termination = true});
+  model.join(once, {.enable = false});
+  expect(agrees(model.parameters()[0].grad()), "gradients differ");
+  shutdown();
+}
+
+void an_error_of_the_loop_leaves_join_as_it_is() {
+  start();
+  DistributedModel model(seeded<Net>());
+  expect_error<std::out_of_range>([&] { model.join([] { throw std::out_of_range("of the loop"); }); }, "of the loop");
+  model(share()).backward();
+  expect(agrees(model.parameters()[0].grad()), "gradients differ");
+  expect_error<Error>([&] { step([&] { model.join([] {}); })(); }, "inside a step");
+  shutdown();
+}
+
+// The mean over the replicas, as DDP's allreduce_hook makes it.
+CommHook allreduce_hook(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  return [group](const GradBucket& bucket) {
+    std::vector<Tensor> sum{bucket.gradients / group->getSize()};
+    group->allreduce(sum)->wait();
+    return sum[0];
+  };
+}
+
+void a_communication_hook_makes_the_gradients() {
+  constexpr int kCount = 4;
+  start(kCount);
+  auto plain = seeded<Net>();
+  DistributedModel model(seeded<Net>(), {.bucket_cap_mb = 1e-4});
+  std::vector<std::int64_t> indices;
+  std::size_t parameters = 0;
+  bool last = false;
+  model.register_comm_hook([&, mean = allreduce_hook(process_group(Group::kDp))](const GradBucket& bucket) {
+    indices.push_back(bucket.index);
+    parameters += bucket.parameters.size();
+    expect(!last, "a bucket after the last one");
+    last = bucket.last;
+    return mean(bucket) / kCount;
+  });
+  step([&](const Tensor& x) { model.backward(model(x)); })(share());
+  for (int replica = 0; replica < 2; ++replica) (plain(batch(replica)) / 2).backward();
+  expect_gradients(model, plain);
+  expect(indices.size() > 1 && parameters == 4 && last, "the buckets are others");
+  for (std::size_t i = 0; i < indices.size(); ++i) expect(indices[i] == static_cast<int>(i), "a bucket's index");
+  expect_error<UsageError>([&] { model.register_comm_hook([](const GradBucket& b) { return b.gradients; }); }, "once");
+  shutdown();
+}
+
+void a_communication_hook_in_join_is_called_by_all() {
+  start();
+  DistributedModel model(seeded<Net>());
+  model.register_comm_hook(allreduce_hook(process_group(Group::kDp)));
+  model.join([&] {
+    for (int i = 0; i <= rank(); ++i) model(share()).backward();
+  });
+  for (const auto& parameter : model.parameters()) expect(agrees(parameter), "a parameter differs");
+  shutdown();
+}
+
+void a_hook_that_returns_something_else_is_an_error() {
+  start();
+  DistributedModel model(seeded<Net>());
+  model.register_comm_hook([](const GradBucket& bucket) { return bucket.gradients.narrow(0, 1, 1); });
+  expect_error<UsageError>([&] { model(share()).backward(); }, "the bucket's size and type");
+  shutdown();
+}
+
+void a_hook_of_a_copy_without_others_is_called() {
+  init({{"partitions", 2}, {"ddp", true}, {"microbatches", 2}});
+  DistributedModel model(seeded<Net>());
+  int buckets = 0;
+  model.register_comm_hook([&](const GradBucket& bucket) {
+    ++buckets;
+    return bucket.gradients * 3;
+  });
+  auto plain = seeded<Net>();
+  step([&](const Tensor& x) { model.backward(model(x)); })(batch(0));
+  (plain(batch(0)) * 2 * 3).backward();
+  for (const auto& [name, parameter] : model.local_parameters()) {
+    expect(close(parameter.grad(), plain->named_parameters()[name].grad()), name + "'s gradient by a hook");
+  }
+  expect(buckets == 1, "the hook was not called once");
+  shutdown();
+}
+
+void joining_and_hooks_need_ddp() {
+  start(2, /*ddp=*/false);
+  DistributedModel model(seeded<Net>());
+  expect_error<UsageError>([&] { model.join([] {}); }, "join() needs ddp");
+  expect_error<UsageError>([&] { model.register_comm_hook([](const GradBucket& b) { return b.gradients; }); },
+                           "register_comm_hook() needs ddp");
+  shutdown();
+  start();
+  DistributedModel another(seeded<Net>());
+  expect_error<UsageError>([&] { another.register_comm_hook(CommHook()); }, "takes a function");
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  for (const auto& check :
+       {copies_with_fewer_batches_join_the_others, copies_join_in_a_plain_loop_and_keep_their_gradients,
+        buffers_in_join_are_those_of_a_copy_that_trains, the_first_copy_that_leaves_may_be_an_error_of_all,
+        an_error_of_the_loop_leaves_join_as_it_is, a_communication_hook_makes_the_gradients,
+        a_communication_hook_in_join_is_called_by_all, a_hook_that_returns_something_else_is_an_error,
+        a_hook_of_a_copy_without_others_is_called, joining_and_hooks_need_ddp}) {
+    check();
+  }
+  return failures == 0 ? 0 : 1;
+}
