@@ -46,7 +46,8 @@ c10d::ProcessGroup* group_for(const std::string& what) {
   if (the_current) return the_current->world.size > 1 ? the_current->group.get() : nullptr;
   if (const int size = get_world_size(); size > 1) {
     throw base::UsageError(base::str(what, ": the world_size(", size, ") > 1, but there is no process group: call ",
-                                     "lamina::dist::initialize_dist() first"));
+                                     "lamina::dist::initialize_dist() first"),
+                           base::Code{"group-none"});
   }
   return nullptr;
 }

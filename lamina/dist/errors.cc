@@ -28,8 +28,8 @@ void throw_typed(const std::string& what, const std::exception& error) {
   std::ranges::transform(text, text.begin(), [](unsigned char letter) { return std::tolower(letter); });
   const std::string line =
       base::str("[rank ", get_global_rank(), "/", get_world_size(), "] ", what, ": ", said.substr(0, said.find('\n')));
-  if (says_any(text, kLate)) throw base::TimeoutError(line);
-  if (says_any(text, kLost)) throw base::PeerError(line);
+  if (says_any(text, kLate)) throw base::TimeoutError(line, base::Code{"group-late"});
+  if (says_any(text, kLost)) throw base::PeerError(line, std::nullopt, base::Code{"group-lost"});
   throw;
 }
 

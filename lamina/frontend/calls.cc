@@ -44,7 +44,8 @@ Called& known(const torch::nn::Module* module, const char* what) {
   const auto found = modules().known.find(module);
   if (found == modules().known.end() || found->second.module.expired()) {
     throw base::UsageError(
-        base::str(what, " of a module that is no lamina::Child: declare the member that calls it so"));
+        base::str(what, " of a module that is no lamina::Child: declare the member that calls it so"),
+        base::Code{"cpp-no-child"});
   }
   return found->second;
 }
@@ -65,11 +66,13 @@ Invoke call_kind(std::int64_t number) {
   std::lock_guard guard(kinds().mutex);
   const auto found = kinds().by_number.find(number);
   if (found == kinds().by_number.end()) {
-    throw base::UsageError("a call that this program does not make: run the same program on every rank");
+    throw base::UsageError("a call that this program does not make: run the same program on every rank",
+                           base::Code{"cpp-programs-differ"});
   }
   if (found->second.ambiguous) {
     throw base::UsageError(base::str("two types of modules have the name ", found->second.type,
-                                     ": take them out of their anonymous namespaces, or rename one"));
+                                     ": take them out of their anonymous namespaces, or rename one"),
+                           base::Code{"cpp-type-name"});
   }
   return found->second.invoke;
 }

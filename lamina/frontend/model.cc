@@ -56,7 +56,8 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
       backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
       noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
-    throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job");
+    throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",
+                           base::Code{"model-twice"});
   }
   if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");

@@ -24,7 +24,8 @@ void check_optimizer(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr) return;
   throw base::UsageError(
       "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-      "partitions take an optimizer that updates each parameter by itself");
+      "partitions take an optimizer that updates each parameter by itself",
+      base::Code{"model-one-rank-optimizer"});
 }
 
 void when_cut(const std::shared_ptr<Trim>& trim) {

@@ -53,7 +53,8 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
 void refuse_taken_port(const Layout& layout) {
   if (layout.base_rank != 0 || !is_taken(layout.master_address, *layout.master_port)) return;
   throw base::ConfigError(base::str("port ", *layout.master_port, " of ", layout.master_address,
-                                    " is in use already: give another --master_port, or end what listens there"));
+                                    " is in use already: give another --master_port, or end what listens there"),
+                          base::Code{"run-port"});
 }
 
 // Without a shared file, ranks on several machines take a secret from rank 0, as they do under other launchers.

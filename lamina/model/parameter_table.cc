@@ -65,7 +65,7 @@ ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here,
     const auto& [layout, tensor] = all_[i];
     const bool is_new =
         by_name_.emplace(layout.name, i).second && by_tensor_.emplace(tensor.unsafeGetTensorImpl(), i).second;
-    if (!is_new) throw base::UsageError(base::str(layout.name, " is in the model's table already"));
+    if (!is_new) throw base::InternalError(base::str(layout.name, " is in the model's table already"));
   }
 }
 

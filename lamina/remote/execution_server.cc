@@ -256,7 +256,7 @@ void ExecutionServer::require_flags(const Request& request, const runtime::Param
 }
 
 Tensors ExecutionServer::forward(ForwardRequest& request, Answer& answer) {
-  if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
+  base::internal_check(modules_ != nullptr, "a rank was asked to run a module before it has a model");
   const auto& state = request.state;
   auto graph = std::make_shared<CalleeGraph>(request.arguments);
   const auto arguments = distinct_tensors(request.arguments);

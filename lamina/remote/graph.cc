@@ -157,8 +157,7 @@ void CalleeGraph::require_unused(std::int64_t output, const Tensors& gradients) 
 }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
-  if (gradients.size() != graph_->outputs.size())
-    throw base::FormatError("gradients that are not those of the outputs");
+  base::internal_check(gradients.size() == graph_->outputs.size(), "gradients that are not those of the outputs");
   for (const auto output : options.watched) require_unused(output, gradients);
   auto& entry = *graph_->entry;
   const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
@@ -199,7 +198,7 @@ class CallerGraph::Node : public TakesReferences {
       options.watched = watched();
       result = run_(gradients, options, targets());
     });
-    if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
+    base::internal_check(result.size() == num_outputs(), "gradients that are not those of the arguments");
     return result;
   }
 
@@ -262,7 +261,7 @@ CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::
 CallerGraph::~CallerGraph() = default;
 
 void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
-  if (reached.size() != node_->arguments.size()) throw base::FormatError("an answer about other arguments");
+  base::internal_check(reached.size() == node_->arguments.size(), "an answer about other arguments");
   for (std::size_t i = 0; i < reached.size(); ++i) {
     if (reached[i] == '0') node_->arguments[i] = {};
   }

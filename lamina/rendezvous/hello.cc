@@ -83,7 +83,7 @@ Hello Hello::decode(const std::string& bytes) {
       if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
     }
   } catch (const base::FormatError&) {
-    throw base::FormatError("the store holds a malformed greeting");
+    throw base::FormatError("the store holds a malformed greeting", base::Code{"start-store-foreign"});
   }
   return hello;
 }
@@ -103,9 +103,10 @@ void check_compatible(const std::vector<Hello>& hellos) {
       const std::string& theirs = hellos[rank].*field;
       if (ours == theirs) continue;
       const bool keys = field == &Hello::configuration;
-      throw base::ConfigError(base::str("ranks 0 and ", rank, " differ in their ", name,
-                                        "; it must be the same on all.",
-                                        keys ? differing_keys(ours, theirs, rank) : both_values(ours, theirs, rank)));
+      throw base::ConfigError(
+          base::str("ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
+                    keys ? differing_keys(ours, theirs, rank) : both_values(ours, theirs, rank)),
+          base::Code{"start-ranks-differ"});
     }
   }
 }

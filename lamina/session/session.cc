@@ -73,7 +73,8 @@ void Session::require_everywhere(const std::string& what) const {
   if (topology_.size(Group::kPp) == 1 || !runtime::in_step()) return;
   throw base::UsageError(base::str(what,
                                    " inside a step function: only the rank that leads runs its body; call it before or "
-                                   "after the step function, on every rank"));
+                                   "after the step function, on every rank"),
+                         base::Code{"step-leader-only"});
 }
 
 base::Patience Session::patience() const {

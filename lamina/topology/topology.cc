@@ -39,7 +39,7 @@ Span span_of(Group group) {
     case Group::kRdp:
       return {false, false, true};
   }
-  throw UsageError("no such kind of group");
+  throw base::InternalError("no such kind of group");
 }
 
 void require_fits(int world_size, int pp, int tp) {
@@ -137,7 +137,7 @@ std::string_view name(Group group) {
     case Group::kRdp:
       return "RDP_GROUP";
   }
-  throw UsageError("no such kind of group");
+  throw base::InternalError("no such kind of group");
 }
 
 void require_sharding_fits(const Topology& topology, int degree) {

@@ -56,7 +56,7 @@ std::string where_released(const at::Tensor& tensor) {
 }
 
 void restore(at::Tensor& tensor, const at::Tensor& value) {
-  if (!is_released(tensor)) throw base::UsageError("only a tensor whose value was released can be given one");
+  base::internal_check(is_released(tensor), "a value for a tensor whose own was not released");
   if (tensor.sizes() != value.sizes() || tensor.scalar_type() != value.scalar_type()) {
     throw base::UsageError(base::str("a tensor of shape ", tensor.sizes(), " and type ", tensor.scalar_type(),
                                      " cannot be given a value of shape ", value.sizes(), " and type ",
@@ -66,7 +66,8 @@ void restore(at::Tensor& tensor, const at::Tensor& value) {
 }
 
 void require_value(const at::Tensor& tensor, const std::string& operation) {
-  if (is_released(tensor)) throw base::UsageError(base::str(reason(tensor), " (", operation, ")"));
+  if (is_released(tensor))
+    throw base::UsageError(base::str(reason(tensor), " (", operation, ")"), base::Code{"model-value-elsewhere"});
 }
 
 }  // namespace lamina::value

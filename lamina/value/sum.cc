@@ -23,7 +23,8 @@ at::Tensor Sum::take() {
     materialise(parts_[i]);
     if (version_of(parts_[i]) != versions_[i]) {
       throw base::UsageError(
-          "a gradient was written to before the sum that it is part of was read; write to a clone of it");
+          "a gradient was written to before the sum that it is part of was read; write to a clone of it",
+          base::Code{"step-gradient-written"});
     }
     total = total.defined() ? at::add(total, parts_[i]) : parts_[i];
   }

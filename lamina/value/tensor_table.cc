@@ -43,7 +43,8 @@ void require_sendable(const at::Tensor& tensor) {
       wrapper || !tensor.has_storage()) {
     throw base::UsageError(base::str("a tensor of layout ", tensor.layout(), " and type ", tensor.toString(),
                                      wrapper ? ", a subclass with its own dispatch," : "",
-                                     " cannot be sent to another rank; send a dense, strided tensor"));
+                                     " cannot be sent to another rank; send a dense, strided tensor"),
+                           base::Code{"step-cannot-travel"});
   }
 }
 

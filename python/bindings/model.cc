@@ -105,7 +105,7 @@ Group group_of(const std::string& kind) {
                                                        {"dp", Group::kDp},       {"pp", Group::kPp},
                                                        {"tp", Group::kTp},       {"rdp", Group::kRdp}};
   const auto found = kGroups.find(kind);
-  if (found == kGroups.end()) throw base::UsageError(base::str("\"", kind, "\" is no kind of group"));
+  if (found == kGroups.end()) throw base::InternalError(base::str("\"", kind, "\" is no kind of group"));
   return found->second;
 }
 

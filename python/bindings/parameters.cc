@@ -58,7 +58,7 @@ PyObject* get_gradient(PyObject* self, void* closure) {
 }
 
 int refuse(const std::string& text) {
-  set_python_error(std::make_exception_ptr(base::UsageError(text)));
+  set_python_error(std::make_exception_ptr(base::UsageError(text, base::Code{"model-foreign-parameter"})));
   return -1;
 }
 

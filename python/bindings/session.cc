@@ -136,7 +136,7 @@ std::function<void()> with_poll(const std::function<void()>& check_interrupt, co
 // In a step body: the main thread's state is the process's while `wait` runs.
 void lend_state(Session&, const py::object& wait) {
   auto* activity = runtime::Activity::current();
-  if (activity == nullptr) throw base::UsageError("lend_state() outside a step");
+  base::internal_check(activity != nullptr, "lend_state() outside a step");
   activity->lend_state([&] { wait(); });
 }
 

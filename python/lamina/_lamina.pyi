@@ -28,7 +28,7 @@ def set_hooks(
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
     of ours that is executed. errors maps the C++ class names (Error, ConfigError, UsageError, DesyncError, PeerError,
-    TimeoutError, FormatError, CancelledError) to exception classes.
+    TimeoutError, FormatError, CancelledError, InternalError) to exception classes.
     """
 
 def encode_roundtrip(value: Any) -> Any:
@@ -62,9 +62,9 @@ def materialise(tensor: torch.Tensor) -> None:
 def where_released(tensor: torch.Tensor) -> str:
     """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
 
-def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) -> None:
-    """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
-    the text `why`. With `like` it first becomes that tensor, of another dtype or device: lamina/value/released.h."""
+def release(tensor: torch.Tensor, why: str, like: torch.Tensor) -> None:
+    """Frees the value of a tensor, which becomes one of the dtype, device and strides of `like`; the Python object
+    stays, and any use of the value is an error with the text `why`: lamina/value/released.h."""
 
 def is_released(tensor: torch.Tensor) -> bool:
     """Whether the value of `tensor` was freed."""

@@ -160,8 +160,8 @@ TEST(Network, AfterCloseNothingIsDelivered) {
 TEST(Network, ARankOutsideItIsAnError) {
   inproc::Network network(2, 0);
   auto from = network.connect(base::Rank(0));
-  EXPECT_THROW(send(*from, 2, ""), base::UsageError);
-  EXPECT_THROW(send(*from, -1, ""), base::UsageError);
+  EXPECT_THROW(send(*from, 2, ""), base::InternalError);
+  EXPECT_THROW(send(*from, -1, ""), base::InternalError);
 }
 
 TEST(Solo, DeliversToItselfAPrivateCopyInTheSendersThread) {
@@ -173,7 +173,7 @@ TEST(Solo, DeliversToItselfAPrivateCopyInTheSendersThread) {
   tensor.fill_(1);
   ASSERT_EQ(inbox.size(), 1);
   EXPECT_TRUE(at::equal(inbox.body(0).as<at::Tensor>(), at::zeros({3})));
-  EXPECT_THROW(send(solo, 1, ""), base::UsageError);
+  EXPECT_THROW(send(solo, 1, ""), base::InternalError);
 }
 
 }  // namespace

@@ -89,7 +89,8 @@ class LayoutFinder {
     } else if (!options_.world_size && !variable("WORLD_SIZE")) {
       throw ConfigError(str(task_->launcher, " started `lamina run` ", task_->size, " times on ", task_->nodes,
                             task_->nodes == 1 ? " machine" : " machines", ": have it started once on each, as in `",
-                            task_->once_per_node, " lamina run ...`, or leave `lamina run` out"));
+                            task_->once_per_node, " lamina run ...`, or leave `lamina run` out"),
+                        base::Code{"run-nested"});
     }
   }
 

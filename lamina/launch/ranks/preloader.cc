@@ -141,7 +141,8 @@ std::optional<int> Preloader::load(Orders& orders) {
   const std::string said = receive(control_, base::Deadline::after({})).value_or("");
   if (said.starts_with('I')) {
     throw base::ConfigError(
-        base::str("--preload cannot import ", said.substr(1), ": correct the name, or start without --preload"));
+        base::str("--preload cannot import ", said.substr(1), ": correct the name, or start without --preload"),
+        base::Code{"run-preload"});
   }
   if (said.starts_with('F')) give_up(said.substr(1));
   if (said.empty()) give_up(over ? end() : base::str("the imports did not end within ", limit->count(), " s"));

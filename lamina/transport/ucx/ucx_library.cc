@@ -28,10 +28,13 @@ MakePlug* open_library() {
   if (library == nullptr) {
     throw base::Error(base::str("ranks talk over UCX, which cannot be loaded: ", ::dlerror(),
                                 "\nInstall it (Debian, Ubuntu: `apt install libucx0`), or build lamina where "
-                                "`libucx-dev` is installed if liblamina_ucx.so is what is missing."));
+                                "`libucx-dev` is installed if liblamina_ucx.so is what is missing."),
+                      base::Code{"start-ucx-missing"});
   }
   void* make = ::dlsym(library, "lamina_ucx_make_plug");
-  if (make == nullptr) throw base::Error(base::str(path, " is not of this version of lamina: ", ::dlerror()));
+  if (make == nullptr)
+    throw base::Error(base::str(path, " is not of this version of lamina: ", ::dlerror()),
+                      base::Code{"start-ucx-missing"});
   return reinterpret_cast<MakePlug*>(make);
 }
 

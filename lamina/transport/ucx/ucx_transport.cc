@@ -64,7 +64,7 @@ UcxTransport::~UcxTransport() { close(false); }
 void UcxTransport::start(Events events) {
   {
     std::lock_guard guard(mutex_);
-    if (events_) throw base::UsageError("start() is called once");
+    base::internal_check(!events_, "a transport was started twice");
     events_ = std::move(events);
   }
   worker_->signal();

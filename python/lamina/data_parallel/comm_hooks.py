@@ -56,12 +56,16 @@ def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, 
     def reduce(index: int, last: bool, gradients: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
         future = hook(state, GradBucket(index, last, gradients, parameters))
         if not isinstance(future, torch._C.Future):  # what then() returns, too
-            raise UsageError(f"a communication hook returns a torch.futures.Future, not {type(future).__name__}")
+            raise UsageError(
+                f"a communication hook returns a torch.futures.Future, not {type(future).__name__}", code="replica-hook"
+            )
         reduced = future.wait()
         if isinstance(reduced, list | tuple) and len(reduced) == 1:
             (reduced,) = reduced
         if not isinstance(reduced, torch.Tensor):
-            raise UsageError(f"the future of a communication hook holds a tensor, not {type(reduced).__name__}")
+            raise UsageError(
+                f"the future of a communication hook holds a tensor, not {type(reduced).__name__}", code="replica-hook"
+            )
         return reduced
 
     return reduce

@@ -74,7 +74,7 @@ def alone(what: str) -> bool:
     if (size := ranks.get_world_size()) > 1:
         raise UsageError(
             f"{what}: the world_size({size}) > 1, but the distributed package is not available or has not been "
-            "initialized: call lamina.dist.initialize_dist() first"
+            "initialized: call lamina.dist.initialize_dist() first", code="group-none"
         )
     return True
 

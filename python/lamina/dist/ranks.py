@@ -69,7 +69,7 @@ def _told(name: str, alone: int) -> int:
     if is_initialized() and dist.get_world_size() > 1:
         raise MissingEnvironmentError(
             f"{name} is not set, and no launcher tells it, although torch.distributed runs: start the script with "
-            "`lamina run` or torchrun, or set it"
+            "`lamina run` or torchrun, or set it", code="group-no-launcher"
         )
     return alone
 
@@ -78,6 +78,6 @@ def _agreed(name: str, value: int) -> int:
     if name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(
             f"{name} is {said} in the environment, but {value} for torch.distributed: initialise it with "
-            "the ranks that the launcher gave"
+            "the ranks that the launcher gave", code="group-torch-differs"
         )
     return value

@@ -47,7 +47,8 @@ def collect(module: nn.Module, args: tuple, output: Any) -> None:
             if (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
                 raise UsageError(
                     f"{key} of a {type(part).__name__} inside a {type(module).__name__} that another rank owns cannot "
-                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it"
+                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it",
+                    code="step-collected",
                 )
 
 

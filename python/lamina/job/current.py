@@ -78,7 +78,9 @@ def is_initialized() -> bool:
 def job() -> Job:
     """The current job. Raises UsageError before `init`."""
     if _job is None:
-        raise UsageError("lamina is not initialised in this process: call lamina.init() first")
+        raise UsageError(
+            "lamina is not initialised in this process: call lamina.init() first", code="start-not-initialised"
+        )
     return _job
 
 
@@ -102,7 +104,8 @@ def outside_step(what: str) -> Job:
     if in_step():
         raise UsageError(
             f"{what} was called inside a step function, which runs once per microbatch and on one rank of the pipeline "
-            "only: call it before or after the step"
+            "only: call it before or after the step",
+            code="step-nested",
         )
     return job()
 

@@ -69,7 +69,10 @@ class ModuleTree:
         paths = {}
         for path, module in self.root.named_modules(remove_duplicate=False):
             if id(module) not in self._node_of:
-                raise UsageError(f"{path} came into the model after it was cut: change a model before its first step")
+                raise UsageError(
+                    f"{path} came into the model after it was cut: change a model before its first step",
+                    code="model-grown",
+                )
             paths[path] = self._node_of[id(module)]
         return paths
 
@@ -143,5 +146,6 @@ def _refuse_uninitialized(root: nn.Module) -> None:
     for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
         if isinstance(tensor, UninitializedTensorMixin):
             raise UsageError(
-                f"{name} has no shape yet (a lazy module): run the model once on an example before it is distributed"
+                f"{name} has no shape yet (a lazy module): run the model once on an example before it is distributed",
+                code="model-lazy",
             )

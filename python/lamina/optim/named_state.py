@@ -92,10 +92,14 @@ def check_names(named: Mapping[str, Any], layout: Layout, home: Callable[[str], 
         expected, found = {name for name, _ in members}, set(group["params"])
         for name in (name for name, _ in members if name not in found):
             raise UsageError(
-                f"the partial state dicts lack {name}, which is in group {number} and lives on {home(name)}"
+                f"the partial state dicts lack {name}, which is in group {number} and lives on {home(name)}",
+                code="state-other-optimizer",
             )
         for name in sorted(found - expected):
-            raise UsageError(f"the partial state dicts have {name} in group {number}, where the optimizer has it not")
+            raise UsageError(
+                f"the partial state dicts have {name} in group {number}, where the optimizer has it not",
+                code="state-other-optimizer",
+            )
 
 
 def _with_members(group: Mapping[str, Any], numbers: list[int], given: list[str | None]) -> dict[str, Any]:

@@ -89,7 +89,10 @@ class Roster:
         if all(other == mine for other in everyone):
             return mine
         if len(counts := {len(other) for other in everyone}) > 1:
-            raise UsageError(f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank")
+            raise UsageError(
+                f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank",
+                code="state-other-optimizer",
+            )
         order = {name: place for place, (name, _) in enumerate(current.job().model.named_parameters())}
         merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*everyone, strict=True)]
         return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]

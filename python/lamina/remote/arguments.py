@@ -52,7 +52,7 @@ class ArgumentCheck:
                 continue
             after = _Snapshot(value, self._training).data
             if after is None:
-                raise UsageError(self._message(position))
+                raise UsageError(self._message(position), code="step-argument-changed")
             if after != before.data:
                 found[position] = value
         return found

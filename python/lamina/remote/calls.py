@@ -60,7 +60,9 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
         try:
             return adopt(changed, args, kwargs, _lent)
         except UsageError as error:
-            raise UsageError(f"{_name(number)}: {error}") from None
+            named = UsageError(f"{_name(number)}: {error}")
+            named.code = error.code
+            raise named from None
 
 
 def capture_state(number: int) -> bytes:
@@ -79,7 +81,7 @@ def _flags(number: int) -> bytes:
     modules, parameters, elsewhere = _parts(number)
     for slot, tensor in elsewhere:
         if slot.held.get(slot.key) is not tensor:
-            raise UsageError(_replaced_text(number, slot.name))
+            raise UsageError(_replaced_text(number, slot.name), code="step-replaced")
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
     trained = bytes([parameter.requires_grad for parameter in parameters])

@@ -89,12 +89,14 @@ def adopt(changed: Changed, args: tuple, kwargs: dict[str, Any], lent: Lent) -> 
         if lent.to_several(old):
             raise UsageError(
                 f"its argument {position!r} was changed by one call while another, of the same step, had it: no order "
-                "of the microbatches is kept here; give each microbatch an object of its own"
+                "of the microbatches is kept here; give each microbatch an object of its own",
+                code="step-argument-shared",
             )
         if _grafted(old, new, adopted) is not old:
             raise UsageError(
                 f"its argument {position!r}, of type {type(old).__qualname__}, was changed on another rank in a way "
-                "that cannot be repeated here: return what changes, or place both on one partition"
+                "that cannot be repeated here: return what changes, or place both on one partition",
+                code="step-argument-changed",
             )
     return _replaced(changed.output, adopted)
 

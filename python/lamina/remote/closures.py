@@ -143,13 +143,15 @@ def look() -> None:
             raise UsageError(
                 f"{place.name}, which {place.users_here(_here)} changes on partition {_here}, is used by {other} as "
                 "well, which does not see that: they run on different ranks. Hand the value on as an argument or a "
-                "result, or place both on one partition with set_partition"
+                "result, or place both on one partition with set_partition",
+                code="step-name-shared",
             )
         turns = _in_turns and place.used_twice(_here) and microbatch not in (-1, _lamina.microbatch())
         if turns and changed_by_more_than_counting(before, after):
             raise UsageError(
                 f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
-                "than the one that changes it: set active_microbatches to 1, or return the value"
+                "than the one that changes it: set active_microbatches to 1, or return the value",
+                code="step-object-shared",
             )
 
 
@@ -200,7 +202,8 @@ def _look_at_hooks() -> None:
         if hung and _in_turns and partition == _here:  # elsewhere `foreign` refuses it
             raise UsageError(
                 f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, too: "
-                "hang it before the step, or set active_microbatches to 1"
+                "hang it before the step, or set active_microbatches to 1",
+                code="step-hook",
             )
 
 

@@ -53,7 +53,7 @@ def check(path: str, ranks: dict[str, int] | None, whole: bool) -> None:
     if wrong:
         raise damaged(path, f"The checksum of {wrong} is wrong")
     if None not in (ranks, noted) and noted != ranks:
-        raise UsageError(of_others(path, noted, ranks))
+        raise UsageError(of_others(path, noted, ranks), code="state-other-ranks")
 
 
 def noted_in(path: str) -> dict[str, int] | None:
@@ -67,7 +67,8 @@ def damaged(path: str, why: str) -> FormatError:
     """The error for a file that is not what `save` wrote."""
     return FormatError(
         f"{path} ({os.path.getsize(path)} bytes) cannot be loaded: it was cut off or damaged, "
-        f"or save() did not write it. {why.splitlines()[0] if why else 'It ends early'}"
+        f"or save() did not write it. {why.splitlines()[0] if why else 'It ends early'}",
+        code="state-damaged",
     )
 
 

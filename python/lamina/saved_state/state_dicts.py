@@ -93,18 +93,19 @@ class ModelState:
         mine = (is_partial(state_dict), foreign, given.keys() == own, self._difference(given, own, state_dict))
         partial, origins, fits, differences = zip(*self._session.all_gather("pp", mine), strict=True)
         if any(origins):
-            raise UsageError(next(text for text in origins if text))
+            raise UsageError(next(text for text in origins if text), code="state-other-ranks")
         if not any(partial):
             return given
         if not all(partial):
             raise UsageError(
                 f"the rank of partition {partial.index(True)} was given a partial state dict and that of partition "
-                f"{partial.index(False)} a full one: load the same kind on every rank"
+                f"{partial.index(False)} a full one: load the same kind on every rank",
+                code="state-mixed",
             )
         if all(fits):
             return given
         if same_partition_load:
-            raise UsageError(next(text for text in differences if text))
+            raise UsageError(next(text for text in differences if text), code="state-other-cut")
         metadata = given._metadata
         parts = self._session.all_gather("pp", dict(given))
         given = OrderedDict(itertools.chain.from_iterable(part.items() for part in parts))
@@ -150,7 +151,10 @@ class ModelState:
         unexpected = [name for name in unexpected[0] if all(name in others for others in unexpected)]
         if strict and (missing or unexpected):
             homes = "".join(f"; {name} lives on {self._home(name)}" for name in missing[:3])
-            raise UsageError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}")
+            raise UsageError(
+                f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}",
+                code="state-names",
+            )
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 

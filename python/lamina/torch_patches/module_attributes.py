@@ -158,7 +158,7 @@ def touch(module: nn.Module, name: str) -> None:
     """
     key = id(module), name
     if key in _foreign:
-        raise UsageError(_message(module, name, "set"))
+        raise UsageError(_message(module, name, "set"), code="step-attribute-shared")
     if key not in _homes:
         _homes[key] = _here
         _news.append((_modules[id(module)], name, _here))
@@ -196,7 +196,8 @@ def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
     if crosses and setter.again and setter.name not in _waited:
         raise UsageError(
             f"{_path(module, name)} is set in a call of {setter.name} and read in one of {reader}, by a rank that does "
-            f"not wait in between: lamina.set_dynamic() of {setter.name}, before the first step, has it wait"
+            f"not wait in between: lamina.set_dynamic() of {setter.name}, before the first step, has it wait",
+            code="step-attribute-order",
         )
 
 
@@ -252,7 +253,8 @@ def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
         raise UsageError(
             f"what is in {_path(module, name)} was changed by microbatch {latest} between two uses of it by microbatch "
             f"{microbatch}: set active_microbatches to 1, or give each call an object of its own, by setting the "
-            "attribute anew"
+            "attribute anew",
+            code="step-object-shared",
         )
 
 
@@ -264,7 +266,8 @@ def _set(self: nn.Module, name: str, value: Any) -> None:
         elif name != "training" and not isinstance(value, nn.Module) and (owner := _elsewhere(self)) is not None:
             raise UsageError(
                 f"{_path(self, name)}, a parameter or buffer of partition {owner}, is set on partition {_here}: its "
-                "owner does not see that; set it in the module's own forward, or place what sets it there, too"
+                "owner does not see that; set it in the module's own forward, or place what sets it there, too",
+                code="step-buffer-set",
             )
     _original(self, name, value)
 
@@ -305,7 +308,7 @@ def _message(module: nn.Module, name: str, done: str) -> str:
 def _refuse_to_read(module: nn.Module, name: str) -> None:
     """An error in a step; after it, where a script may look at what its rank did, a warning, once."""
     if _lamina.microbatch() >= 0:
-        raise UsageError(_message(module, name, "read"))
+        raise UsageError(_message(module, name, "read"), code="step-attribute-shared")
     if (id(module), name) not in _told_of:
         _told_of.add((id(module), name))
         warnings.warn(_message(module, name, "read"), stacklevel=4)
