@@ -77,7 +77,7 @@ class C10dGroup : public ProcessGroup {
     blaming([&] { work->wait(); });  // it has ended: what it threw, or the order of streams
   }
 
-  // What a backend throws is the loss of a member.
+  // An error of a backend is the loss of a member.
   template <class Call>
   void blaming(const Call& call) const {
     try {

@@ -31,7 +31,7 @@ class ProcessGroup {
   virtual void broadcast(at::Tensor& tensor, int root = 0) = 0;
 };
 
-// What a wait for torch's collectives needs to know of the job.
+// Facts of the job that a wait for torch's collectives needs.
 struct GroupOptions {
   std::string purpose;              // what an error begins with, such as "averaging gradients"
   std::vector<base::Rank> members;  // world ranks

@@ -16,7 +16,7 @@ namespace lamina::frontend {
 
 class Model;
 
-// What one init() started.
+// The job that one init() started.
 struct Current {
   explicit Current(config::Config config);
   ~Current();

@@ -100,7 +100,7 @@ class DistributedModel {
     return frontend::model_outside_step("clip_grad_norm_()").clip_grad_norm(max_norm, norm_type, site);
   }
 
-  // Who owns what, and what the plan promises: a table. Throws UsageError before the first step.
+  // Returns who owns what, and what the plan promises, as a table. Throws UsageError before the first step.
   const std::string& partition_report() const { return model_->report(); }
 
  private:

@@ -13,7 +13,7 @@
 #include "lamina/model/values.h"
 #include "lamina/value/released.h"
 
-// What concerns all of a model between steps: the norm of its gradients, and its values.
+// Operations on all of a model between steps: the norm of its gradients, and its values.
 namespace lamina::frontend {
 
 using topology::Group;

@@ -55,7 +55,7 @@ T from_value(const Value& tree) {
   if constexpr (Travelling<T>) return Travels<T>::from_value(tree);
 }
 
-// What the tree holds as it is.
+// Takes what the tree holds as it is.
 template <class T>
   requires(std::same_as<T, bool> || std::same_as<T, at::Tensor> || std::same_as<T, std::string> ||
            std::same_as<T, at::ScalarType> || std::same_as<T, at::Device>)

@@ -78,7 +78,7 @@ std::optional<int> pause(std::chrono::milliseconds span, Orders& orders) {
   return {};
 }
 
-// Whoever reads our output may take his time, as with any program.
+// Our output waits for its reader, as any program's does.
 void show_rest(Terminal& terminal, Orders& orders) {
   while (terminal.waiting() && !orders.next() && !orders.abandoned()) {
     Watch watch;

@@ -22,7 +22,7 @@ class Presence {
 
   std::int64_t next_operation(std::span<const base::Rank> members);  // its n
   void say(std::span<const base::Rank> members, std::int64_t operation);
-  // What of its wait is to be known to find out that others wait for it in turn: see [Note: mutual waits].
+  // The part of its wait that tells whether others wait for it in turn: see [Note: mutual waits].
   MutualWaits::Operation operation(std::span<const base::Rank> members, std::int64_t number) const;
   MutualWaits& waits() { return mailbox_.waits(); }
   std::vector<base::Rank> absent(std::span<const base::Rank> members, std::int64_t operation);

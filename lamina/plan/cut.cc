@@ -37,7 +37,7 @@ std::int64_t smallest_limit(std::span<const std::int64_t> weights, std::size_t s
   return low;
 }
 
-// Of a suffix of the weights, cut into a number of segments: where the first one ends in the most even cut.
+// The end of the first segment in the most even cut of a suffix of the weights into a number of segments.
 struct Suffix {
   double spread = kImpossible;
   std::size_t end = 0;

@@ -10,7 +10,7 @@
 
 namespace lamina::plan {
 
-// What a plan must not exceed, beside the limit on memory.
+// Bounds that a plan must not exceed, beside the limit on memory.
 struct Bounds {
   double step_us = std::numeric_limits<double>::infinity();
   double compute_us = std::numeric_limits<double>::infinity();     // the step with free messages
@@ -26,7 +26,7 @@ struct Score {
   double compute_excess = 0;
   double objective = 0;  // memory and time as the goal weighs them; 1: one rank does all
 
-  // Whether it is better by more than rounding makes up.
+  // True where it is better by more than rounding makes up.
   bool beats(const Score& other) const;
 };
 

@@ -27,7 +27,7 @@ class LocalSearch {
     int rank = 0;
   };
 
-  // Of a chain no swap leaves contiguous parts: one is of use only where these do not fit into memory.
+  // Swaps break a chain's contiguous parts: one is of use only where these do not fit into memory.
   bool swaps() const { return task_.chain_end == 0 || score_.overflow_bytes > 0; }
 
   int owner(int item) const { return draft_.owners()[item]; }
@@ -77,7 +77,7 @@ class LocalSearch {
     return ranks;
   }
 
-  // Whether the draft is better so than the best change found so far; it stays as it was.
+  // True where the draft is better so than the best change found so far; it stays as it was.
   bool better(const std::vector<Change>& changes, Score& best) {
     std::vector<Change> back;
     for (const Change& change : changes) {
@@ -115,7 +115,7 @@ class LocalSearch {
     return apply(chosen, best);
   }
 
-  // Of a critical rank and any other one; the first that helps.
+  // Swaps between a critical rank and any other one; the first that helps.
   bool swap_two() {
     const std::vector<bool> hurts = critical();
     Score best = score_;

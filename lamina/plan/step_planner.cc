@@ -31,7 +31,7 @@ class StepPlan {
       const bool searched = task_.by_hand || partitions <= useful;
       if (!searched) partitions = wanted;
       task_.set_partitions(partitions);
-      // The same plan over more ranks is no slower, but more microbatches are in flight, which take memory.
+      // A plan over more ranks is no slower, but more microbatches are in flight, which take memory.
       if (searched || Draft(task_, owners_).score({}).overflow_bytes > 0) extend();
     }
     require_memory(tree_, task_.nodes(owners_), task_.goal);

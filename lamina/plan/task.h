@@ -12,7 +12,7 @@
 
 namespace lamina::plan {
 
-// What an item, or a rank, costs.
+// The cost of an item, or of a rank.
 struct Weight {
   double forward_us = 0;
   double backward_us = 0;
@@ -32,7 +32,7 @@ struct Weight {
 struct Task {
   Task(const ModuleTree& tree, const Goal& goal);
 
-  // The same for another number of partitions.
+  // This task for another number of partitions.
   void set_partitions(int partitions);
   // The part of the whole's memory times `memory_weight`, and of its time times the rest.
   double cost(const Weight& weight, double memory_weight) const;

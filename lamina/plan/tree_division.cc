@@ -75,7 +75,7 @@ class TreeDivision {
 
 std::vector<std::vector<int>> share_out(const std::vector<int>& partitions, const std::vector<std::int64_t>& costs) {
   std::vector<std::vector<int>> shares(costs.size());
-  // Of equal quotients the first segment's is on top.
+  // Among equal quotients the first segment's is on top.
   std::priority_queue<std::pair<double, int>> quotients;
   const auto push = [&](int i) {
     quotients.emplace(static_cast<double>(costs[i]) / static_cast<double>(shares[i].size() + 1), -i);

@@ -31,7 +31,7 @@ std::string both_values(const std::string& ours, const std::string& theirs, std:
                    around_difference(theirs, ours));
 }
 
-// Of texts that are configurations, the keys.
+// The keys in which two texts that are configurations differ.
 std::string differing_keys(const std::string& ours, const std::string& theirs, std::size_t rank) {
   try {
     const auto read = [](const std::string& json) { return config::parse_config({json, std::nullopt, true}).config; };

@@ -9,7 +9,7 @@
 namespace lamina::value {
 namespace {
 
-// What stands for a value that is not here.
+// The storage-less stand-in for a value that is not here.
 class Absent : public c10::TensorImpl {
  public:
   Absent(const at::Tensor& like, const std::string& why)

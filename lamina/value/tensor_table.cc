@@ -48,8 +48,8 @@ void require_sendable(const at::Tensor& tensor) {
   }
 }
 
-// What stands for `tensor` on the way: itself, or a contiguous copy where it covers much more storage than it has
-// elements and nothing else of the tree shares that storage.
+// The tensor that stands for `tensor` on the way: itself, or a contiguous copy where it covers much more storage than
+// it has elements and nothing else of the tree shares that storage.
 at::Tensor compacted(const at::Tensor& tensor, bool shared) {
   at::Tensor plain = tensor.detach();
   if (plain._is_zerotensor()) return plain.clone();  // it has no memory

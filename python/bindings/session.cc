@@ -117,7 +117,7 @@ struct PythonBody {
   }
 };
 
-// What the main thread does at least every 50 ms of a step; `poll` may be None.
+// The work of the main thread at least every 50 ms of a step; `poll` may be None.
 std::function<void()> with_poll(const std::function<void()>& check_interrupt, const py::object& poll) {
   if (poll.is_none()) return check_interrupt;
   return [&check_interrupt, &poll] {

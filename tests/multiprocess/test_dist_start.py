@@ -33,7 +33,7 @@ class Start:
         return self.processes[-1]
 
     def said(self):
-        """Of each process: the seconds until initialize_dist ended, and the error."""
+        """Returns for each process the seconds until initialize_dist ended, and the error."""
         answers = []
         for process in self.processes:
             out, errors = process.communicate(timeout=DEADLINE_S)

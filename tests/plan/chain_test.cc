@@ -95,7 +95,7 @@ RC_GTEST_PROP(Chain, IsCutAlmostAsEvenlyAsTheBestCutOfItWhateverMemoryWeighs, ()
   RC_ASSERT(std::ranges::max(costs) <= 1.05 * best_cut(tree, cost, goal.partitions) + 1e-6);
 }
 
-// What only calls others is called where the first of these is: once, where all of them are there.
+// A module that only calls others is called where the first of these is: once, where all of them are there.
 RC_GTEST_PROP(Chain, AContainerIsWhereTheFirstModuleInItIs, ()) {
   const ModuleTree tree = any_chain(30, true);
   const Goal goal = goal_of_a_job();

@@ -15,7 +15,7 @@
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
-// What every planner promises, and what the default one promises beside.
+// Promises of every planner, and what the default one promises beside.
 namespace lamina::plan {
 namespace {
 
@@ -29,7 +29,7 @@ double step_of(const ModuleTree& tree, const Assignment& owners, const Goal& goa
   return step_us(predict(find_route(tree), owners, goal).shape, goal);
 }
 
-// Whether memory is evened out on the ranks before the step is made short: see Planner.
+// True where memory is evened out on the ranks before the step is made short: see Planner.
 bool evens_out_costs(const ModuleTree& tree, const Goal& goal) {
   return goal.memory_weight > 0 && Task(tree, goal).chain_end > 0;
 }

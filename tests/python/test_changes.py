@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module changed on another rank, made so in the caller's own objects."""
+"""Changes that a module made on another rank, made again in the caller's own objects."""
 
 import collections
 import dataclasses

@@ -13,7 +13,7 @@
 namespace lamina::transport {
 namespace {
 
-// What one rank was told, in order.
+// Events that one rank was told, in order.
 class Inbox {
  public:
   Transport::Events events() {

@@ -22,7 +22,7 @@ at::Tensor released(at::ScalarType dtype = at::kFloat) {
   return tensor;
 }
 
-// What `use` of a released tensor says; it must be a UsageError.
+// Returns what `use` of a released tensor says; it must be a UsageError.
 std::string refusal(const std::function<void()>& use) {
   try {
     use();

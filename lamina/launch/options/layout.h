@@ -24,7 +24,7 @@ struct Layout {
   bool several_machines() const { return world_size > processes; }
 };
 
-// What the layout is derived from, besides the options.
+// Facts that the layout is derived from, besides the options.
 struct Surroundings {
   environment::Environment environment;
   std::function<int()> visible_gpus;

@@ -55,7 +55,7 @@ void RankPipes::finish() {
   }
 }
 
-// What is in the pipe now, and no more: somebody may write without end.
+// Reads what is in the pipe now, and no more: somebody may write without end.
 void RankPipes::drain(Source& source, bool all) {
   int left = 0;
   if (!source.pipe || ::ioctl(source.pipe.get(), FIONREAD, &left) != 0) return;

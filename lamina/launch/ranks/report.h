@@ -14,7 +14,7 @@
 
 namespace lamina::launch {
 
-// What the launcher says on stderr. Each line begins with "lamina run: " and is written whole; what
+// Lines of the launcher on stderr. Each line begins with "lamina run: " and is written whole; what
 // nobody reads soon waits in the terminal's queue.
 class Report {
  public:

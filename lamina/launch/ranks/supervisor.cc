@@ -18,7 +18,7 @@ using std::chrono::seconds;
 
 // See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
 constexpr milliseconds kSettle{100};
-// Who caused the end of another rank has raised its own error, and unwinds: Python takes a second for that.
+// A rank that caused the end of another has raised its own error, and unwinds: Python takes a second for that.
 constexpr seconds kCauseEnds{3};
 // Ranks that hang write their stacks down.
 constexpr seconds kStacks{2};

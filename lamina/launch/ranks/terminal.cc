@@ -39,7 +39,7 @@ void Outlet::flush(const base::Deadline& deadline) {
   while (waiting() && writable(fd_, deadline)) drain();
 }
 
-// What poll promises to take without blocking, and of it whole lines, where they are not longer: what others write
+// Writes as much as poll promises to take without blocking, in whole lines unless one is longer: what others write
 // there comes between lines.
 void Outlet::drain() {
   std::size_t most = std::min<std::size_t>(waiting_.size(), PIPE_BUF);

@@ -31,13 +31,13 @@ class Vitals {
   void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
   void forget(int i);                               // it has ended
 
-  // What the rank said as it ended because of another one's error, or nothing. Before `forget`.
+  // Returns what the rank said as it ended because of another one's error, or nothing. Before `forget`.
   std::optional<std::string> consequence(int i);
 
   // How the rank's end looks in what it reported. Before `forget`.
   RankEnd seen(int i, RankEnd end);
 
-  // Whether the rank has been stopped for a while; true once per stop.
+  // True once per stop, when the rank has been stopped for a while.
   bool stopped_long(int i);
   bool hangs() const;
   std::optional<base::Deadline> next() const;  // when one of these may become true

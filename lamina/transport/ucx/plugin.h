@@ -14,7 +14,7 @@
 // that the two sides know of each other.
 namespace lamina::transport::ucx {
 
-// What a rank knows of the others when all have met.
+// Knowledge of a rank about the others when all have met.
 struct Wiring {
   base::Rank rank;
   std::vector<rendezvous::Connection> connections;  // by rank; each peer told its address

@@ -25,7 +25,7 @@ class GradBucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Whether no other follows in this reduction."""
+        """True where no other follows in this reduction."""
         return self._last
 
     def buffer(self) -> torch.Tensor:
@@ -47,7 +47,7 @@ class GradBucket:
 
 
 def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]:
-    """What the engine calls for each bucket.
+    """The function that the engine calls for each bucket.
 
     Errors:
         UsageError: in it, when the hook returns no future, or its future no tensor.

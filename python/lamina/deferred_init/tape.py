@@ -246,7 +246,7 @@ def _names(func: Callable) -> set[str]:
 
 
 def _makes_large(func: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether an operation without tensors makes a large one on the CPU."""
+    """True where an operation without tensors makes a large one on the CPU."""
     if "device" not in _names(func) or torch.device(kwargs.get("device") or "cpu").type != "cpu":
         return False
     output = _on_meta(func, args, kwargs)

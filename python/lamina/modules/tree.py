@@ -89,7 +89,7 @@ class ModuleTree:
         return lines
 
     def constants(self) -> dict[str, str]:
-        """What modules hold in attributes that are tensors, and neither parameters nor buffers: nobody sends it."""
+        """Tensors that modules hold in attributes, and that are neither parameters nor buffers: nobody sends it."""
         return {
             f"{name}.{attribute}" if name else attribute: hashlib.sha256(_bytes(value)).hexdigest()
             for name, module in self.root.named_modules()
@@ -127,7 +127,7 @@ class ModuleTree:
 
 
 def is_called(module: nn.Module) -> bool:
-    """Whether it has a forward; lists and dictionaries of modules have none."""
+    """True where it has a forward; lists and dictionaries of modules have none."""
     # Looked up as it is: a ScriptModule's cannot be had from its class.
     forward = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
     return forward is not nn.Module.forward or "forward" in module.__dict__

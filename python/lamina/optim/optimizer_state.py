@@ -185,7 +185,7 @@ class OptimizerState:
 
 
 def _cut() -> bool:
-    """Whether there is a model that is cut over several ranks."""
+    """True where there is a model that is cut over several ranks."""
     job = current.job_if_any()
     return job is not None and job.pipelined and job.model is not None and job.model.partitioned
 

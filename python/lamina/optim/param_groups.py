@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in the groups of an optimizer whose parameters live on several ranks.
+"""Members of the groups of an optimizer whose parameters live on several ranks.
 
 [Note: names of parameters] In a full state dict of an optimizer a parameter is a number, as in torch's: its position in
 the groups as they were made. In a partial one, and between ranks, it is its name in the model; a parameter that is not
@@ -51,7 +51,7 @@ class Roster:
         _drop(self._optimizer, foreign)
 
     def is_whole(self) -> bool:
-        """Whether no parameter was dropped."""
+        """True where no parameter was dropped."""
         groups = zip(self._made_with, self._optimizer.param_groups, strict=False)
         return all(len(whole) <= len(group["params"]) for whole, group in groups)
 

@@ -66,10 +66,10 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
 
 
 def capture_state(number: int) -> bytes:
-    """What a call of module `number` depends on besides its arguments. First a line: who calls, and what the owner has
-    not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte when they
-    are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
-    model's dtypes they are."""
+    """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, and what the
+    owner has not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte
+    when they are equal, else one per module; then which of its parameters are to be trained, and of which conversion of
+    the model's dtypes they are."""
     model = current.job().cut.model
     is_anywhere = id(model.callee(number)) in model.anywhere  # then it is not known here who will run it
     news = [] if is_anywhere else module_attributes.news_for(model.callee_owner(number))

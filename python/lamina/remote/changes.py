@@ -43,7 +43,7 @@ class _Packed:
 
 
 def unpacked(result: Any) -> Changed | None:
-    """What arrived of a `Changed`; None for any other result."""
+    """Returns what arrived of a `Changed`; None for any other result."""
     if type(result) is not tuple or len(result) != 2 or type(result[0]) is not _Packed:
         return None
     return Changed(*codec.unpack(result[0].data, result[1]))
@@ -65,7 +65,7 @@ class Lent:
             self._count(values, -1)
 
     def to_several(self, value: Any) -> bool:
-        """Whether more than one call has it."""
+        """True where more than one call has it."""
         with self._lock:
             return self._calls.get(id(value), (None, 0))[1] > 1
 
@@ -102,7 +102,7 @@ def adopt(changed: Changed, args: tuple, kwargs: dict[str, Any], lent: Lent) -> 
 
 
 def _grafted(old: Any, new: Any, adopted: dict[int, Any]) -> Any:
-    """What stands for `new` here: `old` with its content, or where that is impossible `new` itself."""
+    """Returns what stands for `new` here: `old` with its content, or where that is impossible `new` itself."""
     if id(new) in adopted:
         return adopted[id(new)]
     if old is new or type(old) is not type(new) or isinstance(new, (torch.Tensor, type)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions of a script share outside of modules: names of a closure, global names, attributes of a bound object.
+"""Objects that functions of a script share outside of modules: names of a closure, global names, attributes of a bound
+object.
 
 A dictionary that a hook fills and a step body reads, say. Each rank has its own, filled by what runs there. Which
 functions use which names can be read in their code; that one of these has changed is seen in a step. Where functions
@@ -63,7 +64,7 @@ class _Place:
         return next((users[here] for users in self.users.values() if here in users), "a function")
 
     def used_twice(self, here: int) -> bool:
-        """Whether several functions use it on partition `here`."""
+        """True where several functions use it on partition `here`."""
         return sum(here in users for users in self.users.values()) > 1
 
 

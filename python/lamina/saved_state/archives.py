@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of torch.save, a zip archive, tells of itself: whether it is whole, and how many ranks saved one."""
+"""A file of torch.save, a zip archive, and what it tells of itself: whether it is whole, and how many ranks saved
+one."""
 
 import contextlib
 import errno
@@ -21,7 +22,7 @@ def note(file: BinaryIO, ranks: dict[str, int]) -> None:
 
 
 def is_zip(path: str) -> bool:
-    """What torch has written for long; before, a file was pickles."""
+    """The format that torch has written for long; before, a file was pickles."""
     with open(path, "rb") as file:
         return file.read(2) == b"PK"
 
@@ -73,7 +74,7 @@ def damaged(path: str, why: str) -> FormatError:
 
 
 def of_others(path: str, noted: dict[str, int], ranks: dict[str, int]) -> str:
-    """What to say of a file of a job of other ranks."""
+    """The text of the error for a file of a job of other ranks."""
     counts = (" x ".join(f"{axis} {count}" for axis, count in each.items()) for each in (noted, ranks))
     return (
         "{} was saved by a job of {} ranks, this one has {}: start as many, or save whole states with partial=False, "

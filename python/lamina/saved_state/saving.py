@@ -123,7 +123,7 @@ def _ranks(session: Any, v3: bool) -> dict[str, int]:
 
 
 def _first_os_error(error: BaseException | None) -> OSError | None:
-    """What the system said: torch's writer says something else about it when it is closed."""
+    """Returns what the system said: torch's writer says something else about it when it is closed."""
     found = None
     while error is not None:
         found = error if isinstance(error, OSError) else found

@@ -39,7 +39,7 @@ class ModelState:
         self._session = session
 
     def local(self) -> OrderedDict[str, Any]:
-        """What this rank owns, as a partial dictionary."""
+        """Returns what this rank owns, as a partial dictionary."""
         state = self._own()
         state._metadata[SAVED_BY] = self._place()
         state[PARTIAL] = True
@@ -63,7 +63,7 @@ class ModelState:
         loaded = self._load_own(given)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
 
-    # What this rank owns.
+    # Returns what this rank owns.
 
     def _place(self) -> tuple[int, int]:
         return self._partitioned.partition, self._session.group_size("pp")
@@ -164,7 +164,7 @@ def is_partial(state_dict: Mapping[str, Any]) -> bool:
 
 
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
-    """What is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
+    """Says what is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
     saved, partitions = _saved_by(state_dict), session.group_size("pp")
     if saved is None or saved[1] == partitions:
         return ""
@@ -208,7 +208,7 @@ def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, An
 
 
 def _calls_back(module: nn.Module) -> bool:
-    """Whether loading runs code that looks at the values, which a rehearsal does not have."""
+    """True where loading runs code that looks at the values, which a rehearsal does not have."""
     return any(part._load_state_dict_post_hooks for part in module.modules())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code does to parameters and modules that another rank owns, other than calling them.
+"""Uses of parameters and modules that another rank owns, other than calls.
 
 Their owner does not learn of it: what would be ignored in silence is an error, or a warning where it only misleads.
 Whether parameters require grad, training flags, autocast and the like travel with each call.

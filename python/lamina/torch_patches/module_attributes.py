@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules keep in their attributes while a step runs, such as a mask or a residual.
+"""Values that modules keep in their attributes while a step runs, such as a mask or a residual.
 
 Microbatches take turns within one module: while one waits for another rank, the next may set what the first has yet to
 read. So each microbatch sees what it set itself, and what was set last where it set nothing. Numbers are what was set
@@ -100,7 +100,7 @@ def end_microbatch(microbatch: int) -> None:
 
 
 def end_step(failed: bool = False) -> None:
-    """What was set last stays. Of a step that has failed nobody knows what the others heard."""
+    """The value that was set last stays. After a step that has failed nobody knows what the others heard."""
     global _steps
     _steps += 1
     for kept in (_own, _latest, _left):
@@ -121,7 +121,7 @@ def remove() -> None:
 
 
 def news_for(partition: int) -> list[News]:
-    """What that partition has not been told of homes; from now on it has. See [Note: homes of attributes].
+    """Returns what that partition has not been told of homes; from now on it has. See [Note: homes of attributes].
 
     Errors:
         UsageError: see `touch`.
@@ -151,7 +151,7 @@ def hear(news: Iterable[News], by_all: bool = False) -> None:
 
 
 def touch(module: nn.Module, name: str) -> None:
-    """What `module` has in attribute `name` has changed here, in a step.
+    """Notes that what `module` has in attribute `name` has changed here, in a step.
 
     Errors:
         UsageError: its home is another partition.
@@ -281,7 +281,7 @@ def _guard(kind: type, name: str) -> None:
 
 
 def _is_plain(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether it is no parameter, buffer or submodule, nor one of torch's own."""
+    """True where it is no parameter, buffer or submodule, nor one of torch's own."""
     state = vars(module)
     kept = any(name in state.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
     return not kept and name != "training" and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))

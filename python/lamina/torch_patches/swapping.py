@@ -48,7 +48,7 @@ def remove() -> None:
 
 
 def happens() -> bool:
-    """Whether parameters are swapped here now, by this thread, or cached."""
+    """True where parameters are swapped here now, by this thread, or cached."""
     return bool(getattr(_thread, "swapped", ())) or parametrize._cache_enabled > 0
 
 

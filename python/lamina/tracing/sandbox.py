@@ -26,7 +26,7 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Ambience:
-    """What torch's operations depend on besides their arguments, in one thread."""
+    """State that torch's operations depend on besides their arguments, in one thread."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     default_dtype: torch.dtype
