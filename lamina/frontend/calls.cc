@@ -31,7 +31,7 @@ Kinds& kinds() {
 
 struct Modules {
   std::mutex mutex;
-  std::map<const torch::nn::Module*, Called> known;
+  std::map<const torch::nn::Module*, RegisteredChild> known;
   std::size_t sweep_at = 64;
 };
 Modules& modules() {
@@ -40,7 +40,7 @@ Modules& modules() {
 }
 
 // Under the mutex.
-Called& known(const torch::nn::Module* module, const char* what) {
+RegisteredChild& known(const torch::nn::Module* module, const char* what) {
   const auto found = modules().known.find(module);
   if (found == modules().known.end() || found->second.module.expired()) {
     throw base::UsageError(
@@ -77,10 +77,10 @@ Invoke call_kind(std::int64_t number) {
   return found->second.invoke;
 }
 
-void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope) {
+void register_child(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope) {
   std::lock_guard guard(modules().mutex);
   auto& known = modules().known;
-  Called& entry = known[module.get()];
+  RegisteredChild& entry = known[module.get()];
   if (entry.module.expired()) entry = {.module = module};  // new, or where another one was
   if (scope) entry.scope = scope;
   if (known.size() >= modules().sweep_at) {
@@ -89,7 +89,7 @@ void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional
   }
 }
 
-const Called* called(const torch::nn::Module* module) {
+const RegisteredChild* find_child(const torch::nn::Module* module) {
   std::lock_guard guard(modules().mutex);
   const auto found = modules().known.find(module);
   return found == modules().known.end() || found->second.module.expired() ? nullptr : &found->second;

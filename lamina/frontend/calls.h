@@ -28,14 +28,14 @@ std::int64_t add_call_kind(const char* type, Invoke invoke);
 Invoke call_kind(std::int64_t number);
 
 // A module as callers know it: only modules that are called as a Child can be owned.
-struct Called {
+struct RegisteredChild {
   std::weak_ptr<torch::nn::Module> module;
   std::optional<int> partition;  // by set_partition
   std::optional<int> scope;      // by the Partition around it, which counts without auto_partition only
   bool dynamic = false;
 };
-void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
-const Called* called(const torch::nn::Module* module);  // nullptr for what is no Child
+void register_child(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
+const RegisteredChild* find_child(const torch::nn::Module* module);  // nullptr for what is no Child
 // For modules that are a Child; both throw base::UsageError for any other.
 void place(const torch::nn::Module* module, int partition);
 void vary(const torch::nn::Module* module);

@@ -9,7 +9,7 @@
 
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/collective/process_group.h"
-#include "lamina/frontend/when_cut.h"
+#include "lamina/frontend/on_partition.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
@@ -27,7 +27,7 @@ struct Current {
 
   std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;
-  std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
+  std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
 
  private:
   std::unique_ptr<collective::C10dGroups> groups_;

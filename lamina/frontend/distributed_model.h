@@ -7,7 +7,7 @@
 #include "lamina/frontend/child.h"
 #include "lamina/frontend/job.h"
 #include "lamina/frontend/model.h"
-#include "lamina/frontend/when_cut.h"
+#include "lamina/frontend/on_partition.h"
 
 namespace lamina {
 

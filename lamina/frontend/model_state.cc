@@ -8,7 +8,7 @@
 
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/value/released.h"

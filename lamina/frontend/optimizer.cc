@@ -9,7 +9,7 @@
 
 namespace lamina::frontend {
 
-void trim(torch::optim::Optimizer& optimizer, const Owns& owns) {
+void keep_owned(torch::optim::Optimizer& optimizer, const Owns& owns) {
   for (auto& group : optimizer.param_groups()) {
     std::erase_if(group.params(), [&](const at::Tensor& parameter) {
       if (owns(parameter)) return false;
@@ -28,11 +28,11 @@ void check_optimizer(const torch::optim::Optimizer& optimizer) {
       base::Code{"model-one-rank-optimizer"});
 }
 
-void when_cut(const std::shared_ptr<Trim>& trim) {
+void on_partition(const std::shared_ptr<PartitionCallback>& callback) {
   auto& job = outside_step("DistributedOptimizer()");
-  job.trims.push_back(trim);
+  job.callbacks.push_back(callback);
   if (job.model == nullptr || !job.model->partitioned()) return;
-  (*trim)([&job](const at::Tensor& tensor) { return job.model->table().whole_here(tensor); });
+  (*callback)([&job](const at::Tensor& tensor) { return job.model->table().whole_here(tensor); });
 }
 
 }  // namespace lamina::frontend

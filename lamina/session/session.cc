@@ -4,7 +4,7 @@
 #include "lamina/base/log.h"
 #include "lamina/observe/timeline_part.h"
 #include "lamina/runtime/streams.h"
-#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
 
 namespace lamina::session {
@@ -16,7 +16,7 @@ std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_c
 
 std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,
                                               const std::function<void()>& check_interrupt) {
-  if (world.size == 1) return std::make_unique<transport::Solo>();
+  if (world.size == 1) return std::make_unique<transport::Loopback>();
   transport::UcxOptions options;
   options.rank = world.rank;
   options.size = world.size;

@@ -57,7 +57,7 @@ void ReferenceImpl::become() const {
   const auto source = this->source();
   if (!source) return;
   const auto value = [&] {
-    const Undisturbed undisturbed;
+    const CleanDispatch clean;
     at::Tensor taken = source->take();
     materialise(taken);
     return taken;

@@ -58,7 +58,7 @@ bool is_plain(const at::Tensor& tensor);
 
 // The modes that a value is made under, wherever it happens to be read: no gradient or inference mode, no autocast, no
 // mode or transform sees it.
-class Undisturbed {
+class CleanDispatch {
   const c10::InferenceMode normal_{false};
   const c10::AutoGradMode no_grad_{false};
   // Copying a TensorImpl asks the modes too, unless Python is excluded.

@@ -10,9 +10,9 @@ namespace lamina::value {
 namespace {
 
 // The storage-less stand-in for a value that is not here.
-class Absent : public c10::TensorImpl {
+class ReleasedImpl : public c10::TensorImpl {
  public:
-  Absent(const at::Tensor& like, const std::string& why)
+  ReleasedImpl(const at::Tensor& like, const std::string& why)
       : TensorImpl(c10::DispatchKeySet(like.options().computeDispatchKey()).add(kWrapperKey), like.dtype(),
                    like.device()) {
     set_sizes_and_strides(like.sizes(), like.strides());
@@ -42,7 +42,7 @@ void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like,
   if (memory == Memory::kFreed && tensor.has_storage()) free(tensor.storage(), why);
   if (like.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
   tensor.mutable_grad().reset();
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<ReleasedImpl>(tensor, why));
 }
 
 bool is_released(const at::Tensor& tensor) {

@@ -17,7 +17,7 @@ at::Tensor Sum::take() {
   }
   // Not under the mutex: whoever waits for a part may hold Python's GIL and give it up meanwhile. Two threads may add
   // the same; one of them is first.
-  const Undisturbed undisturbed;
+  const CleanDispatch clean;
   at::Tensor total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     materialise(parts_[i]);

@@ -9,7 +9,7 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/plan/call_order.h"
-#include "lamina/plan/configured.h"
+#include "lamina/plan/plan_from_config.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"

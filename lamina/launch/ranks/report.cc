@@ -50,7 +50,7 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
   if (verbose_) say("rank ", rank, " has ended: ", end.words());
 }
 
-void Report::failed(const Verdict::Failure& failure, const std::vector<base::Rank>& left,
+void Report::failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left,
                     const std::string& told) const {
   flush();
   const auto after = left.empty() ? "" : base::str(", after ", base::name_ranks(left), " had ended with exit code 0");

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/loopback/loopback.h"
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
 namespace lamina::transport {
 
-void Solo::send(base::Rank to, const Message& message) {
+void Loopback::send(base::Rank to, const Message& message) {
   if (to != rank()) throw base::InternalError(base::str("a message to rank ", to, " in a world of one"));
   Frame frame = pack(message);
   for (auto& buffer : frame.buffers) buffer = buffer.clone();

@@ -18,11 +18,11 @@ namespace lamina::launch {
 // Signs of life of the ranks: the steps they report (environment/progress.h), and whether a signal stopped them,
 // which the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
 // the start of the ranks on.
-class Vitals {
+class RankHealth {
  public:
   using Clock = base::Deadline::Clock;
 
-  explicit Vitals(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
+  explicit RankHealth(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
 
   // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0.
   base::Fd add();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/configured.h"
+#include "lamina/plan/plan_from_config.h"
 
 #include "lamina/plan/planner.h"
 #include "lamina/plan/route.h"
