@@ -120,7 +120,8 @@ class C10dGroup : public ProcessGroup {
       const auto loss = mailbox_.loss(options_.members, {});
       if (!loss) return;
       if (!lost_at) lost_at = Clock::now();
-      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss->text()), loss);
+      if (Clock::now() - *lost_at > kOtherWitness)
+        throw base::PeerError(base::str(what(), ": ", loss->text()), loss, base::Code{"group-lost"});
     };
     return patience;
   }
@@ -133,7 +134,7 @@ class C10dGroup : public ProcessGroup {
       if (loss) said = base::str("failed; ", loss->text());
     }
     const std::string text = error.what();
-    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss);
+    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss, base::Code{"group-lost"});
   }
 
   std::string what() const { return base::str(options_.purpose, " over ", base::name_ranks(options_.members)); }

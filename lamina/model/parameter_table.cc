@@ -42,7 +42,8 @@ DType dtype_of(const std::string& name, const at::Tensor& tensor) {
   if (found != kDTypes.end()) return found->second;
   throw base::UsageError(base::str(name, " has the dtype ", tensor.scalar_type(),
                                    ", which lamina cannot spread over ranks: keep it in another dtype, or in an "
-                                   "attribute that is neither a parameter nor a buffer"));
+                                   "attribute that is neither a parameter nor a buffer"),
+                         base::Code{"model-dtype"});
 }
 
 }  // namespace

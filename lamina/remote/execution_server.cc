@@ -249,10 +249,11 @@ void ExecutionServer::require_flags(const Request& request, const runtime::Param
   if (slot_.flags() == nullptr) return;
   const auto name = slot_.flags()->difference(given, activity.flags());
   if (name.empty()) return;
-  throw base::UsageError(base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ",
-                                   transport_.rank(),
-                                   ", which its caller on another rank does not see: set it in the body of the step "
-                                   "function, or before the step on every rank"));
+  throw base::UsageError(
+      base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ", transport_.rank(),
+                ", which its caller on another rank does not see: set it in the body of the step "
+                "function, or before the step on every rank"),
+      base::Code{"step-frozen-remotely"});
 }
 
 Tensors ExecutionServer::forward(ForwardRequest& request, Answer& answer) {
@@ -313,7 +314,8 @@ Tensors ExecutionServer::backward(Parked& parked, Answer& answer) {
   std::shared_ptr<CalleeGraph> graph;
   if (parked.forward) graph = graph_of(*std::exchange(parked.forward, nullptr), request.options.keep_graph);
   if (!graph) {
-    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True",
+                           base::Code{"step-backward-twice"});
   }
   auto options = request.options;
   options.asked = calls_.asked(request.call.microbatch);

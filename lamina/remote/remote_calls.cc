@@ -58,9 +58,10 @@ void write_arguments(const std::string& module, const value::List& written, cons
     const auto& argument = arguments.at(parts.at(0).as<std::int64_t>());
     const auto& now = parts.at(1).as<at::Tensor>();
     if (argument.sizes() != now.sizes()) {
-      throw base::UsageError(base::str(module, ", which lives on another rank, changed the shape of an argument from ",
-                                       argument.sizes(), " to ", now.sizes(),
-                                       " in place, which does not reach its caller; return the changed tensor"));
+      throw base::UsageError(
+          base::str(module, ", which lives on another rank, changed the shape of an argument from ", argument.sizes(),
+                    " to ", now.sizes(), " in place, which does not reach its caller; return the changed tensor"),
+          base::Code{"step-argument-changed"});
     }
     argument.copy_(now);
   }
@@ -162,7 +163,9 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](const Tensors& gradients,
                                                                                const BackwardOptions& options,
                                                                                const GradientTargets& targets) {
-    if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
+    if (alive.expired())
+      throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"),
+                             base::Code{"step-after-shutdown"});
     if (!options.keep_graph) graph->spend();
     return backward(*call, gradients, options, targets);
   };
@@ -230,13 +233,15 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
                               const GradientTargets& targets) {
   runtime::Activity* activity = runtime::Activity::current();
   if (activity == nullptr || activity->step() != forward.id.step) {
-    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
+    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"),
+                           base::Code{"step-earlier-graph"});
   }
   for (const auto& leaf : options.asked) {
     if (!value::is_released(leaf)) continue;
     throw base::UsageError(
         base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
-                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"));
+                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"),
+        base::Code{"step-autograd-grad"});
   }
   if (!options.asked.empty()) {
     std::lock_guard guard(mutex_);
@@ -405,11 +410,12 @@ void RemoteCalls::learn_views(runtime::Activity& activity) {
       outline->fetches_views = written;
       call->learned->learn_outline(std::move(outline));
     } else if (written) {
-      throw base::UsageError(base::str(
+      const auto text = base::str(
           "a result of ", call->name.empty() ? "the model" : call->name,
           ", which lives on another rank, is a view of its argument, and one of them was written to, which was not so "
           "after earlier calls of this kind: the other may lack it; write to a clone, or have each call waited for: "
-          "set_dynamic(module) before the first step"));
+          "set_dynamic(module) before the first step");
+      throw base::UsageError(text, base::Code{"step-view"});
     }
   }
 }
@@ -429,7 +435,8 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
     std::lock_guard guard(mutex_);
     if (!open_ || step_ != call.id.step) {
       throw base::UsageError(
-          base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
+          base::str("a result of the ", call.what(), " is read after its step, which did not end well"),
+          base::Code{"step-earlier-graph"});
     }
   }
   std::optional<Arrival> arrival;

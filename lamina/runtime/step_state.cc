@@ -42,7 +42,9 @@ bool tells_of_loss(const std::exception_ptr& error) {
 base::Step StepState::begin(const std::function<void(base::Step)>& prepare, const base::Call& entered, bool leads) {
   auto ambient = Ambient::capture(pool_.hooks());
   std::unique_lock lock(mutex_);
-  if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
+  if (open_)
+    throw base::UsageError("a step inside a step: call the inner step function outside the outer one",
+                           base::Code{"step-nested"});
   const auto step = current_ = base::Step(current_.value + 1);
   open_ = true;
   error_ = ends_.contains(step) ? nullptr : late_ ? std::exchange(late_, nullptr) : for_good_;
@@ -54,7 +56,8 @@ base::Step StepState::begin(const std::function<void(base::Step)>& prepare, cons
   last_event_ = base::Deadline::Clock::now();
   prepare(step);
   compare();
-  if (!refusal_.empty() && !error_) error_ = std::make_exception_ptr(base::DesyncError(refusal_));
+  if (!refusal_.empty() && !error_)
+    error_ = std::make_exception_ptr(base::DesyncError(refusal_, base::Code{"step-mismatch"}));
   start_early(lock);
   return step;
 }
@@ -93,13 +96,14 @@ void StepState::receive_begin(base::Step step, base::Rank leader, const base::Ca
   begins_[step] = {leader, announced};
   if (step > current_ || retracted_) return;
   compare();
-  if (!refusal_.empty()) return fail_locked(std::make_exception_ptr(base::DesyncError(refusal_)), lock);
+  if (!refusal_.empty())
+    return fail_locked(std::make_exception_ptr(base::DesyncError(refusal_, base::Code{"step-mismatch"})), lock);
   start_early(lock);
 }
 
 void StepState::refuse(base::Step step, const std::string& why) {
   std::unique_lock lock(mutex_);
-  const auto error = std::make_exception_ptr(base::DesyncError(why));
+  const auto error = std::make_exception_ptr(base::DesyncError(why, base::Code{"step-mismatch"}));
   if (open_ && step <= current_ && !settled()) {
     fail_locked(error, lock);
   } else if (step <= current_) {

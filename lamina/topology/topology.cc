@@ -81,7 +81,8 @@ Rank Topology::rank(Coordinates place) const {
   for (std::size_t axis = 0; axis < along.size(); ++axis) {
     if (along[axis] < 0 || along[axis] >= extent_[axis]) {
       throw UsageError(str("there is no rank at pp ", place.pp, ", tp ", place.tp, ", rdp ", place.rdp,
-                           "; the sizes are ", extent_[0], ", ", extent_[1], " and ", extent_[2]));
+                           "; the sizes are ", extent_[0], ", ", extent_[1], " and ", extent_[2]),
+                       base::Code{"group-no-rank"});
     }
     rank += along[axis] * stride_[axis];
   }
@@ -90,7 +91,7 @@ Rank Topology::rank(Coordinates place) const {
 
 Coordinates Topology::coordinates(Rank rank) const {
   if (rank.value < 0 || rank.value >= size_) {
-    throw UsageError(str("there is no rank ", rank, " in a job of ", size_, " processes"));
+    throw UsageError(str("there is no rank ", rank, " in a job of ", size_, " processes"), base::Code{"group-no-rank"});
   }
   const auto along = [&](Axis axis) { return static_cast<int>(rank.value) / stride_[at(axis)] % extent_[at(axis)]; };
   return {along(Axis::kPipeline), along(Axis::kTensor), along(Axis::kReplica)};
@@ -117,7 +118,8 @@ int Topology::index(Group group, Rank of) const {
 Rank Topology::translate(Group group, int index, Rank of) const {
   if (index < 0 || index >= size(group)) {
     throw UsageError(str("there is no member ", index, " in ", name(group), ", which has ", size(group),
-                         "; expected 0 to ", size(group) - 1));
+                         "; expected 0 to ", size(group) - 1),
+                     base::Code{"group-no-rank"});
   }
   return members(group, of)[static_cast<std::size_t>(index)];
 }
