@@ -91,7 +91,6 @@ class Config:
     ddp: bool
     timeout_s: float
     seed: int | None
-    def to_json(self) -> str: ...
     def differences(self, other: Config) -> str: ...
 
 def parse_config(config_json: str) -> tuple[Config, list[str]]:
