@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a module on another rank costs, beside the same bytes over torch's own means, in turns in one run.
+"""The cost of a call of a module on another rank, beside the same bytes over torch's own means, in turns in one run.
 
     lamina run -n 2 benchmarks/call_overhead.py
 
@@ -40,7 +40,7 @@ class Scale(nn.Module):
 
 
 class Both(nn.Module):
-    """The same small module on rank 0 and on rank 1."""
+    """A small module on rank 0 and its twin on rank 1."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What call_overhead.py puts beside lamina's remote call: torch's own means, each called by both ranks."""
+"""The peers that call_overhead.py puts beside lamina's remote call: torch's own means, each called by both ranks."""
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ def of_gloo(x: torch.Tensor, count: int) -> dict[str, float]:
 
 
 def scale(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What rank 1 runs for rank 0."""
+    """Runs on rank 1 for rank 0."""
     return x * weight
 
 

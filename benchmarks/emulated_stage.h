@@ -45,7 +45,7 @@ inline double median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
-// What an operation takes with nothing around it: forward, and forward and backward.
+// Times of an operation with nothing around it: forward, and forward and backward.
 inline std::pair<double, double> alone() {
   const auto weight = at::full({1}, 1.0).set_requires_grad(true);
   std::vector<double> forwards, both;
@@ -81,7 +81,7 @@ inline void print(const config::Config& config, double seconds, std::pair<double
   std::printf("%.9f %.9f %.9f\n", seconds, ideal, simulated(config, forward, both));
 }
 
-// Of `bench MICROBATCHES SCHEDULE WINDOW STEPS`; the partitions are the ranks of the job.
+// Arguments of `bench MICROBATCHES SCHEDULE WINDOW STEPS`; the partitions are the ranks of the job.
 inline config::Config configured(char** arguments) {
   config::Config config;
   config.partitions = environment::read_world(environment::process_environment()).size;

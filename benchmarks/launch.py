@@ -94,7 +94,7 @@ def start_ms(launcher: list[str], ranks: int, folder: Path) -> float:
 
 
 def memory_mib(launcher: list[str], ranks: int, folder: Path) -> float:
-    """Of all processes that are no ranks: what they have for themselves and their share of what they share."""
+    """Memory of all processes that are no ranks: what they have for themselves and their share of what they share."""
     job = Job(launcher, ranks, "touch $DIR/rank-$$; exec sleep 1000", folder)
     job.wait_for_files("rank-*", ranks)
     of_ranks = {int(path.name.split("-")[1]) for path in folder.glob("rank-*")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lamina adds to a call of a module that lives on the calling rank.
+"""The time that lamina adds to a call of a module that lives on the calling rank.
 
     python benchmarks/local_call.py
 
@@ -24,7 +24,7 @@ class Anything(nn.Module):
 
 
 class Both(nn.Module):
-    """What is measured, called from inside a model as it would be in training."""
+    """The measured module, called from inside a model as it would be in training."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark shares: figures with their samples, the table that shows them, and the machine they are from."""
+"""Parts that every benchmark shares: figures with their samples, the table that shows them, and the machine they are
+from."""
 
 import argparse
 import json
@@ -18,7 +19,7 @@ class Options(argparse.Namespace):
     """The command line of a benchmark: `quick` or `full`, `name`, under which its figures are kept, and its own."""
 
     def pick(self, quick, usual, full):
-        """What was given for as much as is to be measured."""
+        """Returns what was given for as much as is to be measured."""
         return quick if self.quick else full if self.full else usual
 
 
@@ -40,7 +41,8 @@ def arguments(description: str | None, *positional: str) -> Options:
 
 
 def output_of(*command: object) -> str:
-    """What a program prints that is no rank of the job that runs the benchmark: the launcher's secret is not for it."""
+    """Returns what a program prints that is no rank of the job that runs the benchmark: the launcher's secret is not
+    for it."""
     environment = {name: value for name, value in os.environ.items() if name != "LAMINA_SECRET_FD"}
     words = list(map(str, command))
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=600, env=environment)

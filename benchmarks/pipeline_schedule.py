@@ -71,7 +71,7 @@ def torch_step(m: int, schedule: type) -> Iterator[Step]:
 
 
 def cases(m: int) -> dict[str, Callable]:
-    """What is compared, each under its name."""
+    """The programs that are compared, each under its name."""
     ours = {
         f"lamina {schedule}, active {'default' if active is None else active}": lambda s=schedule, a=active: (
             lamina_step(m, s, a)

@@ -17,7 +17,7 @@
 
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 
 namespace {
 
@@ -49,14 +49,14 @@ double step_of(const ModuleTree& tree, const lamina::plan::Assignment& owners, c
 }
 
 double best_step(const ModuleTree& tree, const Goal& goal) {
-  const Task task(tree, goal);
-  if (std::pow(goal.partitions, task.movable.size()) > kMostPlans) return 0;
+  const Problem problem(tree, goal);
+  if (std::pow(goal.partitions, problem.movable.size()) > kMostPlans) return 0;
   double best = std::numeric_limits<double>::infinity();
-  std::vector<int> owners = task.on_one_rank();
-  for (std::size_t at = 0; at < task.movable.size();) {
-    best = std::min(best, step_us(predict(task.route, task.items.spread(owners), goal).shape, goal));
-    for (at = 0; at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions; ++at) {
-      owners[task.movable[at]] = 0;
+  std::vector<int> owners = problem.on_one_rank();
+  for (std::size_t at = 0; at < problem.movable.size();) {
+    best = std::min(best, step_us(predict(problem.route, problem.items.spread(owners), goal).shape, goal));
+    for (at = 0; at < problem.movable.size() && ++owners[problem.movable[at]] == goal.partitions; ++at) {
+      owners[problem.movable[at]] = 0;
     }
   }
   return std::isinf(best) ? 0 : best;

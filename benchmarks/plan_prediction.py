@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan of the demo's model (examples/gpt.py) promises, beside what its ranks then need.
+"""Promises of the plan of the demo's model (examples/gpt.py), beside what its ranks then need.
 
     lamina run -n 2 benchmarks/plan_prediction.py
 

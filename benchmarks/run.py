@@ -41,14 +41,14 @@ class Benchmark:
     full_s: int | None = None  # with --full, where that is another time
 
     def command(self, options: Options) -> list[str]:
-        """What runs it: `lamina run`, which leaves no process behind, for one that starts its own too."""
+        """The command that runs it: `lamina run`, which leaves no process behind, for one that starts its own too."""
         start = [str(LAMINA), "run", "--grace-period", "5", "-n", str(self.ranks or 1)]
         needed = [str(self.needs)] if self.needs else []
         effort = [f"--{effort}" for effort in ("quick", "full") if getattr(options, effort)]
         return [*start, "-c", sys.executable, str(HERE / self.file), *needed, "--name", self.name, *effort]
 
     def expected_s(self, options: Options) -> int:
-        """What it is said to take; when quick, less."""
+        """The time that it is said to take; when quick, less."""
         return options.pick(min(self.usual_s, 15), self.usual_s, self.full_s or self.usual_s)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recorded timeline costs: a training step of the demo's model (examples/gpt.py) over two ranks, recorded and
+"""The cost of a recorded timeline: a training step of the demo's model (examples/gpt.py) over two ranks, recorded and
 not.
 
     lamina run -n 2 benchmarks/timeline_cost.py

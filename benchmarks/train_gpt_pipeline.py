@@ -43,7 +43,7 @@ def untied_gpt() -> GPT:
 
 
 def second_half(model: GPT) -> list[nn.Module]:
-    """What rank 1 owns."""
+    """The part that rank 1 owns."""
     return [*model.blocks[LAYERS // 2 :], model.norm, model.head]
 
 

@@ -71,7 +71,7 @@ endif()
 add_library(Libtorch::Libtorch INTERFACE IMPORTED)
 target_include_directories(Libtorch::Libtorch SYSTEM INTERFACE
   ${LIBTORCH_ROOT}/include ${LIBTORCH_ROOT}/include/torch/csrc/api/include)
-# What torch's own config defines for its distributed headers; {fmt} comes with torch as headers only.
+# Definitions of torch's own config for its distributed headers; {fmt} comes with torch as headers only.
 target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY=1)
 # libtorch.so has no symbols: it is there to load the CUDA half, when torch has one, into a program without Python. The
 # libraries that torch's libraries need are found from where they lie, at run time only.

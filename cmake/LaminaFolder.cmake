@@ -24,7 +24,7 @@ if(LAMINA_TORCH)
   lamina_precompile(lamina_pch)
   if(LAMINA_TESTS)
     lamina_precompile(lamina_test_pch HEADERS <gtest/gtest.h> LIBS GTest::gmock)
-    # What a C++ user's program includes takes half a minute.
+    # Headers that a C++ user's program includes take half a minute.
     lamina_precompile(lamina_frontend_pch HEADERS <torch/torch.h>)
   endif()
 endif()

@@ -14,7 +14,7 @@ if(SKBUILD)
 endif()
 install(TARGETS lamina_command RUNTIME DESTINATION ${scripts} COMPONENT python)
 
-# What a C++ program needs: `cmake --install build/release --component cpp --prefix WHERE`, then find_package(lamina).
+# Files that a C++ program needs: `cmake --install build/release --component cpp --prefix WHERE`, then find_package(lamina).
 if(LAMINA_TORCH)
   include(CMakePackageConfigHelpers)
   install(TARGETS lamina lamina_ucx LIBRARY DESTINATION lib COMPONENT cpp)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run shows: a progress bar, metrics.jsonl and loss.png. Needs rich and matplotlib."""
+"""Shows a training run: a progress bar, metrics.jsonl and loss.png. Needs rich and matplotlib."""
 
 import json
 from pathlib import Path

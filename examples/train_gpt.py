@@ -47,7 +47,7 @@ def warmup_then_cosine(steps: int):
 
 
 def live_bytes(model, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Of each rank, the bytes of its parameters, their gradients and their optimizer state."""
+    """Returns for each rank the bytes of its parameters, their gradients and their optimizer state."""
     total = 0
     for parameter in model.local_parameters():
         for tensor in (parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()):

@@ -19,6 +19,7 @@ using base::ConfigError;
 using base::DesyncError;
 using base::Error;
 using base::FormatError;
+using base::InternalError;
 using base::PeerError;
 using base::TimeoutError;
 using base::UsageError;

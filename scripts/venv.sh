@@ -5,7 +5,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 torch_version=2.13.0
 cpu_index="<the index of CPU builds that PyTorch's installation page names>"
-# What pip fetches for torch's CUDA build of this version, and what that takes on disk.
+# The bytes that pip fetches for torch's CUDA build of this version, and those that it takes on disk.
 cuda_download_gb=2.7
 cuda_disk_gb=5
 

@@ -10,7 +10,7 @@ UNIT_FOLDERS = ("docs", "plan", "python")
 
 # Operations of tests are small, and several processes run at once; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What a shell ignores for its background jobs, so would all that is started here.
+# Signals that a shell ignores for its background jobs, as would all that is started here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

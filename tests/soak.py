@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make test` leaves to `make soak`."""
+"""Tests that `make test` leaves to `make soak`."""
 
 import os
 import random

@@ -17,7 +17,7 @@
 namespace lamina::command {
 namespace {
 
-// What is planned for, where a model in Python is given instead of a file.
+// The job that is planned for, where a model in Python is given instead of a file.
 struct Target {
   int partitions = 0;
   int microbatches = 8;
@@ -28,7 +28,7 @@ struct Target {
   double link_bytes_per_us = 0;
 };
 
-// The same as a file would have it.
+// The tree as a file would have it.
 std::string plan_of(const Target& target, const std::string& nodes) {
   std::ostringstream json;
   json << R"({"partitions":)" << target.partitions << R"(,"microbatches":)" << target.microbatches << R"(,"schedule":")"

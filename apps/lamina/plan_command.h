@@ -6,7 +6,7 @@
 
 namespace lamina::command {
 
-// What follows `lamina plan`. Returns the exit code: 2 after one line on stderr that says what is wrong.
+// Runs what follows `lamina plan`. Returns the exit code: 2 after one line on stderr that says what is wrong.
 int plan(const std::vector<std::string>& arguments);
 
 }  // namespace lamina::command

@@ -1,20 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <optional>
+#include <source_location>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "lamina/base/ids.h"
 
-// What can go wrong, by culprit. The first line of a message says who, what, with whom and what to do; details follow
-// on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
+// The errors of lamina, by culprit. The first line of a message says who, what, with whom and what to do; details
+// follow on further lines. Python sees each class under the same name (`lamina.PeerError`, ...).
 namespace lamina::base {
+
+// The stable name of an error that docs/errors.md tells more of than the message can: "step-mismatch". The first line
+// of the message ends with it in brackets. An error without one is told whole by its type and its message.
+struct Code {
+  const char* name = "";
+};
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& text, Code code = {}) : std::runtime_error(named(text, code)), code_(code) {}
+  const char* code() const { return code_.name; }  // "" for none
+
+ private:
+  static std::string named(std::string text, Code code) {
+    if (*code.name != '\0') text.insert(std::min(text.find('\n'), text.size()), std::string(" [") + code.name + "]");
+    return text;
+  }
+  Code code_;
 };
 
 // The configuration is wrong; nothing was started.
@@ -50,7 +67,8 @@ inline constexpr auto kInterrupted = "it was interrupted";
 // Another rank is gone: its process ended or its connection broke.
 class PeerError : public Error {
  public:
-  explicit PeerError(const std::string& text, std::optional<Loss> loss = {}) : Error(text), loss_(std::move(loss)) {}
+  explicit PeerError(const std::string& text, std::optional<Loss> loss = {}, Code code = {})
+      : Error(text, code), loss_(std::move(loss)) {}
   const std::optional<Loss>& loss() const { return loss_; }  // none where it is not known which rank it was
 
  private:
@@ -74,5 +92,29 @@ class CancelledError : public Error {
  public:
   using Error::Error;
 };
+
+// A bug of lamina: nothing that a program, its configuration or the system does leads here. It names the source line
+// that found it, which is the caller's of the constructor.
+class InternalError : public Error {
+ public:
+  explicit InternalError(const std::string& found, std::source_location where = std::source_location::current())
+      : Error("a bug of lamina: " + found + " (" + place(where) + "); report it with the log of all ranks") {}
+
+ private:
+  // The path from the repository's root: how the compiler was called is no matter of the reader's.
+  static std::string place(std::source_location where) {
+    const std::string_view path = where.file_name();
+    auto root = path.rfind("/python/bindings/");
+    if (root == std::string_view::npos) root = path.rfind("/lamina/");
+    return std::string(root == std::string_view::npos ? path : path.substr(root + 1)) + ":" +
+           std::to_string(where.line());
+  }
+};
+
+// Throws InternalError where `holds` is false: `found` says what was found then, "a step that nobody began".
+inline void internal_check(bool holds, const char* found,
+                           std::source_location where = std::source_location::current()) {
+  if (!holds) throw InternalError(found, where);
+}
 
 }  // namespace lamina::base

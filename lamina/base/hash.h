@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "ranks compare hashes 
 // hash goes on where another ended when that is its seed.
 std::uint64_t hash64(std::string_view bytes, std::uint64_t seed = 0);
 
-// Of a number as it lies in memory.
+// The hash of a number as it lies in memory.
 template <class T>
   requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
 std::uint64_t hash64(T number, std::uint64_t seed) {

@@ -13,7 +13,7 @@ namespace lamina::base {
 
 Fd open_input(const std::string& path, const std::string& before);
 
-// What is left of it, or the next `most` bytes.
+// Returns what is left of it, or the next `most` bytes.
 std::string read_input(const Fd& file, const std::string& before,
                        std::size_t most = std::numeric_limits<std::size_t>::max());
 

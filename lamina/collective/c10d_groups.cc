@@ -53,7 +53,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
     if (members[i] == world_.rank) own = static_cast<int>(i);
     names += base::str(i == 0 ? "" : ",", members[i]);
   }
-  if (own < 0) throw base::UsageError(base::str("rank ", world_.rank, " is not among the ranks ", names));
+  if (own < 0)
+    throw base::UsageError(base::str("rank ", world_.rank, " is not among the ranks ", names),
+                           base::Code{"group-not-made"});
   const int size = static_cast<int>(members.size());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, own, size);
@@ -63,7 +65,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   } catch (const std::exception& error) {
     throw base::PeerError(
-        base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()));
+        base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()), std::nullopt,
+        base::Code{"group-not-made"});
   }
   return group;
 }

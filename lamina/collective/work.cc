@@ -161,7 +161,9 @@ class C10dWork : public Work {
       const auto loss = links_.mailbox->loss(options_.group.members, {});
       if (!loss) return;
       if (!lost_at) lost_at = Clock::now();
-      if (Clock::now() - *lost_at > kOtherWitness) throw base::PeerError(base::str(what(), ": ", loss->text()), loss);
+      if (Clock::now() - *lost_at > kOtherWitness) {
+        throw base::PeerError(base::str(what(), ": ", loss->text()), loss, base::Code{"group-lost"});
+      }
     };
     return patience;
   }
@@ -176,7 +178,7 @@ class C10dWork : public Work {
       loss = links_.mailbox->first_loss();
       if (loss) said = base::str("failed; ", loss->text());
     }
-    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss);
+    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss, base::Code{"group-lost"});
   }
 
   void record(std::int64_t end_ns) const {

@@ -22,7 +22,7 @@ struct Config {
   std::optional<int> active_microbatches;      // default: 2 * partitions + 1
   bool deterministic_server = false;
 
-  // Who owns what.
+  // The plan: who owns what.
   std::string placement_strategy = "cluster";
   bool auto_partition = true;
   std::optional<int> default_partition;  // default: 0, but required when auto_partition is off
@@ -68,7 +68,7 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// What a configuration is read from.
+// The sources that a configuration is read from.
 struct ConfigInput {
   std::string json = "{}";                 // what the caller gave to init
   std::optional<std::string> environment;  // SM_HP_MP_PARAMETERS; when it says anything, `json` is not read at all

@@ -36,7 +36,8 @@ std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const
   if (numbers[0] != mine || numbers[1] != -mine) {
     throw base::UsageError(
         "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "
-        "all replicas alike, or make the DistributedModel with broadcast_buffers=False if only buffers differ");
+        "all replicas alike, or make the DistributedModel with broadcast_buffers=False if only buffers differ",
+        base::Code{"replica-differs"});
   }
   return std::vector<bool>(numbers + 2, numbers + 2 + count);
 }

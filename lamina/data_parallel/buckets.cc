@@ -68,7 +68,8 @@ void Buckets::reduce(std::span<const NamedTensor> parameters, const std::vector<
     gather(bucket.parameters, bucket.gradients);
     const auto reduced = reduce(bucket);
     if (reduced.sizes() != bucket.gradients.sizes() || reduced.scalar_type() != bucket.gradients.scalar_type()) {
-      throw base::UsageError("a communication hook must return a tensor of the bucket's size and type");
+      throw base::UsageError("a communication hook must return a tensor of the bucket's size and type",
+                             base::Code{"replica-hook"});
     }
     scatter(reduced, bucket.parameters);
   }

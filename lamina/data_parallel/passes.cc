@@ -20,7 +20,8 @@ Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, ba
 std::vector<int> Passes::meet(bool trains) {
   if (!broken_) listen();
   if (broken_)
-    throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"));
+    throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
+                          std::nullopt, base::Code{"replica-broken-off"});
   say(trains ? Says::kTrains : Says::kHasNoData);
   try {
     hear();

@@ -105,8 +105,8 @@ void Reducer::count_call(bool training) {
 void Reducer::fail_unseen_backward() {
   passed_ = false;
   if (!awaiting_.exchange(false)) return;
-  passes_.fail(std::make_exception_ptr(
-      base::Error("a backward outside of step functions failed, on this replica of the model")));
+  passes_.fail(std::make_exception_ptr(base::Error(
+      "a backward outside of step functions failed, on this replica of the model", base::Code{"replica-backward"})));
 }
 
 std::vector<int> Reducer::meet(bool trains) {
@@ -114,7 +114,8 @@ std::vector<int> Reducer::meet(bool trains) {
   if (!present.empty()) present_ = present;
   if (throws_ && !present.empty() && present.size() < everyone_.size()) {
     throw base::UsageError(base::str("join: replicas [", missing(everyone_, present),
-                                     "] have run out of data, and throw_on_early_termination is set"));
+                                     "] have run out of data, and throw_on_early_termination is set"),
+                           base::Code{"replica-out-of-data"});
   }
   return present;
 }

@@ -48,7 +48,8 @@ collective::Group* group_for(const std::string& what) {
   if (the_current) return the_current->world.size > 1 ? the_current->group.get() : nullptr;
   if (const int size = get_world_size(); size > 1) {
     throw base::UsageError(base::str(what, ": the world_size(", size, ") > 1, but there is no process group: call ",
-                                     "lamina::dist::initialize_dist() first"));
+                                     "lamina::dist::initialize_dist() first"),
+                           base::Code{"group-none"});
   }
   return nullptr;
 }
@@ -61,9 +62,10 @@ void run(const std::string& what,
     start(group, {what, {the_current->timeout, nullptr}})->wait();
   } catch (const base::TimeoutError&) {
     throw base::TimeoutError(base::str(told, "the others did not come within ", the_current->timeout.count(),
-                                       " ms; give initialize_dist a longer timeout if they need it"));
+                                       " ms; give initialize_dist a longer timeout if they need it"),
+                             base::Code{"group-late"});
   } catch (const base::PeerError& lost) {
-    throw base::PeerError(told + lost.what());
+    throw base::PeerError(told + lost.what(), lost.loss());
   }
 }
 

@@ -12,7 +12,7 @@
 
 namespace lamina::dist {
 
-// What initialize_dist made.
+// The process group and store that initialize_dist made.
 struct Current {
   environment::World world;
   std::unique_ptr<Meeting> meeting;  // none in a world that nobody launched

@@ -25,7 +25,7 @@ namespace lamina::dist {
 
 using value::Value;
 
-// Who this process is: what the launcher says, else a world of one. Before initialize_dist too. Throw
+// Identity of this process: what the launcher says, else a world of one. Before initialize_dist too. Throw
 // base::ConfigError when a variable is no number, base::UsageError when it has changed since initialize_dist.
 int get_world_size();
 int get_global_rank();

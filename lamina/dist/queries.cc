@@ -16,7 +16,8 @@ int ask(const std::string& name) {
   const int value = value_in(current->world, name);
   if (!said || *said == value) return value;
   throw base::UsageError(base::str(name, " is ", *said, " in the environment, but ", value,
-                                   " since initialize_dist(): leave what the launcher set as it is"));
+                                   " since initialize_dist(): leave what the launcher set as it is"),
+                         base::Code{"group-environment-changed"});
 }
 
 }  // namespace

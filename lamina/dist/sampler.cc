@@ -12,7 +12,7 @@
 namespace lamina::dist {
 namespace {
 
-// What torch.randperm gives a Python sampler for this seed.
+// Returns what torch.randperm gives a Python sampler for this seed.
 std::vector<std::size_t> shuffled(std::int64_t count, std::uint64_t seed) {
   const auto order = at::randperm(count, at::make_generator<at::CPUGeneratorImpl>(seed), at::kLong);
   const auto* first = order.const_data_ptr<std::int64_t>();

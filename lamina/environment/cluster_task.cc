@@ -42,7 +42,8 @@ class Reader {
     if (const auto read = parse(value)) return *read;
     throw base::ConfigError(
         base::str(name, "=", value, ", set by the launcher of this cluster, is not a number: ",
-                  "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT instead"));
+                  "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT instead"),
+        base::Code{"start-cluster-variables"});
   }
 
  private:
@@ -141,10 +142,12 @@ std::optional<ClusterTask> cluster_task(const Environment& environment) {
   if (!task) task = slurm_task(read);  // second: mpirun may itself be started by srun
   if (!task || task->size <= 1) return {};
   if (task->rank >= task->size || task->local_size < 1 || task->local_rank >= task->local_size) {
-    throw base::ConfigError(base::str(
-        task->launcher, " says that this is task ", task->rank, " of ", task->size, ", ", task->local_rank, " of ",
-        task->local_size, " on its machine, which cannot be: set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ",
-        "MASTER_ADDR and MASTER_PORT yourself"));
+    throw base::ConfigError(
+        base::str(task->launcher, " says that this is task ", task->rank, " of ", task->size, ", ", task->local_rank,
+                  " of ", task->local_size,
+                  " on its machine, which cannot be: set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ",
+                  "MASTER_ADDR and MASTER_PORT yourself"),
+        base::Code{"start-cluster-variables"});
   }
   return task;
 }

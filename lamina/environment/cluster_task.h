@@ -8,8 +8,8 @@
 
 #include "lamina/environment/environment.h"
 
-// What a cluster's own launcher (srun, mpirun) tells the processes that it starts. Only the environment is read; none
-// of the cluster's programs is called.
+// The place in a job that a cluster's own launcher (srun, mpirun) tells the processes that it starts. Only the
+// environment is read; none of the cluster's programs is called.
 namespace lamina::environment {
 
 struct ClusterTask {

@@ -6,7 +6,7 @@
 
 namespace lamina::environment {
 
-// What a rank tells the launcher that started it: one datagram when a step begins and one when it ends, one when its
+// Reports of a rank to the launcher that started it: one datagram when a step begins and one when it ends, one when its
 // session is over; and one, with words behind it, when the rank is about to end because of an error of another one.
 struct Progress {
   std::int64_t step = 0;

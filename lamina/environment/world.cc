@@ -65,9 +65,10 @@ World cluster_world(const Environment& environment) {
   const auto address = environment("MASTER_ADDR");
   const auto port = environment("MASTER_PORT");
   if (!address && task->first_host.empty()) {
-    throw base::ConfigError(base::str(
-        "MASTER_ADDR is not set, and ", task->launcher,
-        " does not tell on which machine rank 0 is: ", "have all ranks started with MASTER_ADDR=<that machine>"));
+    throw base::ConfigError(
+        base::str("MASTER_ADDR is not set, and ", task->launcher, " does not tell on which machine rank 0 is: ",
+                  "have all ranks started with MASTER_ADDR=<that machine>"),
+        base::Code{"start-no-master"});
   }
   config::Problems problems;
   WorldReader reader(environment, problems);

@@ -31,7 +31,7 @@ Kinds& kinds() {
 
 struct Modules {
   std::mutex mutex;
-  std::map<const torch::nn::Module*, Called> known;
+  std::map<const torch::nn::Module*, RegisteredChild> known;
   std::size_t sweep_at = 64;
 };
 Modules& modules() {
@@ -40,11 +40,12 @@ Modules& modules() {
 }
 
 // Under the mutex.
-Called& known(const torch::nn::Module* module, const char* what) {
+RegisteredChild& known(const torch::nn::Module* module, const char* what) {
   const auto found = modules().known.find(module);
   if (found == modules().known.end() || found->second.module.expired()) {
     throw base::UsageError(
-        base::str(what, " of a module that is no lamina::Child: declare the member that calls it so"));
+        base::str(what, " of a module that is no lamina::Child: declare the member that calls it so"),
+        base::Code{"cpp-no-child"});
   }
   return found->second;
 }
@@ -65,19 +66,21 @@ Invoke call_kind(std::int64_t number) {
   std::lock_guard guard(kinds().mutex);
   const auto found = kinds().by_number.find(number);
   if (found == kinds().by_number.end()) {
-    throw base::UsageError("a call that this program does not make: run the same program on every rank");
+    throw base::UsageError("a call that this program does not make: run the same program on every rank",
+                           base::Code{"cpp-programs-differ"});
   }
   if (found->second.ambiguous) {
     throw base::UsageError(base::str("two types of modules have the name ", found->second.type,
-                                     ": take them out of their anonymous namespaces, or rename one"));
+                                     ": take them out of their anonymous namespaces, or rename one"),
+                           base::Code{"cpp-type-name"});
   }
   return found->second.invoke;
 }
 
-void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope) {
+void register_child(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope) {
   std::lock_guard guard(modules().mutex);
   auto& known = modules().known;
-  Called& entry = known[module.get()];
+  RegisteredChild& entry = known[module.get()];
   if (entry.module.expired()) entry = {.module = module};  // new, or where another one was
   if (scope) entry.scope = scope;
   if (known.size() >= modules().sweep_at) {
@@ -86,7 +89,7 @@ void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional
   }
 }
 
-const Called* called(const torch::nn::Module* module) {
+const RegisteredChild* find_child(const torch::nn::Module* module) {
   std::lock_guard guard(modules().mutex);
   const auto found = modules().known.find(module);
   return found == modules().known.end() || found->second.module.expired() ? nullptr : &found->second;

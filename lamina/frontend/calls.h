@@ -27,16 +27,16 @@ std::int64_t add_call_kind(const char* type, Invoke invoke);
 // Throws base::UsageError for a number that this program does not know, or that stands for two kinds.
 Invoke call_kind(std::int64_t number);
 
-// What a module is to the calls of it: the modules that are called as a Child are those that can be owned.
-struct Called {
+// A module as callers know it: only modules that are called as a Child can be owned.
+struct RegisteredChild {
   std::weak_ptr<torch::nn::Module> module;
   std::optional<int> partition;  // by set_partition
   std::optional<int> scope;      // by the Partition around it, which counts without auto_partition only
   bool dynamic = false;
 };
-void note_called(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
-const Called* called(const torch::nn::Module* module);  // nullptr for what is no Child
-// Of what is a Child; both throw base::UsageError for any other module.
+void register_child(const std::shared_ptr<torch::nn::Module>& module, std::optional<int> scope);
+const RegisteredChild* find_child(const torch::nn::Module* module);  // nullptr for what is no Child
+// For modules that are a Child; both throw base::UsageError for any other.
 void place(const torch::nn::Module* module, int partition);
 void vary(const torch::nn::Module* module);
 
@@ -58,7 +58,7 @@ class Router {
   virtual std::optional<Place> find(const torch::nn::Module* module) = 0;
   virtual value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) = 0;
 
-  // What is kept while a call runs here.
+  // State kept while a call runs here.
   struct Scope {
     virtual ~Scope() = default;
   };

@@ -8,7 +8,7 @@
 
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/placement.h"
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 
 namespace lamina {
 
@@ -87,7 +87,7 @@ class Child : public frontend::HolderOf<T> {
 
  private:
   void note() const {
-    if (!this->is_empty()) frontend::note_called(this->ptr(), frontend::partition_around());
+    if (!this->is_empty()) frontend::register_child(this->ptr(), frontend::partition_around());
   }
 };
 

@@ -76,7 +76,8 @@ base::Patience patience(const session::Session& session, const std::string& name
 bool has_current() { return the_current != nullptr; }
 Current& current() {
   if (the_current == nullptr) {
-    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first");
+    throw base::UsageError("lamina is not initialised in this process: call lamina::init() first",
+                           base::Code{"start-not-initialised"});
   }
   return *the_current;
 }
@@ -89,7 +90,8 @@ Current& outside_step(const std::string& what) {
   if (runtime::in_step()) {
     throw base::UsageError(base::str(what,
                                      " was called inside a step function, which runs once per microbatch and on one "
-                                     "rank of the pipeline only: call it before or after the step"));
+                                     "rank of the pipeline only: call it before or after the step"),
+                           base::Code{"step-nested"});
   }
   return current();
 }

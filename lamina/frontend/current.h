@@ -7,14 +7,14 @@
 #include <source_location>
 
 #include "lamina/collective/c10d_groups.h"
-#include "lamina/frontend/when_cut.h"
+#include "lamina/frontend/on_partition.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
 
 class Model;
 
-// What one init() started.
+// The job that one init() started.
 struct Current {
   explicit Current(config::Config config);
   ~Current();
@@ -23,7 +23,7 @@ struct Current {
 
   std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;
-  std::list<std::weak_ptr<Trim>> trims;  // what optimizers have called when the model is cut
+  std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);

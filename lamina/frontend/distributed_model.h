@@ -7,7 +7,7 @@
 #include "lamina/frontend/child.h"
 #include "lamina/frontend/job.h"
 #include "lamina/frontend/model.h"
-#include "lamina/frontend/when_cut.h"
+#include "lamina/frontend/on_partition.h"
 
 namespace lamina {
 
@@ -116,7 +116,7 @@ class DistributedModel {
     frontend::model_outside_step("join()").join(loop, options);
   }
 
-  // Who owns what, and what the plan promises: a table. Throws UsageError before the first step.
+  // Returns who owns what, and what the plan promises, as a table. Throws UsageError before the first step.
   const std::string& partition_report() const { return model_->report(); }
 
  private:

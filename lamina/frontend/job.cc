@@ -15,7 +15,8 @@ void require_same(const config::Config& now, const config::Config& asked) {
   throw base::ConfigError(
       base::str("init() was called before with another configuration; call shutdown() first to change it. Then and "
                 "now: ",
-                differences));
+                differences),
+      base::Code{"start-initialised-twice"});
 }
 
 base::UsageError without_seed(const char* what) {

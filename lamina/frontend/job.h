@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lamina/config/scalar.h"
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 #include "lamina/topology/topology.h"
 
 namespace c10d {
@@ -87,7 +87,7 @@ using CallSite = std::source_location;
 // other.
 void barrier(Group group = Group::kWorld, CallSite site = CallSite::current());
 std::vector<Value> all_gather(Group group, const Value& value, CallSite site = CallSite::current());
-template <Travelling T>
+template <Serializable T>
 std::vector<T> all_gather(Group group, const T& value, CallSite site = CallSite::current()) {
   std::vector<T> values;
   for (const Value& one : all_gather(group, to_value(value), site)) values.push_back(from_value<T>(one));

@@ -8,10 +8,10 @@
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 #include "lamina/model/agreement.h"
 #include "lamina/model/values.h"
-#include "lamina/plan/configured.h"
+#include "lamina/plan/plan_from_config.h"
 #include "lamina/value/released.h"
 
 namespace lamina::frontend {
@@ -33,7 +33,7 @@ std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& e
 // For whoever wonders why a Partition has no effect.
 void tell_of_ignored_scopes(const ModuleTree& tree) {
   const auto count = std::ranges::count_if(tree.nodes(), [](const auto& node) {
-    const Called* known = called(node.module.get());
+    const RegisteredChild* known = find_child(node.module.get());
     return known != nullptr && known->scope;
   });
   if (count == 0) return;
@@ -56,7 +56,8 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
       backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
       noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
-    throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job");
+    throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",
+                           base::Code{"model-twice"});
   }
   if (options.backward_passes_per_step < 1 || !(options.bucket_cap_mb > 0)) {
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
@@ -119,8 +120,9 @@ void Model::cut(const std::optional<Example>& example) {
   const auto owners = agree(example);
   table_ = make_table(owners);
   give_values();
-  for (const auto& weak : job_.trims) {
-    if (const auto trim = weak.lock()) (*trim)([this](const at::Tensor& tensor) { return table_->whole_here(tensor); });
+  for (const auto& weak : job_.callbacks) {
+    if (const auto callback = weak.lock())
+      (*callback)([this](const at::Tensor& tensor) { return table_->whole_here(tensor); });
   }
   if (job_.pipelined()) keep_order();
   watch();

@@ -48,7 +48,7 @@ namespace frontend {
 struct Current;
 class Routing;
 
-// What a step runs on.
+// The parts that a step runs on.
 struct Batch {
   int microbatches = 1;
   std::string uneven;  // where that is fewer than configured: the error that a backward is
@@ -72,7 +72,7 @@ class Model {
   // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
   // that runs no step's body.
   void begin_call();
-  // Whether that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
+  // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
   void first_call(std::optional<Example> example);
 

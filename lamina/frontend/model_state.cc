@@ -8,12 +8,12 @@
 
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/value/released.h"
 
-// What concerns all of a model between steps: the norm of its gradients, and its values.
+// Operations on all of a model between steps: the norm of its gradients, and its values.
 namespace lamina::frontend {
 
 using topology::Group;

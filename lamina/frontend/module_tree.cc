@@ -42,7 +42,7 @@ void ModuleTree::add(const std::shared_ptr<torch::nn::Module>& module, const std
   hold(*module, name, node);
   const bool by_itself = calls_by_itself(*module);
   for (const auto& child : module->named_children()) {
-    const bool is_node = !by_itself && frontend::called(child.value().get()) != nullptr;
+    const bool is_node = !by_itself && frontend::find_child(child.value().get()) != nullptr;
     add(child.value(), join(name, child.key()), node, is_node);
   }
 }

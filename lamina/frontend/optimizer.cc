@@ -9,7 +9,7 @@
 
 namespace lamina::frontend {
 
-void trim(torch::optim::Optimizer& optimizer, const Owns& owns) {
+void keep_owned(torch::optim::Optimizer& optimizer, const Owns& owns) {
   for (auto& group : optimizer.param_groups()) {
     std::erase_if(group.params(), [&](const at::Tensor& parameter) {
       if (owns(parameter)) return false;
@@ -24,14 +24,15 @@ void check_optimizer(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr) return;
   throw base::UsageError(
       "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-      "partitions take an optimizer that updates each parameter by itself");
+      "partitions take an optimizer that updates each parameter by itself",
+      base::Code{"model-one-rank-optimizer"});
 }
 
-void when_cut(const std::shared_ptr<Trim>& trim) {
+void on_partition(const std::shared_ptr<PartitionCallback>& callback) {
   auto& job = outside_step("DistributedOptimizer()");
-  job.trims.push_back(trim);
+  job.callbacks.push_back(callback);
   if (job.model == nullptr || !job.model->partitioned()) return;
-  (*trim)([&job](const at::Tensor& tensor) { return job.model->table().whole_here(tensor); });
+  (*callback)([&job](const at::Tensor& tensor) { return job.model->table().whole_here(tensor); });
 }
 
 }  // namespace lamina::frontend

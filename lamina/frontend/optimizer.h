@@ -6,12 +6,12 @@
 #include <memory>
 #include <vector>
 
-#include "lamina/frontend/when_cut.h"
+#include "lamina/frontend/on_partition.h"
 
 namespace lamina {
 
 namespace frontend {
-void trim(torch::optim::Optimizer& optimizer, const Owns& owns);
+void keep_owned(torch::optim::Optimizer& optimizer, const Owns& owns);
 void check_optimizer(const torch::optim::Optimizer& optimizer);
 }  // namespace frontend
 
@@ -28,10 +28,10 @@ class DistributedOptimizer {
  public:
   explicit DistributedOptimizer(std::unique_ptr<Optimizer> optimizer)
       : optimizer_(std::move(optimizer)),
-        trim_(
-            std::make_shared<frontend::Trim>([kept = optimizer_](const auto& owns) { frontend::trim(*kept, owns); })) {
+        on_partition_(std::make_shared<frontend::PartitionCallback>(
+            [kept = optimizer_](const auto& owns) { frontend::keep_owned(*kept, owns); })) {
     frontend::check_optimizer(*optimizer_);
-    frontend::when_cut(trim_);
+    frontend::on_partition(on_partition_);
   }
   explicit DistributedOptimizer(Optimizer&& optimizer)
       : DistributedOptimizer(std::make_unique<Optimizer>(std::move(optimizer))) {}
@@ -53,7 +53,7 @@ class DistributedOptimizer {
   }
 
   std::shared_ptr<Optimizer> optimizer_;
-  std::shared_ptr<frontend::Trim> trim_;
+  std::shared_ptr<frontend::PartitionCallback> on_partition_;
 };
 
 }  // namespace lamina

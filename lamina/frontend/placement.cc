@@ -23,7 +23,8 @@ void require_before_cut(const char* what, const torch::nn::Module& module) {
   if (!frontend::has_current() || !frontend::current().pipelined()) return;
   const auto& model = frontend::current().model;
   if (model == nullptr || !model->partitioned() || model->tree().node(&module) < 0) return;
-  throw base::UsageError(base::str(what, " after the model was partitioned; call it before the first step"));
+  throw base::UsageError(base::str(what, " after the model was partitioned; call it before the first step"),
+                         base::Code{"model-cut-already"});
 }
 
 }  // namespace

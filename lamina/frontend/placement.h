@@ -7,7 +7,7 @@ namespace torch::nn {
 class Module;
 }
 
-// What is said of modules by hand: where they live, and that what they return varies. With `auto_partition` on, which
+// Statements on modules by hand: where they live, and that what they return varies. With `auto_partition` on, which
 // is the default, set_partition counts and lamina places the others.
 namespace lamina {
 

@@ -10,7 +10,7 @@ namespace lamina::frontend {
 namespace {
 
 std::optional<int> by_hand(const torch::nn::Module& module, bool scopes_count) {
-  const Called* known = called(&module);
+  const RegisteredChild* known = find_child(&module);
   if (known == nullptr) return std::nullopt;
   return known->partition || !scopes_count ? known->partition : known->scope;
 }

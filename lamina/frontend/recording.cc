@@ -142,7 +142,7 @@ void Recording::note_inputs(const at::RecordFunction& operation) {
   }
 }
 
-// What is neither a view nor written in place, once where one operation is made of others.
+// Counts a result that is neither a view nor written in place, once where one operation is made of others.
 void Recording::note_outputs(const at::RecordFunction& operation) {
   const bool outermost = --depth_ == 0;
   if (outermost) latest_bytes_ = 0;

@@ -30,7 +30,7 @@ bool may_draw(const torch::nn::Module& module) {
 }
 
 bool varies(const torch::nn::Module& module) {
-  const Called* known = called(&module);
+  const RegisteredChild* known = find_child(&module);
   return known != nullptr && known->dynamic;
 }
 

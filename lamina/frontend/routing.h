@@ -18,7 +18,7 @@ class TorchModules : public model::Modules {
   std::string name(base::ModuleId id) const override;
   bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
-  // Whether each module under it is in training, one letter when all are alike; then, for predictions alone, which
+  // Training flags of it and each module under it, one letter when all are alike; then, for predictions alone, which
   // parameters require gradients.
   std::string capture_state(base::ModuleId id) override;
   value::Value call(base::ModuleId id, const std::string& state, value::Value arguments) override;
@@ -28,7 +28,7 @@ class TorchModules : public model::Modules {
 
   std::vector<std::string> names_;
   std::vector<std::shared_ptr<torch::nn::Module>> roots_;
-  // Of each: it and all under it, parents first; and their parameters.
+  // For each module: it and all under it, parents first; and their parameters.
   std::vector<std::vector<std::shared_ptr<torch::nn::Module>>> parts_;
   std::vector<std::vector<at::Tensor>> parameters_;
   std::vector<bool> streams_, dynamic_;

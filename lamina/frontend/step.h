@@ -12,8 +12,8 @@
 
 #include "lamina/frontend/job.h"
 #include "lamina/frontend/model.h"
+#include "lamina/frontend/serializer.h"
 #include "lamina/frontend/step_output.h"
-#include "lamina/frontend/travel.h"
 
 namespace lamina {
 
@@ -47,7 +47,7 @@ struct Argument {
 };
 template <class T>
 Argument argument_of(const T& held) {
-  if constexpr (Travelling<T>) {
+  if constexpr (Serializable<T>) {
     return {to_value(held)};
   } else {
     return {};
@@ -83,7 +83,7 @@ base::Call step_call(const std::string& name, const CallSite& site);
 // An argument for one microbatch.
 template <class T>
 T part_of(const T& held, base::Microbatch microbatch, int microbatches, int place, std::int64_t axis = 0) {
-  if constexpr (Travelling<T>) {
+  if constexpr (Serializable<T>) {
     return from_value<T>(split(to_value(held), microbatch, microbatches, axis, place));
   } else {
     return held;

@@ -21,7 +21,7 @@ struct StepOutput {
   at::Tensor stack() const;        // along a new axis 0
 };
 
-// What microbatches returned, as one: a StepOutput in the place of each tensor, a vector of one value per microbatch in
+// Results of microbatches as one: a StepOutput in the place of each tensor, a vector of one value per microbatch in
 // the place of anything else, inside tuples, pairs and maps by string as well. Maps have the same keys in all.
 template <class T>
 struct Merged {

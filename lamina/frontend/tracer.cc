@@ -20,18 +20,18 @@ constexpr int kRuns = 4;  // the first, which finds caches cold, does not count
 constexpr auto kEnough = std::chrono::seconds(10);
 
 // The model's buffers and the process's random numbers, put back at the end.
-class Undisturbed {
+class StateRestorer {
  public:
-  explicit Undisturbed(const ModuleTree& tree) : tree_(tree), state_(runtime::ProcessState::current()) {
+  explicit StateRestorer(const ModuleTree& tree) : tree_(tree), state_(runtime::ProcessState::current()) {
     for (const auto& buffer : tree.buffers()) values_.push_back(buffer.tensor.detach().clone());
   }
-  ~Undisturbed() {
+  ~StateRestorer() {
     state_.swap();
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].equal(tree_.buffers()[i].tensor)) tree_.buffers()[i].tensor.detach().copy_(values_[i]);
     }
   }
-  Undisturbed(const Undisturbed&) = delete;
+  StateRestorer(const StateRestorer&) = delete;
 
  private:
   const ModuleTree& tree_;
@@ -67,7 +67,7 @@ void keep_shortest(Cost& cost, const Cost& again) {
 
 std::vector<Cost> trace(const ModuleTree& tree, const Example& example) {
   const at::NoGradGuard no_grad;
-  const Undisturbed undisturbed(tree);
+  const StateRestorer restorer(tree);
   const auto began = Clock::now();
   std::vector<Cost> costs = run(tree, example);
   for (auto& cost : costs) forget_times(cost);

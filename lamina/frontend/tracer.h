@@ -10,7 +10,7 @@
 #include "lamina/plan/module_tree.h"
 #include "lamina/value/value.h"
 
-// What the modules of a torch::nn model cost, found out by running it.
+// Costs of the modules of a torch::nn model, found out by running it.
 namespace lamina::frontend {
 
 // A call of the model.
@@ -19,7 +19,7 @@ struct Example {
   value::Value arguments;
 };
 
-// Of one node, its children's left out.
+// Costs of one node, its children's left out.
 struct Cost {
   std::optional<int> order;  // when it was first called; not at all
   int calls = 0;

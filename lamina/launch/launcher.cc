@@ -53,7 +53,8 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
 void refuse_taken_port(const Layout& layout) {
   if (layout.base_rank != 0 || !is_taken(layout.master_address, *layout.master_port)) return;
   throw base::ConfigError(base::str("port ", *layout.master_port, " of ", layout.master_address,
-                                    " is in use already: give another --master_port, or end what listens there"));
+                                    " is in use already: give another --master_port, or end what listens there"),
+                          base::Code{"run-port"});
 }
 
 // Without a shared file, ranks on several machines take a secret from rank 0, as they do under other launchers.
@@ -64,38 +65,38 @@ std::optional<Secret> find_secret(const Preparation& prepared) {
 }
 
 // An exit code when an order came before the time was over.
-std::optional<int> pause(std::chrono::milliseconds span, Orders& orders) {
+std::optional<int> pause(std::chrono::milliseconds span, ControlPipe& control) {
   const auto deadline = base::Deadline::after(span);
   while (!deadline.expired()) {
     Watch watch;
-    watch.add(orders.fd(), POLLIN, [] {});
+    watch.add(control.fd(), POLLIN, [] {});
     watch.until(deadline);
     watch.wait();
-    if (const auto signal = orders.next()) return 128 + *signal;
-    if (orders.abandoned()) return 128 + SIGKILL;
+    if (const auto signal = control.next()) return 128 + *signal;
+    if (control.abandoned()) return 128 + SIGKILL;
   }
   return {};
 }
 
-// Whoever reads our output may take his time, as with any program.
-void show_rest(Terminal& terminal, Orders& orders) {
-  while (terminal.waiting() && !orders.next() && !orders.abandoned()) {
+// Our output waits for its reader, as any program's does.
+void show_rest(Terminal& terminal, ControlPipe& control) {
+  while (terminal.waiting() && !control.next() && !control.abandoned()) {
     Watch watch;
     terminal.watch(watch);
-    watch.add(orders.fd(), POLLIN, [] {});
+    watch.add(control.fd(), POLLIN, [] {});
     watch.wait();
   }
 }
 
 // Nothing of the ranks is left, and they will not be started again.
-void after_all_ended(const Report& report, const Outcome& last, Terminal& terminal, Orders& orders) {
+void after_all_ended(const Report& report, const Outcome& last, Terminal& terminal, ControlPipe& control) {
   if (last.again) report.keep_logs();
-  show_rest(terminal, orders);
+  show_rest(terminal, control);
 }
 
 // In the guardian: starts the job until it is over.
 int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& secret, RankOutputs& outputs,
-            Orders& orders, const sigset_t& mask) {
+            ControlPipe& control, const sigset_t& mask) {
   Signals children({SIGCHLD});
   adopt_descendants();
   Terminal terminal;
@@ -103,22 +104,22 @@ int run_job(const Preparation& prepared, Job job, const std::optional<Secret>& s
   for (const auto& warning : prepared.warnings) report.warn(warning);
   std::optional<Preloader> preloader;
   if (!prepared.options.preload.empty()) {
-    if (const auto code = preloader.emplace(prepared, job, mask, report).load(orders)) return *code;
+    if (const auto code = preloader.emplace(prepared, job, mask, report).load(control)) return *code;
   }
   Preloader* const one = preloader ? &*preloader : nullptr;
   Restarts restarts(prepared.options.restarts);
   while (true) {
     const auto begin = base::Deadline::Clock::now();
     job.restart = restarts.count();
-    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, one, orders, children, mask}.run();
+    const Outcome outcome = Attempt{prepared, job, secret, terminal, outputs, one, control, children, mask}.run();
     const auto next = restarts.judge(outcome, base::Deadline::Clock::now() - begin);
     if (next == Restarts::Next::kAgain) {
       report.restarting(restarts.count(), restarts.most(), restarts.pause());
-      if (const auto code = pause(restarts.pause(), orders)) return *code;
+      if (const auto code = pause(restarts.pause(), control)) return *code;
       continue;
     }
     if (next == Restarts::Next::kHopeless) report.giving_up(Restarts::kQuick);
-    after_all_ended(report, outcome, terminal, orders);
+    after_all_ended(report, outcome, terminal, control);
     return outcome.exit_code;
   }
 }
@@ -135,9 +136,9 @@ int launch(const Options& options) {
     port.emplace(prepared.layout.master_address);
   }
   const Job job = describe(prepared, port);
-  return with_guardian([&](Orders& orders, const sigset_t& mask) {
+  return with_guardian([&](ControlPipe& control, const sigset_t& mask) {
     try {
-      return run_job(prepared, job, secret, outputs, orders, mask);
+      return run_job(prepared, job, secret, outputs, control, mask);
     } catch (const StartError& error) {
       return complain(error, kCannotStart);
     } catch (const base::ConfigError& error) {  // of --preload

@@ -24,8 +24,8 @@ class ReservedPort {
   std::string master_;
 };
 
-// Whether somebody listens on that port of this machine already, so that rank 0 could not. An address that is a name,
-// or not this machine's, stands for the loopback one.
+// True where somebody listens on that port of this machine already, so that rank 0 could not. An address that is a
+// name, or not this machine's, stands for the loopback one.
 bool is_taken(const std::string& address, int port);
 
 }  // namespace lamina::launch

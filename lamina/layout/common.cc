@@ -20,8 +20,8 @@ std::string text(const Shape& shape) {
 
 Region of_shape(Region region, const Shape& shape) {
   if (region.whole == shape) return region;
-  throw base::UsageError(base::str("regions of tensors of shapes ", text(region.whole), " and ", text(shape),
-                                   " have nothing in common; expected two regions of one tensor"));
+  throw base::InternalError(base::str("regions of tensors of shapes ", text(region.whole), " and ", text(shape),
+                                      " have nothing in common; expected two regions of one tensor"));
 }
 
 }  // namespace

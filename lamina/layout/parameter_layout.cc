@@ -116,8 +116,8 @@ void check(const ParameterLayout& layout) {
 Region held(const ParameterLayout& layout, int slice, int shard) {
   check(layout);
   if (slice < 0 || slice >= layout.slices() || shard < 0 || shard >= layout.shards) {
-    throw base::UsageError(str("there is no shard ", shard, " of slice ", slice, " of ", layout.name, ", which has ",
-                               layout.slices(), " slices and ", layout.shards, " shards of each"));
+    throw base::InternalError(str("there is no shard ", shard, " of slice ", slice, " of ", layout.name, ", which has ",
+                                  layout.slices(), " slices and ", layout.shards, " shards of each"));
   }
   return piece(layout, slice, shard);
 }

@@ -53,9 +53,9 @@ base::Rank holder(const ParameterLayout& layout, const topology::Topology& topol
   const int copies = holders.tp * holders.rdp / layout.shards;
   const auto below = [](int number, int count) { return number >= 0 && number < count; };
   if (!below(place.slice, layout.slices()) || !below(place.shard, layout.shards) || !below(place.copy, copies)) {
-    throw base::UsageError(str("there is no copy ", place.copy, " of shard ", place.shard, " of slice ", place.slice,
-                               " of ", layout.name, ", which has ", layout.slices(), " slices, ", layout.shards,
-                               " shards of each and ", copies, " copies of each"));
+    throw base::InternalError(str("there is no copy ", place.copy, " of shard ", place.shard, " of slice ", place.slice,
+                                  " of ", layout.name, ", which has ", layout.slices(), " slices, ", layout.shards,
+                                  " shards of each and ", copies, " copies of each"));
   }
   const int index = place.copy * layout.shards + place.shard;
   return topology.rank({.pp = static_cast<int>(layout.partition.value),

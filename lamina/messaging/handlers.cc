@@ -9,7 +9,7 @@
 namespace lamina::messaging {
 
 void Handlers::on(transport::Kind kind, Handler handler) {
-  if (find(kind) != nullptr) throw base::UsageError(base::str("two handlers of messages \"", kind.words(), "\""));
+  if (find(kind) != nullptr) throw base::InternalError(base::str("two handlers of messages \"", kind.words(), "\""));
   handlers_.emplace_back(kind, std::move(handler));
 }
 

@@ -13,9 +13,10 @@ std::vector<value::Value> without_signatures(std::span<const base::Rank> members
   };
   for (std::size_t i = 1; i < members.size(); ++i) {
     if (word(i, 0).empty() || word(0, 0).empty() || word(i, 0) == word(0, 0)) continue;
-    throw base::DesyncError(base::str("rank ", members[0], " is in ", word(0, 1), " at ", word(0, 2), ", rank ",
-                                      members[i], " in ", word(i, 1), " at ", word(i, 2),
-                                      ": all ranks of a group make the same calls, in the same order"));
+    throw base::DesyncError(
+        base::str("rank ", members[0], " is in ", word(0, 1), " at ", word(0, 2), ", rank ", members[i], " in ",
+                  word(i, 1), " at ", word(i, 2), ": all ranks of a group make the same calls, in the same order"),
+        base::Code{"step-calls-differ"});
   }
   std::vector<value::Value> values;
   for (auto& one : exchanged) values.push_back(std::move(one.as<value::Tuple>().items.at(3)));
@@ -110,7 +111,8 @@ value::Value Mailbox::await(base::Rank from, const std::string& channel, const b
   const auto ready = [&] {
     if (boxes_.contains(key)) return true;
     if (const auto lost = lost_.find(from); lost != lost_.end()) {
-      throw base::PeerError(base::str(lost->second.text(), "; ", what(), " will not come"), lost->second);
+      throw base::PeerError(base::str(lost->second.text(), "; ", what(), " will not come"), lost->second,
+                            base::Code{"group-lost"});
     }
     return false;
   };
@@ -134,7 +136,7 @@ void Mailbox::hear(std::vector<base::Rank> from, const std::string& channel, con
     for (const auto rank : from) {
       const auto lost = lost_.find(rank);
       if (lost == lost_.end()) continue;
-      throw base::PeerError(base::str(what({}), ": ", lost->second.text()), lost->second);
+      throw base::PeerError(base::str(what({}), ": ", lost->second.text()), lost->second, base::Code{"group-lost"});
     }
     return from.empty();
   };

@@ -49,7 +49,7 @@ class Mailbox {
   void hear(std::vector<base::Rank> from, const std::string& channel, const base::Patience& patience, const Take& take,
             const Named& what);
 
-  // The same where it has come already.
+  // Takes the value where it has come already.
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
   // Every member calls with the same `members`, its own rank among them: the members' values in that order. Throws
@@ -61,7 +61,7 @@ class Mailbox {
 
   // Waits until one of `members` is lost, at most `within`; none when none is.
   std::optional<base::Loss> loss(std::span<const base::Rank> members, std::chrono::milliseconds within);
-  // The same of the first rank that was lost, whichever it is: others may have left because of it.
+  // Throws as above for the first rank that was lost, whichever it is: others may have left because of it.
   std::optional<base::Loss> first_loss();
 
   void lose(const base::Loss& loss);  // from the transport's thread

@@ -27,7 +27,7 @@ class Presence {
 
   std::int64_t next_operation(const Group& group);  // its n
   void say(const Group& group, std::int64_t operation);
-  // What of its wait is to be known to find out that others wait for it in turn: see [Note: mutual waits].
+  // The part of its wait that tells whether others wait for it in turn: see [Note: mutual waits].
   MutualWaits::Operation operation(const Group& group, std::int64_t number) const;
   MutualWaits& waits() { return mailbox_.waits(); }
   std::vector<base::Rank> absent(const Group& group, std::int64_t operation);

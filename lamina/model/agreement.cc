@@ -36,7 +36,7 @@ std::string difference(const std::string& first, const std::string& other) {
     const auto found = difference(first, descriptions[i].as<std::string>());
     if (!found.empty()) text = base::str("rank ", world[i], " built another model than rank ", world[0], ": ", found);
   }
-  throw base::UsageError(text);
+  throw base::UsageError(text, base::Code{"model-ranks-differ"});
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ DType dtype_of(const std::string& name, const at::Tensor& tensor) {
   if (found != kDTypes.end()) return found->second;
   throw base::UsageError(base::str(name, " has the dtype ", tensor.scalar_type(),
                                    ", which lamina cannot spread over ranks: keep it in another dtype, or in an "
-                                   "attribute that is neither a parameter nor a buffer"));
+                                   "attribute that is neither a parameter nor a buffer"),
+                         base::Code{"model-dtype"});
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here,
     const auto& [layout, tensor] = all_[i];
     const bool is_new =
         by_name_.emplace(layout.name, i).second && by_tensor_.emplace(tensor.unsafeGetTensorImpl(), i).second;
-    if (!is_new) throw base::UsageError(base::str(layout.name, " is in the model's table already"));
+    if (!is_new) throw base::InternalError(base::str(layout.name, " is in the model's table already"));
   }
 }
 

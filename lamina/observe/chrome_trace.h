@@ -14,7 +14,7 @@ namespace lamina::observe {
 // clock.
 void write_chrome_trace(const Timeline& timeline, std::ostream& out);
 
-// What write_chrome_trace() wrote, with all clocks as rank 0's. Throws base::FormatError for any other file.
+// Reads what write_chrome_trace() wrote, with all clocks as rank 0's. Throws base::FormatError for any other file.
 Timeline read_chrome_trace(std::istream& in);
 
 }  // namespace lamina::observe

@@ -6,7 +6,7 @@
 
 #include "lamina/observe/event.h"
 
-// What the writer and the reader of a file agree on.
+// Names that the writer and the reader of a file agree on.
 namespace lamina::observe {
 
 // The categories of the events, by What.

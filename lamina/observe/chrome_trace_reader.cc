@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 
 std::int64_t nanoseconds(const Json& microseconds) { return std::llround(microseconds.get<double>() * 1000); }
 
-// What a slice of a row stands for; nothing for those of the plan.
+// The event that a slice of a row stands for; nothing for those of the plan.
 std::optional<What> what_of(const Json& row) {
   if (row.at("tid").get<int>() / kLanes == kPlanned) return std::nullopt;
   const std::string category = row.at("cat");

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// What the ranks of a job did, and when.
+// Events: what the ranks of a job did, and when.
 namespace lamina::observe {
 
 enum class What : std::uint8_t {
@@ -34,7 +34,7 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 
-// What one rank recorded.
+// The events of one rank.
 struct RankRecord {
   std::int64_t rank = 0;
   std::int64_t leader = 0;    // the rank that runs the step bodies of its pipeline
@@ -45,7 +45,7 @@ struct RankRecord {
   friend bool operator==(const RankRecord&, const RankRecord&) = default;
 };
 
-// What some ranks of a job recorded, and the schedule that they followed.
+// The events of some ranks of a job, and the schedule that they followed.
 struct Timeline {
   std::string schedule = "interleaved";
   std::int64_t active_microbatches = 1;

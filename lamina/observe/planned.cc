@@ -43,7 +43,7 @@ Courses courses_of(const Timeline& timeline) {
 
 bool is_backward(const Span& span) { return span.event->what == What::kBackward; }
 
-// What one rank did of a microbatch's forward, or backward, before another one went on.
+// The part of a microbatch's forward, or backward, that one rank did before another one went on.
 struct Run {
   std::int64_t rank;
   std::int64_t duration;
@@ -73,7 +73,7 @@ std::vector<std::int64_t> way_of(const Course& course) {
   return std::ranges::max_element(taken, {}, [](const auto& way) { return way.second; })->first;
 }
 
-// What each visit of the way takes, on average: what its rank took in all, shared among the rank's visits as it was by
+// Average time of each visit of the way: what its rank took in all, shared among the rank's visits as it was by
 // the microbatches that took this way.
 std::vector<std::int64_t> durations_of(const Course& course, const std::vector<std::int64_t>& way, bool backward) {
   std::vector<double> parts(way.size());

@@ -16,7 +16,7 @@ constexpr std::size_t kMostEvents = 1'000'000;  // some 150 MB; later ones are c
 
 std::int64_t now_ns();  // of the steady clock
 
-// What was recorded, added up.
+// Sums of what was recorded.
 struct Totals {
   std::int64_t step_ns = 0;
   std::int64_t compute_ns = 0;
@@ -25,7 +25,7 @@ struct Totals {
   std::int64_t peak_bytes = 0;
 };
 
-// What one rank does. Off at first: then whoever has something to record pays for one look at `on()`. May be used from
+// The recorder of one rank's events. Off at first: then recording costs one look at `on()`. May be used from
 // any thread, but for what is said of the file.
 class Recorder {
  public:

@@ -9,7 +9,7 @@
 
 namespace lamina::observe {
 
-// What a rank did in the steps of a timeline.
+// The work of one rank in the steps of a timeline.
 struct RankSummary {
   std::int64_t rank = 0;
   std::int64_t step_ns = 0;     // it was in a step
@@ -44,7 +44,7 @@ struct Summary {
   std::vector<ModuleSummary> modules;  // the slowest first
 };
 
-// Of all steps but the first, which traces, cuts and warms up, where there are several.
+// A summary of all steps but the first, which traces, cuts and warms up, where there are several.
 Summary summarise(const Timeline& timeline);
 
 // As a table; ends with a newline.

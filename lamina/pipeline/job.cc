@@ -104,7 +104,7 @@ void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::R
 }
 
 void Job::set_order(remote::Tensors parameters, bool forwards_change_the_model) {
-  if (!options_.deterministic) throw base::UsageError("set_order() of a job that is not deterministic");
+  base::internal_check(options_.deterministic, "set_order() of a job that is not deterministic");
   parameters_ = std::move(parameters);
   forwards_change_the_model_ = forwards_change_the_model;
   const auto step = steps_.open();
@@ -276,7 +276,7 @@ Job::Ended Job::lead(remote::StepScope& step, const StepSpec& spec, const base::
   if (step.error()) return {};
   if (auto end = steps_.take_end()) {
     well_ended(std::move(*end));
-    throw base::FormatError("another rank announced the outputs of the step that this rank leads");
+    throw base::InternalError("another rank announced the outputs of the step that this rank leads");
   }
   return {{std::move(bodies->outputs), saw_backward(spec, backwards_before)},
           step.flags->left_by(base::Microbatch(spec.microbatches - 1))};
@@ -288,7 +288,7 @@ bool Job::saw_backward(const StepSpec& spec, std::int64_t backwards_before) cons
 
 void Job::cut_here(std::function<void()> cut) {
   const auto first = first_call_.load();
-  if (!first) throw base::UsageError("the model is cut in its first step alone");
+  base::internal_check(first != nullptr, "a cut in another step than the first");
   first->ask(std::move(cut));
 }
 
@@ -388,7 +388,7 @@ void Job::drain(remote::StepScope& step, const std::function<void()>& check_inte
 }
 
 value::Value Job::call(base::ModuleId id, value::Value arguments) {
-  if (!modules_) throw base::UsageError("a module was called before the model was set");
+  base::internal_check(modules_ != nullptr, "a module was called before the model was set");
   const auto placed = owners_.at(id.value);
   const auto owner = placed == remote::kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kFarAbove = 1.5;  // times the mean
 
-// What is owned together and takes longest on a rank.
+// The items that are owned together and take longest on a rank.
 struct Heaviest {
   double time_us = 0;
   int node = 0;  // of its nodes the one that takes longest

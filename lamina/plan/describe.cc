@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "lamina/base/str.h"
+#include "lamina/plan/format.h"
 #include "lamina/plan/owned_names.h"
-#include "lamina/plan/readable.h"
 #include "lamina/plan/report.h"
 
 namespace lamina::plan {
@@ -56,21 +56,21 @@ std::string describe(const ModuleTree& tree, const Report& report) {
   std::vector<Row> rows{{"partition", "modules", "parameters", "share", "memory", "sends", "owns"}};
   for (std::size_t i = 0; i < report.stages.size(); ++i) {
     const Stage& stage = report.stages[i];
-    rows.push_back({base::str(i), base::str(modules[i]), readable(stage.parameter_bytes),
-                    percent(static_cast<double>(stage.parameter_bytes), static_cast<double>(parameters)),
-                    readable(stage.memory_bytes), readable(stage.out_bytes),
+    rows.push_back({base::str(i), base::str(modules[i]), format_bytes(stage.parameter_bytes),
+                    format_percent(static_cast<double>(stage.parameter_bytes), static_cast<double>(parameters)),
+                    format_bytes(stage.memory_bytes), format_bytes(stage.out_bytes),
                     names[i].empty() ? "(nothing)" : list(names[i])});
   }
   if (timed) {
     rows[0].insert(rows[0].begin() + 4, "time");
     for (std::size_t i = 0; i < report.stages.size(); ++i) {
-      rows[i + 1].insert(rows[i + 1].begin() + 4, readable_time(report.stages[i].time_us));
+      rows[i + 1].insert(rows[i + 1].begin() + 4, format_time(report.stages[i].time_us));
     }
   }
   std::string text = aligned(rows);
-  if (timed) text += base::str("predicted step ", readable_time(report.predicted_step_us), ", bubble ");
+  if (timed) text += base::str("predicted step ", format_time(report.predicted_step_us), ", bubble ");
   if (!timed) text += "bubble, with bytes in place of times, ";
-  text += percent(report.bubble, 1) + "\n";
+  text += format_percent(report.bubble, 1) + "\n";
   return report.warning.empty() ? text : text + "warning: " + report.warning + "\n";
 }
 

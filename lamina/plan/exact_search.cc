@@ -9,12 +9,17 @@ namespace {
 // Branch and bound, the items in the order of the route.
 class ExactSearch {
  public:
-  ExactSearch(Draft& best, const Task& task, const Bounds& bounds, int drafts)
-      : best_(best), task_(task), bounds_(bounds), left_(drafts), score_(best.score(bounds)), draft_(task) {
-    std::vector<bool> moves(task.items.size());
-    for (int item : task.movable) moves[item] = true;
-    for (int item = 0; item < task.items.size(); ++item) {
-      if (!moves[item]) draft_.move(item, best.owners()[item]);
+  ExactSearch(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates)
+      : best_(best),
+        problem_(problem),
+        bounds_(bounds),
+        left_(candidates),
+        score_(best.score(bounds)),
+        candidate_(problem) {
+    std::vector<bool> moves(problem.items.size());
+    for (int item : problem.movable) moves[item] = true;
+    for (int item = 0; item < problem.items.size(); ++item) {
+      if (!moves[item]) candidate_.move(item, best.owners()[item]);
     }
   }
 
@@ -23,32 +28,32 @@ class ExactSearch {
  private:
   // Partitions without anything placed by hand are alike: of those that are still empty, one is tried.
   void decide(std::size_t at, int used) {
-    if (at == task_.movable.size()) {
-      best_ = draft_;
-      score_ = draft_.score(bounds_);
+    if (at == problem_.movable.size()) {
+      best_ = candidate_;
+      score_ = candidate_.score(bounds_);
       return;
     }
-    const int item = task_.movable[at];
-    const int ranks = task_.by_hand ? task_.goal.partitions : std::min(task_.goal.partitions, used + 1);
+    const int item = problem_.movable[at];
+    const int ranks = problem_.by_hand ? problem_.goal.partitions : std::min(problem_.goal.partitions, used + 1);
     for (int rank = 0; rank < ranks && left_ > 0; ++rank, --left_) {
-      draft_.move(item, rank);
-      if (draft_.score(bounds_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
+      candidate_.move(item, rank);
+      if (candidate_.score(bounds_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
     }
-    draft_.move(item, Draft::kNobody);
+    candidate_.move(item, Candidate::kNobody);
   }
 
-  Draft& best_;
-  const Task& task_;
+  Candidate& best_;
+  const Problem& problem_;
   const Bounds& bounds_;
   int left_;
   Score score_;
-  Draft draft_;
+  Candidate candidate_;
 };
 
 }  // namespace
 
-void search_all(Draft& best, const Task& task, const Bounds& bounds, int drafts) {
-  ExactSearch(best, task, bounds, drafts).run();
+void search_all(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates) {
+  ExactSearch(best, problem, bounds, candidates).run();
 }
 
 }  // namespace lamina::plan

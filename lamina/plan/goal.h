@@ -8,10 +8,10 @@
 
 #include "lamina/config/config.h"
 
-// What a plan is made for.
+// The objective that a plan is made for.
 namespace lamina::plan {
 
-// What a message between two ranks takes; by default nothing.
+// The time of a message between two ranks; by default nothing.
 struct Link {
   double latency_us = 0;
   double bytes_per_us = 0;  // 0: a message takes its latency, whatever its size

@@ -36,11 +36,12 @@ Groups grouped(const ModuleTree& tree, const Route& route) {
 [[noreturn]] void refuse(const ModuleTree& tree, const Items& items, int node, base::Partition one,
                          base::Partition other) {
   const std::string& first = tree[items.first[items.of[node]]].name;
-  throw base::ConfigError(base::str("placement of modules by hand: \"", tree[node].name, "\" is in partition ", other,
-                                    ", but what it has to be together with, through modules that share parameters "
-                                    "(\"",
-                                    first, "\" is the first of them), is in partition ", one,
-                                    "; place all of them in the same one"));
+  throw base::ConfigError(
+      base::str("placement of modules by hand: \"", tree[node].name, "\" is in partition ", other,
+                ", but what it has to be together with, through modules that share parameters "
+                "(\"",
+                first, "\" is the first of them), is in partition ", one, "; place all of them in the same one"),
+      base::Code{"model-shared-apart"});
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ constexpr std::size_t kLightest = 3;  // ranks that are tried as a target althou
 
 class LocalSearch {
  public:
-  LocalSearch(Draft& draft, const Task& task, const Bounds& bounds, int drafts)
-      : draft_(draft), task_(task), bounds_(bounds), left_(drafts), score_(draft.score(bounds)) {}
+  LocalSearch(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates)
+      : candidate_(candidate), problem_(problem), bounds_(bounds), left_(candidates), score_(candidate.score(bounds)) {}
 
   void run() {
     while (left_ > 0 && (move_one() || (swaps() && swap_two()))) {
@@ -27,39 +27,40 @@ class LocalSearch {
     int rank = 0;
   };
 
-  // Of a chain no swap leaves contiguous parts: one is of use only where these do not fit into memory.
-  bool swaps() const { return task_.chain_end == 0 || score_.overflow_bytes > 0; }
+  // Swaps break a chain's contiguous parts: one is of use only where these do not fit into memory.
+  bool swaps() const { return problem_.chain_end == 0 || score_.overflow_bytes > 0; }
 
-  int owner(int item) const { return draft_.owners()[item]; }
+  int owner(int item) const { return candidate_.owners()[item]; }
 
   // The ranks that hold all others up.
   std::vector<bool> critical() const {
-    const auto& loads = draft_.loads();
+    const auto& loads = candidate_.loads();
     std::vector<bool> is(loads.size());
     const auto mark = [&](auto weight) { is[std::ranges::max_element(loads, {}, weight) - loads.begin()] = true; };
-    mark(&Weight::time_us);
-    if (task_.goal.simple()) {
-      mark(&Weight::forward_us);
-      mark(&Weight::backward_us);
+    mark(&Load::time_us);
+    if (problem_.goal.simple()) {
+      mark(&Load::forward_us);
+      mark(&Load::backward_us);
     }
-    mark(&Weight::memory_bytes);
+    mark(&Load::memory_bytes);
     for (std::size_t rank = 0; rank < loads.size(); ++rank) {
-      if (task_.goal.memory_limit_bytes && loads[rank].memory_bytes > *task_.goal.memory_limit_bytes) is[rank] = true;
+      if (problem_.goal.memory_limit_bytes && loads[rank].memory_bytes > *problem_.goal.memory_limit_bytes)
+        is[rank] = true;
     }
     return is;
   }
 
   // The ranks with least time, then those with least memory.
   std::vector<int> lightest() const {
-    std::vector<int> ranks(draft_.loads().size());
+    std::vector<int> ranks(candidate_.loads().size());
     std::iota(ranks.begin(), ranks.end(), 0);
     std::vector<int> chosen;
     const auto take = [&](auto weight) {
-      std::ranges::stable_sort(ranks, {}, [&](int rank) { return std::invoke(weight, draft_.loads()[rank]); });
+      std::ranges::stable_sort(ranks, {}, [&](int rank) { return std::invoke(weight, candidate_.loads()[rank]); });
       chosen.insert(chosen.end(), ranks.begin(), ranks.begin() + std::min(kLightest, ranks.size()));
     };
-    take(&Weight::time_us);
-    if (task_.goal.memory_weight > 0 || task_.goal.memory_limit_bytes) take(&Weight::memory_bytes);
+    take(&Load::time_us);
+    if (problem_.goal.memory_weight > 0 || problem_.goal.memory_limit_bytes) take(&Load::memory_bytes);
     std::ranges::sort(chosen);
     chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
     return chosen;
@@ -68,25 +69,25 @@ class LocalSearch {
   // The ranks of what comes before and after an item, where they are not its own.
   std::vector<int> beside(int item) const {
     std::vector<int> ranks;
-    for (int gap : task_.gaps[item]) {
-      for (int point : {gap - 1, gap}) {
-        const int rank = draft_.rank_at(point);
+    for (int boundary : problem_.boundaries[item]) {
+      for (int point : {boundary - 1, boundary}) {
+        const int rank = candidate_.rank_at(point);
         if (rank != owner(item) && !std::ranges::count(ranks, rank)) ranks.push_back(rank);
       }
     }
     return ranks;
   }
 
-  // Whether the draft is better so than the best change found so far; it stays as it was.
+  // True where the candidate is better so than the best change found so far; it stays as it was.
   bool better(const std::vector<Change>& changes, Score& best) {
     std::vector<Change> back;
     for (const Change& change : changes) {
       back.push_back({change.item, owner(change.item)});
-      draft_.move(change.item, change.rank);
+      candidate_.move(change.item, change.rank);
     }
-    const Score score = draft_.score(bounds_);
+    const Score score = candidate_.score(bounds_);
     std::ranges::reverse(back);
-    for (const Change& change : back) draft_.move(change.item, change.rank);
+    for (const Change& change : back) candidate_.move(change.item, change.rank);
     --left_;
     if (!score.beats(best)) return false;
     best = score;
@@ -94,7 +95,7 @@ class LocalSearch {
   }
 
   bool apply(const std::vector<Change>& changes, const Score& score) {
-    for (const Change& change : changes) draft_.move(change.item, change.rank);
+    for (const Change& change : changes) candidate_.move(change.item, change.rank);
     score_ = score;
     return !changes.empty();
   }
@@ -104,7 +105,7 @@ class LocalSearch {
     const std::vector<int> light = lightest();
     Score best = score_;
     std::vector<Change> chosen;
-    for (int item : task_.movable) {
+    for (int item : problem_.movable) {
       std::vector<int> targets = beside(item);
       if (hurts[owner(item)]) targets.insert(targets.end(), light.begin(), light.end());
       for (int rank : targets) {
@@ -115,13 +116,13 @@ class LocalSearch {
     return apply(chosen, best);
   }
 
-  // Of a critical rank and any other one; the first that helps.
+  // Swaps between a critical rank and any other one; the first that helps.
   bool swap_two() {
     const std::vector<bool> hurts = critical();
     Score best = score_;
-    for (int one : task_.movable) {
+    for (int one : problem_.movable) {
       if (!hurts[owner(one)]) continue;
-      for (int other : task_.movable) {
+      for (int other : problem_.movable) {
         if (left_ <= 0) return false;
         if (owner(one) == owner(other)) continue;
         const std::vector<Change> swap{{one, owner(other)}, {other, owner(one)}};
@@ -131,8 +132,8 @@ class LocalSearch {
     return false;
   }
 
-  Draft& draft_;
-  const Task& task_;
+  Candidate& candidate_;
+  const Problem& problem_;
   const Bounds& bounds_;
   int left_;
   Score score_;
@@ -140,8 +141,8 @@ class LocalSearch {
 
 }  // namespace
 
-void improve(Draft& draft, const Task& task, const Bounds& bounds, int drafts) {
-  LocalSearch(draft, task, bounds, drafts).run();
+void improve(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates) {
+  LocalSearch(candidate, problem, bounds, candidates).run();
 }
 
 }  // namespace lamina::plan

@@ -10,8 +10,8 @@
 
 namespace lamina::plan {
 
-// What a module itself does between two calls of others, or an end of its own call; the first one of each of its calls
-// is there even if it does nothing.
+// The work of a module itself between two calls of others, or an end of its own call; the first one of each of its
+// calls is there even if it does nothing.
 struct Stretch {
   int at = 0;  // its place among those of all modules, in the order in which they ran
   double forward_us = 0;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/tied_parameters.h"
 #include "lamina/schedule/simulation.h"
 
 namespace lamina::plan {

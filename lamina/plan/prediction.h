@@ -10,7 +10,7 @@
 
 namespace lamina::plan {
 
-// What a step consists of, per microbatch: all work and messages one after the other, and the heaviest rank's work.
+// Sums of a step, per microbatch: all work and messages one after the other, and the heaviest rank's work.
 struct StepShape {
   double path_forward_us = 0;
   double path_backward_us = 0;
@@ -25,7 +25,7 @@ struct StepShape {
 // schedule itself; tests/plan compares the two.
 double step_us(const StepShape& shape, const Goal& goal);
 
-// What one rank does per microbatch.
+// The work of one rank per microbatch.
 struct RankLoad {
   double forward_us = 0;
   double backward_us = 0;
@@ -42,11 +42,11 @@ struct Prediction {
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);
 
-// The same step run by the schedule itself in simulated time, to a nanosecond.
+// Runs that step by the schedule itself in simulated time, to a nanosecond.
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
 
-// Of how many microbatches each partition holds activations at once in that simulated time, messages taking a moment.
-// In a job there may be up to `goal.held()`.
+// The number of microbatches whose activations each partition holds at once in that simulated time, messages taking a
+// moment. In a job there may be up to `goal.held()`.
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal);
 
 // Parameters, their gradients, and the activations of as many microbatches as are held.
@@ -54,7 +54,7 @@ inline std::int64_t held_bytes(std::int64_t parameter_bytes, std::int64_t activa
   return 2 * parameter_bytes + held * activation_bytes;
 }
 
-// The same per partition; with a goal, of as many microbatches as it may hold whatever the times.
+// Counts per partition; with a goal, of as many microbatches as it may hold whatever the times.
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const std::vector<int>& held);
 std::vector<std::int64_t> memory_bytes(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 

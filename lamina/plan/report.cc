@@ -2,7 +2,7 @@
 #include "lamina/plan/report.h"
 
 #include "lamina/plan/bottleneck.h"
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/tied_parameters.h"
 
 namespace lamina::plan {
 

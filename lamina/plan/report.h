@@ -10,7 +10,7 @@
 
 namespace lamina::plan {
 
-// What one partition does per microbatch, and what it holds.
+// The work of one partition per microbatch, and what it holds.
 struct Stage {
   double time_us = 0;                // forward and backward; 0 where the tree has no times
   std::int64_t parameter_bytes = 0;  // shared ones once
@@ -18,7 +18,7 @@ struct Stage {
   std::int64_t out_bytes = 0;        // sent to other partitions by a forward; a backward receives as much
 };
 
-// What a plan promises.
+// The promises of a plan.
 struct Report {
   Assignment owners;
   std::vector<Stage> stages;     // by partition
@@ -35,7 +35,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
 // without all of their children. Then a line with step and bubble, and the warning. Ends with a newline.
 std::string describe(const ModuleTree& tree, const Report& report);
 
-// The same names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
+// Lists those names in one line for logs: "Partition assignments: {0: [model (itself), embedding], 1: [blocks]}".
 std::string assignments_line(const ModuleTree& tree, const Assignment& owners, int partitions);
 
 }  // namespace lamina::plan

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lamina/plan/draft.h"
+#include "lamina/plan/candidate.h"
 
 namespace lamina::plan {
 
-// Both are deterministic, and end when they have looked at so many drafts.
+// Both are deterministic, and end when they have looked at so many candidates.
 
-// Moves and swaps single items while that makes the draft better.
-void improve(Draft& draft, const Task& task, const Bounds& bounds, int drafts);
+// Moves and swaps single items while that makes the candidate better.
+void improve(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates);
 
 // Tries all owners of all items, without what cannot become better than `best`. Finds the best one when it is given
-// enough drafts: for about ten items.
-void search_all(Draft& best, const Task& task, const Bounds& bounds, int drafts);
+// enough candidates: for about ten items.
+void search_all(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates);
 
 }  // namespace lamina::plan

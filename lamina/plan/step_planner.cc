@@ -1,58 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "lamina/plan/memory_error.h"
-#include "lamina/plan/mixed_cost.h"
+#include "lamina/plan/check_memory.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/search.h"
 #include "lamina/plan/tree_division.h"
+#include "lamina/plan/weighted_cost.h"
 
 namespace lamina::plan {
 namespace {
 
-// How many drafts are looked at for one number of partitions, times that number.
-constexpr int kLocalDrafts = 40'000;
-constexpr int kExactDrafts = 200'000;
+// How many candidates are looked at for one number of partitions, times that number.
+constexpr int kLocalCandidates = 40'000;
+constexpr int kExactCandidates = 200'000;
 constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
 constexpr int kSpare = 64;             // so many partitions more than there are items, nothing better is found
-constexpr std::size_t kFewItems = 24;  // of more, so many drafts are too small a part
+constexpr std::size_t kFewItems = 24;  // of more, so many candidates are too small a part
 
 // [Note: monotonic] A plan for k partitions is the best of what can be found for k, and of the plan for k - 1: so more
 // partitions never make the predicted step longer. That holds because what is found for k does not depend on the number
 // of partitions wanted in the end.
 class StepPlan {
  public:
-  StepPlan(const ModuleTree& tree, const Goal& goal) : tree_(tree), task_(tree, goal), owners_(task_.on_one_rank()) {}
+  StepPlan(const ModuleTree& tree, const Goal& goal)
+      : tree_(tree), problem_(tree, goal), owners_(problem_.on_one_rank()) {}
 
   Assignment run() {
-    const int wanted = task_.goal.partitions;
-    const int useful = static_cast<int>(task_.movable.size()) + kSpare;
-    for (int partitions = task_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
-      const bool searched = task_.by_hand || partitions <= useful;
+    const int wanted = problem_.goal.partitions;
+    const int useful = static_cast<int>(problem_.movable.size()) + kSpare;
+    for (int partitions = problem_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
+      const bool searched = problem_.by_hand || partitions <= useful;
       if (!searched) partitions = wanted;
-      task_.set_partitions(partitions);
-      // The same plan over more ranks is no slower, but more microbatches are in flight, which take memory.
-      if (searched || Draft(task_, owners_).score({}).overflow_bytes > 0) extend();
+      problem_.set_partitions(partitions);
+      // A plan over more ranks is no slower, but more microbatches are in flight, which take memory.
+      if (searched || Candidate(problem_, owners_).score({}).overflow_bytes > 0) extend();
     }
-    require_memory(tree_, task_.nodes(owners_), task_.goal);
-    return task_.nodes(owners_);
+    check_memory(tree_, problem_.nodes(owners_), problem_.goal);
+    return problem_.nodes(owners_);
   }
 
  private:
-  // From the plan for one partition less to the plan for task_.goal.partitions.
+  // From the plan for one partition less to the plan for problem_.goal.partitions.
   void extend() {
-    const int partitions = task_.goal.partitions;
-    const std::vector<int> baseline = divide_tree(tree_, task_);
+    const int partitions = problem_.goal.partitions;
+    const std::vector<int> baseline = divide_tree(tree_, problem_);
     const std::vector<std::vector<int>> starts = starts_of(baseline);
     const Bounds bounds = bounds_of(baseline, starts.front());
-    Draft best(task_, owners_);
+    Candidate best(problem_, owners_);
     for (const std::vector<int>& start : starts) {
-      Draft draft(task_, start);
-      improve(draft, task_, bounds, kLocalDrafts / partitions);
-      if (draft.score(bounds).beats(best.score(bounds))) best = draft;
+      Candidate candidate(problem_, start);
+      improve(candidate, problem_, bounds, kLocalCandidates / partitions);
+      if (candidate.score(bounds).beats(best.score(bounds))) best = candidate;
     }
-    const bool contiguous = task_.chain_end > 0 && best.score(bounds).overflow_bytes == 0;
-    if (!contiguous && task_.movable.size() <= kFewItems) search_all(best, task_, bounds, kExactDrafts / partitions);
+    const bool contiguous = problem_.chain_end > 0 && best.score(bounds).overflow_bytes == 0;
+    if (!contiguous && problem_.movable.size() <= kFewItems)
+      search_all(best, problem_, bounds, kExactCandidates / partitions);
     owners_ = best.owners();
   }
 
@@ -60,7 +62,7 @@ class StepPlan {
   // start is kept.
   std::vector<std::vector<int>> starts_of(const std::vector<int>& baseline) const {
     std::vector<std::vector<int>> result;
-    for (double weight : {task_.goal.memory_weight, 0.0, 1.0}) result.push_back(cut_route(task_, weight));
+    for (double weight : {problem_.goal.memory_weight, 0.0, 1.0}) result.push_back(split_route(problem_, weight));
     result.push_back(baseline);
     result.push_back(owners_);
     return result;
@@ -71,16 +73,16 @@ class StepPlan {
   // count in the latter: fewer bytes on each rank are worth them.
   Bounds bounds_of(const std::vector<int>& baseline, const std::vector<int>& most_even) const {
     Bounds bounds;
-    const Draft other(task_, baseline);
+    const Candidate other(problem_, baseline);
     const Score score = other.score({});
     if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = other.step_us();
-    if (task_.chain_end > 0 && task_.goal.link.free() && !task_.goal.simple()) {
-      const Draft even(task_, most_even);
-      bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Weight::cost).cost;
+    if (problem_.chain_end > 0 && problem_.goal.link.free() && !problem_.goal.simple()) {
+      const Candidate even(problem_, most_even);
+      bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Load::cost).cost;
     }
-    const Draft before(task_, owners_);
-    if (task_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
-    if (task_.goal.memory_weight > 0) {
+    const Candidate before(problem_, owners_);
+    if (problem_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
+    if (problem_.goal.memory_weight > 0) {
       bounds.compute_us = before.compute_us();
     } else {
       bounds.step_us = std::min(bounds.step_us, before.step_us());
@@ -89,7 +91,7 @@ class StepPlan {
   }
 
   const ModuleTree& tree_;
-  Task task_;
+  Problem problem_;
   std::vector<int> owners_;
 };
 

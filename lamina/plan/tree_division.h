@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 
 namespace lamina::plan {
 
@@ -15,6 +15,6 @@ std::vector<std::vector<int>> share_out(const std::vector<int>& partitions, cons
 // are cut into contiguous segments whose costliest is cheapest, and segments share out the partitions of their parent
 // by D'Hondt. The cost of a module is memory and time, each as a part of the whole, mixed by the goal's memory_weight.
 // Returns owners of items.
-std::vector<int> divide_tree(const ModuleTree& tree, const Task& task);
+std::vector<int> divide_tree(const ModuleTree& tree, const Problem& problem);
 
 }  // namespace lamina::plan

@@ -9,8 +9,8 @@ class TreePlanner : public Planner {
  public:
   Assignment assign(const ModuleTree& tree, const Goal& goal) const override {
     if (tree.empty()) return {};
-    const Task task(tree, goal);
-    return task.nodes(divide_tree(tree, task));
+    const Problem problem(tree, goal);
+    return problem.nodes(divide_tree(tree, problem));
   }
 };
 

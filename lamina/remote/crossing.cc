@@ -12,8 +12,8 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& module, const char* what) {
   throw base::UsageError(base::str(module.empty() ? "the model" : module, ", which lives on another rank, was called ",
-                                   what,
-                                   "; call it outside, or place it in its caller's partition with set_partition"));
+                                   what, "; call it outside, or place it in its caller's partition with set_partition"),
+                         base::Code{"step-transform"});
 }
 
 }  // namespace

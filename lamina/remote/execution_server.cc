@@ -207,14 +207,15 @@ void ExecutionServer::require_flags(const Request& request, const runtime::Param
   if (!flags) return;
   const auto name = flags->difference(given, activity.flags());
   if (name.empty()) return;
-  throw base::UsageError(base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ",
-                                   transport_.rank(),
-                                   ", which its caller on another rank does not see: set it in the body of the step "
-                                   "function, or before the step on every rank"));
+  throw base::UsageError(
+      base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ", transport_.rank(),
+                ", which its caller on another rank does not see: set it in the body of the step "
+                "function, or before the step on every rank"),
+      base::Code{"step-frozen-remotely"});
 }
 
 Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answer& answer) {
-  if (!modules_) throw base::UsageError("this rank was asked to run a module before it has a model");
+  base::internal_check(modules_ != nullptr, "a rank was asked to run a module before it has a model");
   const auto& state = request.state;
   auto graph = std::make_shared<CalleeGraph>(request.arguments);
   const auto arguments = distinct_tensors(request.arguments);
@@ -266,7 +267,8 @@ Tensors ExecutionServer::backward(StepScope& step, Parked& parked, Answer& answe
   std::shared_ptr<CalleeGraph> graph;
   if (parked.forward) graph = step.served.graph_of(*std::exchange(parked.forward, nullptr), request.options.keep_graph);
   if (!graph) {
-    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True");
+    throw base::UsageError("backward through a call a second time: its graph is gone; keep it with retain_graph=True",
+                           base::Code{"step-backward-twice"});
   }
   auto options = request.options;
   options.asked = step.calls.asked(request.call.microbatch);

@@ -104,7 +104,8 @@ class CalleeGraph::Entry : public TakesReferences {
     if (!awaits) {
       throw base::UsageError(
           "a gradient flows into an earlier call of a module that runs on another rank, by way of something that the "
-          "module kept: let it keep that without its history (detach()), or return it and take it as an argument");
+          "module kept: let it keep that without its history (detach()), or return it and take it as an argument",
+          base::Code{"step-earlier-graph"});
     }
     arrived = std::move(gradients);
     return {};
@@ -152,13 +153,13 @@ void CalleeGraph::require_unused(std::int64_t output, const Tensors& gradients) 
     throw base::UsageError(
         "a hook on, or retain_grad() of, a tensor that a module on another rank returned: other results of that module "
         "depend on it, and what they add to its gradient is not seen here; compute them where the hook is, or return a "
-        "clone of it");
+        "clone of it",
+        base::Code{"step-gradient-hook"});
   });
 }
 
 Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& options) {
-  if (gradients.size() != graph_->outputs.size())
-    throw base::FormatError("gradients that are not those of the outputs");
+  base::internal_check(gradients.size() == graph_->outputs.size(), "gradients that are not those of the outputs");
   for (const auto output : options.watched) require_unused(output, gradients);
   auto& entry = *graph_->entry;
   const auto inputs = static_cast<std::uint32_t>(entry.num_inputs());
@@ -175,7 +176,8 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
     if (leaf == nullptr || std::ranges::none_of(options.asked, is_it)) return;
     throw base::UsageError(
         "autograd.grad(), or backward(inputs=...), of a parameter that a module uses which another rank calls: that "
-        "part of its gradient does not reach the caller; use model.backward() and read .grad on the rank that owns it");
+        "part of its gradient does not reach the caller; use model.backward() and read .grad on the rank that owns it",
+        base::Code{"step-autograd-grad"});
   });
   if (inputs == 0) return {};  // nobody asks for anything
   autograd::edge_list asked;
@@ -199,7 +201,7 @@ class CallerGraph::Node : public TakesReferences {
       options.watched = watched();
       result = run_(gradients, options, targets());
     });
-    if (result.size() != num_outputs()) throw base::FormatError("gradients that are not those of the arguments");
+    base::internal_check(result.size() == num_outputs(), "gradients that are not those of the arguments");
     return result;
   }
 
@@ -223,7 +225,8 @@ class CallerGraph::Node : public TakesReferences {
   void require_no_graph() const {
     if (!at::GradMode::is_enabled()) return;
     throw base::UsageError(base::str("create_graph=True through ", name_,
-                                     ", which runs on another rank, is not supported; place it on the caller's rank"));
+                                     ", which runs on another rank, is not supported; place it on the caller's rank"),
+                           base::Code{"step-transform"});
   }
 
   GradientTargets targets() const {
@@ -262,7 +265,7 @@ CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::
 CallerGraph::~CallerGraph() = default;
 
 void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
-  if (reached.size() != node_->arguments.size()) throw base::FormatError("an answer about other arguments");
+  base::internal_check(reached.size() == node_->arguments.size(), "an answer about other arguments");
   for (std::size_t i = 0; i < reached.size(); ++i) {
     if (reached[i] == '0') node_->arguments[i] = {};
   }

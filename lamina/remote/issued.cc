@@ -94,11 +94,12 @@ void Issued::learn_views() {
       outline->fetches_views = written;
       call->learned->learn_outline(std::move(outline));
     } else if (written) {
-      throw base::UsageError(base::str(
+      const auto text = base::str(
           "a result of ", call->name.empty() ? "the model" : call->name,
           ", which lives on another rank, is a view of its argument, and one of them was written to, which was not so "
           "after earlier calls of this kind: the other may lack it; write to a clone, or have each call waited for: "
-          "set_dynamic(module) before the first step"));
+          "set_dynamic(module) before the first step");
+      throw base::UsageError(text, base::Code{"step-view"});
     }
   }
 }

@@ -15,7 +15,8 @@ constexpr std::size_t kMaxKinds = 4096;
 void throw_unexpected(const std::string& module, const char* what) {
   throw base::UsageError(base::str(what, " ", module.empty() ? "the model" : module,
                                    " are not like those of an earlier call with arguments of the same kind; tell that "
-                                   "they vary: set_dynamic(module) before the first step"));
+                                   "they vary: set_dynamic(module) before the first step"),
+                         base::Code{"step-unlike-before"});
 }
 
 std::shared_ptr<const Outline> Learned::outline() const {

@@ -50,9 +50,10 @@ void write_arguments(const std::string& module, const value::List& written, cons
     const auto& argument = arguments.at(parts.at(0).as<std::int64_t>());
     const auto& now = parts.at(1).as<at::Tensor>();
     if (argument.sizes() != now.sizes()) {
-      throw base::UsageError(base::str(module, ", which lives on another rank, changed the shape of an argument from ",
-                                       argument.sizes(), " to ", now.sizes(),
-                                       " in place, which does not reach its caller; return the changed tensor"));
+      throw base::UsageError(
+          base::str(module, ", which lives on another rank, changed the shape of an argument from ", argument.sizes(),
+                    " to ", now.sizes(), " in place, which does not reach its caller; return the changed tensor"),
+          base::Code{"step-argument-changed"});
     }
     argument.copy_(now);
   }
@@ -111,7 +112,9 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   const auto run_backward = [this, alive = std::weak_ptr(alive_), call, graph](const Tensors& gradients,
                                                                                const BackwardOptions& options,
                                                                                const GradientTargets& targets) {
-    if (alive.expired()) throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"));
+    if (alive.expired())
+      throw base::UsageError(base::str(call->what(), ": backward after its job was shut down"),
+                             base::Code{"step-after-shutdown"});
     if (!options.keep_graph) graph->spend();
     return backward(*call, gradients, options, targets);
   };
@@ -179,13 +182,15 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
                               const GradientTargets& targets) {
   runtime::Activity* activity = runtime::Activity::current();
   if (activity == nullptr || activity->step().number() != forward.id.step) {
-    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"));
+    throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"),
+                           base::Code{"step-earlier-graph"});
   }
   for (const auto& leaf : options.asked) {
     if (!value::is_released(leaf)) continue;
     throw base::UsageError(
         base::str("autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: ",
-                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"));
+                  value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"),
+        base::Code{"step-autograd-grad"});
   }
   if (!options.asked.empty()) scope_of(*activity).calls.ask_for(forward.id.microbatch, options.asked);
   ++backwards_;
@@ -307,7 +312,8 @@ bool RemoteCalls::unsettled(runtime::Activity& activity) {
 std::shared_ptr<StepScope> RemoteCalls::step_of(const IssuedCall& call) {
   auto step = steps_.find(call.id.step);
   if (step) return step;
-  throw base::UsageError(base::str("a result of the ", call.what(), " is read after its step, which did not end well"));
+  throw base::UsageError(base::str("a result of the ", call.what(), " is read after its step, which did not end well"),
+                         base::Code{"step-earlier-graph"});
 }
 
 base::CallId RemoteCalls::new_name(const IssuedCall& call) {

@@ -113,7 +113,8 @@ base::CallId RemoteValue::route(base::Rank reader) {
 
 void RemoteValue::require_alive() const {
   if (alive_.expired())
-    throw base::UsageError(base::str("a result of the ", call_->what(), ", whose job was shut down"));
+    throw base::UsageError(base::str("a result of the ", call_->what(), ", whose job was shut down"),
+                           base::Code{"step-after-shutdown"});
 }
 
 std::shared_ptr<RemoteValue> remote_value_of(const at::Tensor& tensor) {

@@ -20,7 +20,10 @@ namespace lamina::remote {
 
 std::shared_ptr<StepScope> Steps::begin(const Make& make, const base::Call& entered, bool leads) {
   std::unique_lock lock(mutex_);
-  if (open_) throw base::UsageError("a step inside a step: call the inner step function outside the outer one");
+  if (open_) {
+    throw base::UsageError("a step inside a step: call the inner step function outside the outer one",
+                           base::Code{"step-nested"});
+  }
   const base::Step step(current_.value + 1);
   const auto opened = make(step);
   current_ = step;
@@ -32,7 +35,8 @@ std::shared_ptr<StepScope> Steps::begin(const Make& make, const base::Call& ente
   std::exception_ptr error;
   if (!coming_[step].end) error = late_ ? std::exchange(late_, nullptr) : for_good_;
   if (!begun_) compare();
-  if (!error && !refusal_.empty()) error = std::make_exception_ptr(base::DesyncError(refusal_));
+  if (!error && !refusal_.empty())
+    error = std::make_exception_ptr(base::DesyncError(refusal_, base::Code{"step-mismatch"}));
   if (error) opened->fail(error);
   catch_up(lock);
   return opened;
@@ -137,13 +141,13 @@ void Steps::announce(base::Step step, base::Rank leader, const base::Call& annou
   compare();
   if (begun_) return catch_up(lock);
   const auto refused = open_;
-  const auto error = std::make_exception_ptr(base::DesyncError(refusal_));
+  const auto error = std::make_exception_ptr(base::DesyncError(refusal_, base::Code{"step-mismatch"}));
   lock.unlock();
   refused->fail(error);
 }
 
 void Steps::refuse(base::Step step, const std::string& why) {
-  const auto error = std::make_exception_ptr(base::DesyncError(why));
+  const auto error = std::make_exception_ptr(base::DesyncError(why, base::Code{"step-mismatch"}));
   std::unique_lock lock(mutex_);
   if (step > current_) return;
   const auto open = open_;

@@ -72,13 +72,16 @@ class Joining {
     const auto inherited = inherited_secret();
     if (inherited && first.secret.empty()) return *inherited;
     if (inherited) {
-      throw base::ConfigError("this rank has a job secret from its launcher and rank 0 has none: start all alike");
+      throw base::ConfigError("this rank has a job secret from its launcher and rank 0 has none: start all alike",
+                              base::Code{"start-secret-missing"});
     }
     if (first.secret.empty()) {
-      throw base::ConfigError("rank 0 has a job secret from its launcher and this rank has none: start all alike");
+      throw base::ConfigError("rank 0 has a job secret from its launcher and this rank has none: start all alike",
+                              base::Code{"start-secret-missing"});
     }
     Secret secret;
-    if (first.secret.size() != secret.size()) throw base::FormatError("the store holds a malformed secret");
+    if (first.secret.size() != secret.size())
+      throw base::FormatError("the store holds a malformed secret", base::Code{"start-store-foreign"});
     std::ranges::copy(first.secret, secret.begin());
     return secret;
   }
@@ -88,9 +91,10 @@ class Joining {
     for (std::size_t i = 0; secret && i < hellos.size(); ++i) {
       const base::Rank rank(static_cast<std::int64_t>(i));
       if (hellos[i].signed_by(*secret, generation, rank)) continue;
-      throw base::ConfigError(base::str("what rank ", rank,
-                                        " says in the job's store is not signed with this job's secret: ",
-                                        hellos[i].signature.empty() ? kHasNone : kHasAnother));
+      throw base::ConfigError(
+          base::str("what rank ", rank, " says in the job's store is not signed with this job's secret: ",
+                    hellos[i].signature.empty() ? kHasNone : kHasAnother),
+          base::Code{"start-unsigned"});
     }
   }
 

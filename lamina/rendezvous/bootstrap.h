@@ -29,7 +29,7 @@ struct JoinOptions {
   std::function<void()> check_interrupt;  // called at least every 200 ms; may throw, which ends the join
 };
 
-// What a rank has when all ranks have joined.
+// Everything that a rank has when all ranks have joined.
 using Joined = std::vector<Connection>;  // by rank; nothing for our own
 
 // Meets the other ranks at the job's store and connects the liveness sockets. When it returns, on any rank, rank 0 has

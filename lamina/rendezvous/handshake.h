@@ -21,7 +21,7 @@ struct Identity {
   std::vector<std::string> told;  // by rank: what it shall know of us (where to send to us)
 };
 
-// What a handshake ends with: a socket, whose peer has proven that it holds the secret, the keys of the two directions,
+// The result of a handshake: a socket, whose peer has proven that it holds the secret, the keys of the two directions,
 // which nobody had before and which end with it, and what the peer told.
 struct Connection {
   Fd socket;
@@ -52,7 +52,7 @@ class Handshake {
 
   bool connecting() const { return connecting_; }
 
-  // Of a handshake that is done, or that connects.
+  // For a handshake that is done, or that connects.
   base::Rank peer() const { return *peer_; }
   Connection take();
 

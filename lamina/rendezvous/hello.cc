@@ -31,7 +31,7 @@ std::string both_values(const std::string& ours, const std::string& theirs, std:
                    around_difference(theirs, ours));
 }
 
-// Of texts that are configurations, the keys.
+// The keys in which two texts that are configurations differ.
 std::string differing_keys(const std::string& ours, const std::string& theirs, std::size_t rank) {
   try {
     const auto read = [](const std::string& json) { return config::parse_config({json, std::nullopt, true}).config; };
@@ -83,7 +83,7 @@ Hello Hello::decode(const std::string& bytes) {
       if (field == &Hello::lamina && hello.lamina != LAMINA_VERSION) break;
     }
   } catch (const base::FormatError&) {
-    throw base::FormatError("the store holds a malformed greeting");
+    throw base::FormatError("the store holds a malformed greeting", base::Code{"start-store-foreign"});
   }
   return hello;
 }
@@ -103,9 +103,10 @@ void check_compatible(const std::vector<Hello>& hellos) {
       const std::string& theirs = hellos[rank].*field;
       if (ours == theirs) continue;
       const bool keys = field == &Hello::configuration;
-      throw base::ConfigError(base::str("ranks 0 and ", rank, " differ in their ", name,
-                                        "; it must be the same on all.",
-                                        keys ? differing_keys(ours, theirs, rank) : both_values(ours, theirs, rank)));
+      throw base::ConfigError(
+          base::str("ranks 0 and ", rank, " differ in their ", name, "; it must be the same on all.",
+                    keys ? differing_keys(ours, theirs, rank) : both_values(ours, theirs, rank)),
+          base::Code{"start-ranks-differ"});
     }
   }
 }

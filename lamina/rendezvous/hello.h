@@ -10,8 +10,8 @@
 
 namespace lamina::rendezvous {
 
-// What each rank tells all others when it joins. They read it in a store that strangers may write to, so where the
-// launcher gave a secret it is signed, for one rank and one join.
+// The greeting of each rank to all others when it joins. They read it in a store that strangers may write to, so where
+// the launcher gave a secret it is signed, for one rank and one join.
 struct Hello {
   std::string lamina;  // version
   std::string torch;   // version

@@ -162,7 +162,8 @@ void JobStore::connect() {
         connection_ = std::make_unique<Connection>(heard ? heard->host() : "127.0.0.1", options);
         if (listening(addresses)) return;
         throw base::Error(
-            base::str("rank 0 cannot host the job's store at ", where, ": its machine has no such address"));
+            base::str("rank 0 cannot host the job's store at ", where, ": its machine has no such address"),
+            base::Code{"start-store-failed"});
       }
       if (const auto address = listening(addresses)) {
         connection_ = std::make_unique<Connection>(address->host(), options);
@@ -171,14 +172,15 @@ void JobStore::connect() {
     } catch (const c10::Error& error) {
       if (options_.is_host) {
         throw base::Error(
-            base::str("rank 0 cannot host the job's store at ", where, ": ", error.what_without_backtrace()));
+            base::str("rank 0 cannot host the job's store at ", where, ": ", error.what_without_backtrace()),
+            base::Code{"start-store-failed"});
       }
       why = error.what_without_backtrace();
     }
     std::this_thread::sleep_for(pause);
   }
-  throw base::TimeoutError(
-      base::str("the job's store at ", where, " cannot be reached (", why, "): did rank 0 start?"));
+  throw base::TimeoutError(base::str("the job's store at ", where, " cannot be reached (", why, "): did rank 0 start?"),
+                           base::Code{"start-rank-missing"});
 }
 
 // Runs `operation` on the store. A store that went away under us (a process group of the script ended and took with it
@@ -191,10 +193,12 @@ auto JobStore::attempt(const Operation& operation) {
       return operation(*connection_->store);
     } catch (const c10::DistNetworkError& error) {
       if (options_.is_host || options_.deadline.expired()) {
-        throw base::Error(base::str("the job's store failed: ", error.what_without_backtrace()));
+        throw base::Error(base::str("the job's store failed: ", error.what_without_backtrace()),
+                          base::Code{"start-store-failed"});
       }
     } catch (const c10::Error& error) {
-      throw base::Error(base::str("the job's store failed: ", error.what_without_backtrace()));
+      throw base::Error(base::str("the job's store failed: ", error.what_without_backtrace()),
+                        base::Code{"start-store-failed"});
     }
     connection_.reset();
     connect();

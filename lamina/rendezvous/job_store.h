@@ -18,10 +18,10 @@ class Store;
 
 namespace lamina::rendezvous {
 
-// Whether that rank hosts the job's store: the first one does, unless torchrun's agent does.
+// True where that rank hosts the job's store: the first one does, unless torchrun's agent does.
 bool hosts_store(base::Rank rank);
 
-// What begins the names of this start of the job in a store that may outlive it, as torchrun's does.
+// The beginning of the names of this start of the job in a store that may outlive it, as torchrun's does.
 std::string start_of_job();
 
 // The job's key-value store, c10d's TCPStore at MASTER_ADDR:MASTER_PORT. Under torchrun the agent hosts it; else rank 0

@@ -28,7 +28,7 @@ class Mesh {
 
   std::vector<Connection> connect(const std::function<void()>& check_interrupt) {
     for (auto next_check = Clock::now(); missing() > 0;) {
-      if (deadline_.expired()) throw base::TimeoutError(explain());
+      if (deadline_.expired()) throw base::TimeoutError(explain(), base::Code{"start-no-connection"});
       if (Clock::now() >= next_check) {
         if (check_interrupt) check_interrupt();
         next_check = Clock::now() + kJoinSlice;

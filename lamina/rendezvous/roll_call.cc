@@ -41,12 +41,13 @@ const std::string& RollCall::meet() {
   const std::string self = random_hex();
   const std::string process = base::str(options_.name, "process/", options_.rank), call = options_.name + kCall;
   if (store_.claim(process, self) != self) {
-    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"));
+    throw base::ConfigError(base::str("two processes call themselves rank ", options_.rank, ": check RANK"),
+                            base::Code{"start-rank-twice"});
   }
   if (options_.rank == base::Rank(0)) {
     store_.set(call, random_hex());
   } else if (!store_.wait({call}, options_.deadline).empty()) {
-    throw base::TimeoutError(base::str("rank 0 did not join within ", seconds()));
+    throw base::TimeoutError(base::str("rank 0 did not join within ", seconds()), base::Code{"start-rank-missing"});
   }
   return call_ = base::str(options_.name, store_.get(call), "/");
 }
@@ -57,7 +58,7 @@ std::vector<std::string> RollCall::call(const std::string& said) {
   const std::string verdict = options_.rank == base::Rank(0) ? judge() : await_verdict();
   if (!verdict.starts_with(kAllCame)) {
     leave();
-    throw base::TimeoutError(verdict);
+    throw base::TimeoutError(verdict, base::Code{"start-rank-missing"});
   }
   if (const std::string size = verdict.substr(kAllCame.size()); size != own_size) {
     differ(options_.rank, size, own_size);
@@ -75,7 +76,8 @@ std::vector<std::string> RollCall::call(const std::string& said) {
 void RollCall::differ(base::Rank rank, const std::string& size, const std::string& its_size) {
   leave();
   throw base::ConfigError(
-      base::str("ranks 0 and ", rank, " differ in their WORLD_SIZE: ", size, " and ", its_size, ": start them alike"));
+      base::str("ranks 0 and ", rank, " differ in their WORLD_SIZE: ", size, " and ", its_size, ": start them alike"),
+      base::Code{"start-ranks-differ"});
 }
 
 std::vector<base::Rank> RollCall::missing_by(base::Deadline deadline) {

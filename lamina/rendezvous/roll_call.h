@@ -30,8 +30,8 @@ class RollCall {
   // base::TimeoutError when rank 0 does not come; base::ConfigError to a process whose rank another one has already.
   const std::string& meet();
 
-  // What each rank said. Throws base::TimeoutError that names the ranks which did not come; base::ConfigError where
-  // ranks know of different numbers of ranks.
+  // Returns what each rank said. Throws base::TimeoutError that names the ranks which did not come; base::ConfigError
+  // where ranks know of different numbers of ranks.
   std::vector<std::string> call(const std::string& said);
 
   // To be called when the others' words have been used: rank 0 holds the store until all have, and leaves nothing of

@@ -40,9 +40,10 @@ Secret read_secret(const std::string& variable) {
     const ssize_t count = read_some(fd.get(), secret, done);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      throw base::ConfigError(base::str(environment::kSecretVariable, "=", variable, " gave ", done, " of ",
-                                        secret.size(),
-                                        " bytes: it is for the launcher (`lamina run`) to set; unset it"));
+      throw base::ConfigError(
+          base::str(environment::kSecretVariable, "=", variable, " gave ", done, " of ", secret.size(),
+                    " bytes: it is for the launcher (`lamina run`) to set; unset it"),
+          base::Code{"start-secret-descriptor"});
     }
     done += static_cast<std::size_t>(count);
   }

@@ -49,7 +49,9 @@ Address Address::parse(const std::string& text) {
 std::vector<Address> Address::resolve(const std::string& host, int port) {
   std::string why;
   const auto found = look_up(host, std::to_string(port), AI_NUMERICSERV, &why);
-  if (!found) throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which has no address: ", why));
+  if (!found)
+    throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which has no address: ", why),
+                            base::Code{"start-master-unreachable"});
   std::vector<Address> addresses;
   for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
     Address& address = addresses.emplace_back();
@@ -74,7 +76,8 @@ Address Address::local_towards(const std::string& host, int port) {
     if (local.storage_.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(local.storage_).sin6_port = 0;
     return local;
   }
-  throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which cannot be reached from here: ", why));
+  throw base::ConfigError(base::str("MASTER_ADDR is \"", host, "\", which cannot be reached from here: ", why),
+                          base::Code{"start-master-unreachable"});
 }
 
 std::string Address::text() const {

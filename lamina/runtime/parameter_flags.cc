@@ -93,11 +93,12 @@ void ParameterFlags::end_body(base::Microbatch microbatch, const Flags& left) {
   const auto next = began_.upper_bound(microbatch);
   if (next == began_.end()) return;
   if (const auto name = difference(next->second, left); !name.empty()) {
-    throw base::UsageError(base::str(
+    const auto text = base::str(
         "the step body left ", name,
         " with another requires_grad than it found, when the next microbatch had begun, which in one process begins "
         "with what this one left: set it at the beginning of the body, before any call of the model, or put it back "
-        "at the end; or set schedule: interleaved and active_microbatches: 1"));
+        "at the end; or set schedule: interleaved and active_microbatches: 1");
+    throw base::UsageError(text, base::Code{"step-frozen"});
   }
 }
 

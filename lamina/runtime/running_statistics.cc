@@ -123,7 +123,8 @@ void RunningStatistics::note_call(const at::Tensor& running_mean, bool trains) {
       base::str(modules_[found->second].name,
                 " runs in training and in evaluation mode in one step: microbatches overlap, so that an evaluation "
                 "would not see the running statistics of those before it. Evaluate in a step function of its own, or "
-                "set active_microbatches to 1 and schedule to \"interleaved\""));
+                "set active_microbatches to 1 and schedule to \"interleaved\""),
+      base::Code{"step-mixed-modes"});
 }
 
 void RunningStatistics::end(bool keep) {

@@ -41,10 +41,11 @@ std::shared_ptr<const ThreadState> ThreadState::capture(const WorkerPool::Hooks&
 
 void check_modes_travel(const std::string& module) {
   if (function_modes() == modes_of_step) return;
-  throw base::UsageError(base::str(
+  const auto text = base::str(
       "a call of ", module,
       ", which lives on another rank, inside a torch function mode such as `with torch.device(...)`: it would "
-      "not hold there; enter it around the step function on every rank, or inside the module"));
+      "not hold there; enter it around the step function on every rank, or inside the module");
+  throw base::UsageError(text, base::Code{"step-transform"});
 }
 
 }  // namespace lamina::runtime

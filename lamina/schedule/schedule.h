@@ -13,7 +13,7 @@
 // The order in which the work of one rank gets to compute.
 namespace lamina::schedule {
 
-// What a waiting thread is about to do. On the rank that runs the step body, a microbatch passes through
+// The work that a waiting thread is about to do. On the rank that runs the step body, a microbatch passes through
 // kStart, kForward, kBackwardStart and kBackward; serving ranks know only kForward and kBackward.
 enum class Phase : std::uint8_t { kStart, kForward, kBackwardStart, kBackward };
 

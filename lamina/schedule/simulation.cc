@@ -29,7 +29,7 @@ class Simulation {
       const std::function<void()> event = std::move(next->second);
       events_.erase(next);
       event();
-      // What happens at the same time is known to a rank before it picks.
+      // Events of one moment are known to a rank before it picks.
       if (events_.empty() || events_.begin()->first.first > now_) pick_everywhere();
     }
     return std::move(turns_);

@@ -5,7 +5,7 @@
 #include "lamina/observe/timeline_part.h"
 #include "lamina/runtime/activity.h"
 #include "lamina/runtime/streams.h"
-#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
 
 namespace lamina::session {
@@ -17,7 +17,7 @@ std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_c
 
 std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,
                                               const std::function<void()>& check_interrupt) {
-  if (world.size == 1) return std::make_unique<transport::Solo>();
+  if (world.size == 1) return std::make_unique<transport::Loopback>();
   transport::UcxOptions options;
   options.rank = world.rank;
   options.size = world.size;
@@ -105,7 +105,8 @@ void Session::require_everywhere(const std::string& what) const {
   if (topology_.size(Group::kPp) == 1 || !runtime::in_step()) return;
   throw base::UsageError(base::str(what,
                                    " inside a step function: only the rank that leads runs its body; call it before or "
-                                   "after the step function, on every rank"));
+                                   "after the step function, on every rank"),
+                         base::Code{"step-leader-only"});
 }
 
 base::Patience Session::patience() const {

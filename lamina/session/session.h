@@ -15,7 +15,7 @@
 
 namespace lamina::session {
 
-// What a face lends to the engine.
+// The hooks that a face lends to the engine.
 struct FaceHooks {
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++

@@ -10,7 +10,7 @@
 
 namespace lamina::session {
 
-// What a rank's events are timed by. Ranks whose clocks have the same name share it.
+// The clock that times a rank's events. Ranks whose clocks have the same name share it.
 struct Clock {
   std::string name;
   std::function<std::int64_t()> now_ns;

@@ -45,7 +45,7 @@ Span span_of(Group group) {
     case Group::kNode:  // part of the world
       return {true, true, true};
   }
-  throw UsageError("no such kind of group");
+  throw base::InternalError("no such kind of group");
 }
 
 void require_shards_fit(int degree, int rdp) {
@@ -106,7 +106,8 @@ Rank Topology::rank(Coordinates place) const {
   for (std::size_t axis = 0; axis < along.size(); ++axis) {
     if (along[axis] < 0 || along[axis] >= extent_[axis]) {
       throw UsageError(str("there is no rank at pp ", place.pp, ", tp ", place.tp, ", rdp ", place.rdp,
-                           "; the sizes are ", extent_[0], ", ", extent_[1], " and ", extent_[2]));
+                           "; the sizes are ", extent_[0], ", ", extent_[1], " and ", extent_[2]),
+                       base::Code{"group-no-rank"});
     }
     rank += along[axis] * stride_[axis];
   }
@@ -115,7 +116,7 @@ Rank Topology::rank(Coordinates place) const {
 
 Coordinates Topology::coordinates(Rank rank) const {
   if (rank.value < 0 || rank.value >= size_) {
-    throw UsageError(str("there is no rank ", rank, " in a job of ", size_, " processes"));
+    throw UsageError(str("there is no rank ", rank, " in a job of ", size_, " processes"), base::Code{"group-no-rank"});
   }
   const auto along = [&](Axis axis) { return static_cast<int>(rank.value) / stride_[at(axis)] % extent_[at(axis)]; };
   return {along(Axis::kPipeline), along(Axis::kTensor), along(Axis::kReplica)};
@@ -150,7 +151,8 @@ Rank Topology::translate(Group group, int index, Rank of) const {
   const int count = static_cast<int>(all.size());
   if (index < 0 || index >= count) {
     throw UsageError(
-        str("there is no member ", index, " in ", name(group), ", which has ", count, "; expected 0 to ", count - 1));
+        str("there is no member ", index, " in ", name(group), ", which has ", count, "; expected 0 to ", count - 1),
+        base::Code{"group-no-rank"});
   }
   return all[static_cast<std::size_t>(index)];
 }
@@ -174,7 +176,7 @@ std::string_view name(Group group) {
     case Group::kNode:
       return "NODE_GROUP";
   }
-  throw UsageError("no such kind of group");
+  throw base::InternalError("no such kind of group");
 }
 
 }  // namespace lamina::topology

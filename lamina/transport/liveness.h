@@ -43,7 +43,7 @@ class Liveness {
   // Readable when poll() has something to tell.
   int fd() const { return events_.get(); }
 
-  // What the peers told since the last call. Does not block.
+  // Returns what the peers told since the last call. Does not block.
   std::vector<Note> poll();
 
   // Sends a note. One that cannot be sent is lost: the peer is then gone, which poll() tells.

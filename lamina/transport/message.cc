@@ -75,7 +75,8 @@ Frame pack(const Message& message) {
   out.put_block(body.meta);
   Frame frame{out.take(), std::move(body.buffers)};
   const auto rest = frame.head.size() - sizeof(Prefix);
-  if (rest > UINT32_MAX) throw base::UsageError("a message holds more than 4 GiB besides its tensors");
+  if (rest > UINT32_MAX)
+    throw base::UsageError("a message holds more than 4 GiB besides its tensors", base::Code{"step-cannot-travel"});
   const auto size = static_cast<std::uint32_t>(rest);
   std::memcpy(frame.head.data() + offsetof(Prefix, rest), &size, sizeof(size));
   return frame;

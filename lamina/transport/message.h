@@ -13,7 +13,7 @@
 
 namespace lamina::transport {
 
-// What a message asks of the rank it goes to, or tells it: a word or two that travel with it. Whoever handles such
+// The purpose of a message, for the rank it goes to: a word or two that travel with it. Whoever handles such
 // messages names their kind: see [Note: kinds].
 class Kind {
  public:

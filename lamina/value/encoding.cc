@@ -16,7 +16,9 @@ class Encoder {
   Encoder(const TensorTable& table, Writer& out) : table_(table), out_(out) {}
 
   void write(const Value& tree) {
-    if (++depth_ > kMaxDepth) throw base::UsageError("a value nested more than 500 levels deep cannot be sent");
+    if (++depth_ > kMaxDepth)
+      throw base::UsageError("a value nested more than 500 levels deep cannot be sent",
+                             base::Code{"step-cannot-travel"});
     out_.put<std::uint8_t>(tree.variant().index());
     std::visit([this](const auto& held) { write_held(held); }, tree.variant());
     --depth_;

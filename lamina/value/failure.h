@@ -39,7 +39,7 @@ class Failures {
   // A failure that came from another rank stays the one it was.
   virtual Failure describe(std::exception_ptr error, base::Rank rank);
 
-  // What describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
+  // Returns what describe() gives, less what of it cannot travel; when that throws, what C++ knows of the error.
   Failure describe_to_send(std::exception_ptr error, base::Rank rank);
 };
 

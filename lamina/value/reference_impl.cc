@@ -57,7 +57,7 @@ void ReferenceImpl::become() const {
   const auto source = this->source();
   if (!source) return;
   const auto value = [&] {
-    const Undisturbed undisturbed;
+    const CleanDispatch clean;
     at::Tensor taken = source->take();
     materialise(taken);
     return taken;
@@ -77,10 +77,12 @@ void ReferenceImpl::require_fits(const at::Tensor& value) const {
                     value.dtype() == dtype() && value.device() == device() &&
                     (expected_strides_ == Strides::kAsTheyArrive || same_elements(sizes(), value.strides(), strides()));
   if (fits) return;
-  throw base::UsageError(base::str(
-      "a value is not what was expected of it: expected a dense tensor (shape ", sizes(), ", strides ", strides(), ", ",
-      c10::typeMetaToScalarType(dtype()), ", ", device(), "), got ",
-      value.defined() ? base::str(is_plain(value) ? "one" : value.toString(), " (", described(value), ")") : "none"));
+  throw base::UsageError(
+      base::str("a value is not what was expected of it: expected a dense tensor (shape ", sizes(), ", strides ",
+                strides(), ", ", c10::typeMetaToScalarType(dtype()), ", ", device(), "), got ",
+                value.defined() ? base::str(is_plain(value) ? "one" : value.toString(), " (", described(value), ")")
+                                : "none"),
+      base::Code{"step-unlike-before"});
 }
 
 void ReferenceImpl::take_over(const TensorImpl& value) {

@@ -56,9 +56,9 @@ ReferenceImpl* pending_impl(const at::Tensor& tensor);
 // Dense and strided, and no subclass, lazy conjugate or wrapper of a transform: what a reference can stand for.
 bool is_plain(const at::Tensor& tensor);
 
-// What a value is made under, wherever it happens to be read: no gradient or inference mode, no autocast, no mode or
-// transform sees it.
-class Undisturbed {
+// The modes that a value is made under, wherever it happens to be read: no gradient or inference mode, no autocast, no
+// mode or transform sees it.
+class CleanDispatch {
   const c10::InferenceMode normal_{false};
   const c10::AutoGradMode no_grad_{false};
   // Copying a TensorImpl asks the modes too, unless Python is excluded.

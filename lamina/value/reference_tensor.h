@@ -18,7 +18,7 @@
 // pending.
 namespace lamina::value {
 
-// What is known of a tensor before its value.
+// Facts known of a tensor before its value.
 struct TensorSpec {
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;

@@ -9,10 +9,10 @@
 namespace lamina::value {
 namespace {
 
-// What stands for a value that is not here.
-class Absent : public c10::TensorImpl {
+// The storage-less stand-in for a value that is not here.
+class ReleasedImpl : public c10::TensorImpl {
  public:
-  Absent(const at::Tensor& like, const std::string& why)
+  ReleasedImpl(const at::Tensor& like, const std::string& why)
       : TensorImpl(c10::DispatchKeySet(like.options().computeDispatchKey()).add(kWrapperKey), like.dtype(),
                    like.device()) {
     set_sizes_and_strides(like.sizes(), like.strides());
@@ -42,7 +42,7 @@ void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like,
   if (memory == Memory::kFreed && tensor.has_storage()) free(tensor.storage(), why);
   if (like.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(like.getIntrusivePtr());
   tensor.mutable_grad().reset();
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<Absent>(tensor, why));
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(c10::make_intrusive<ReleasedImpl>(tensor, why));
 }
 
 bool is_released(const at::Tensor& tensor) {
@@ -56,7 +56,7 @@ std::string where_released(const at::Tensor& tensor) {
 }
 
 void restore(at::Tensor& tensor, const at::Tensor& value) {
-  if (!is_released(tensor)) throw base::UsageError("only a tensor whose value was released can be given one");
+  base::internal_check(is_released(tensor), "a value for a tensor whose own was not released");
   if (tensor.sizes() != value.sizes() || tensor.scalar_type() != value.scalar_type()) {
     throw base::UsageError(base::str("a tensor of shape ", tensor.sizes(), " and type ", tensor.scalar_type(),
                                      " cannot be given a value of shape ", value.sizes(), " and type ",
@@ -66,7 +66,8 @@ void restore(at::Tensor& tensor, const at::Tensor& value) {
 }
 
 void require_value(const at::Tensor& tensor, const std::string& operation) {
-  if (is_released(tensor)) throw base::UsageError(base::str(reason(tensor), " (", operation, ")"));
+  if (is_released(tensor))
+    throw base::UsageError(base::str(reason(tensor), " (", operation, ")"), base::Code{"model-value-elsewhere"});
 }
 
 }  // namespace lamina::value

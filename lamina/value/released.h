@@ -11,7 +11,7 @@ namespace lamina::value {
 // requires_grad, but has no storage. Its key set holds the wrapper key, whose kernels refuse it: reading metadata is
 // always allowed, any operation on the value is base::UsageError with the text it was released with.
 
-// What becomes of the memory of a value that is let go and that other tensors may lie in, too: views of it, say.
+// The fate of the memory of a value that is let go and that other tensors may lie in, too: views of it, say.
 enum class Memory {
   kFreed,  // these say `why` when they are read
   kKept,   // until the last of them is gone

@@ -17,13 +17,14 @@ at::Tensor Sum::take() {
   }
   // Not under the mutex: whoever waits for a part may hold Python's GIL and give it up meanwhile. Two threads may add
   // the same; one of them is first.
-  const Undisturbed undisturbed;
+  const CleanDispatch clean;
   at::Tensor total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     materialise(parts_[i]);
     if (version_of(parts_[i]) != versions_[i]) {
       throw base::UsageError(
-          "a gradient was written to before the sum that it is part of was read; write to a clone of it");
+          "a gradient was written to before the sum that it is part of was read; write to a clone of it",
+          base::Code{"step-gradient-written"});
     }
     total = total.defined() ? at::add(total, parts_[i]) : parts_[i];
   }

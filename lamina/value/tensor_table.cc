@@ -43,12 +43,13 @@ void require_sendable(const at::Tensor& tensor) {
       wrapper || !tensor.has_storage()) {
     throw base::UsageError(base::str("a tensor of layout ", tensor.layout(), " and type ", tensor.toString(),
                                      wrapper ? ", a subclass with its own dispatch," : "",
-                                     " cannot be sent to another rank; send a dense, strided tensor"));
+                                     " cannot be sent to another rank; send a dense, strided tensor"),
+                           base::Code{"step-cannot-travel"});
   }
 }
 
-// What stands for `tensor` on the way: itself, or a contiguous copy where it covers much more storage than it has
-// elements and nothing else of the tree shares that storage.
+// The tensor that stands for `tensor` on the way: itself, or a contiguous copy where it covers much more storage than
+// it has elements and nothing else of the tree shares that storage.
 at::Tensor compacted(const at::Tensor& tensor, bool shared) {
   at::Tensor plain = tensor.detach();
   if (plain._is_zerotensor()) return plain.clone();  // it has no memory

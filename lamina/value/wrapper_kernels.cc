@@ -73,8 +73,8 @@ bool adds_gradients(const at::Tensor& a, const at::Tensor& b, const at::Scalar& 
          a.device() == b.device() && is_plain(a) && is_plain(b);
 }
 
-// What a sum keeps of `tensor`. Not the memory of a gradient that is here: the engine may give it to a leaf as .grad,
-// to be added to in place, or to the user.
+// The part of `tensor` that a sum keeps. Not the memory of a gradient that is here: the engine may give it to a leaf as
+// .grad, to be added to in place, or to the user.
 at::Tensor part(const at::Tensor& tensor) { return is_pending(tensor) ? tensor : at::clone(tensor); }
 
 std::shared_ptr<Sum> sum_of(const at::Tensor& tensor) { return std::dynamic_pointer_cast<Sum>(source_of(tensor)); }

@@ -23,7 +23,6 @@ std::pair<Config, std::vector<std::string>> parse(const std::string& json) {
 
 void bind_config(py::module_& module) {
   py::class_<Config>(module, "Config")
-      .def("to_json", [](const Config& config) { return config::to_json(config); })
       .def("differences", [](const Config& a, const Config& b) { return config::differences(a, b); })
       .def("__getattr__", [](const Config& config, const std::string& key) {
         const py::dict keys = py::module_::import("json").attr("loads")(config::to_json(config));

@@ -58,7 +58,8 @@ Value convert_slice(py::handle object, int depth) {
 }
 
 Value convert(py::handle object, int depth) {
-  if (depth > kMaxDepth) throw base::UsageError("a value nested more than 500 levels deep cannot be sent");
+  if (depth > kMaxDepth)
+    throw base::UsageError("a value nested more than 500 levels deep cannot be sent", base::Code{"step-cannot-travel"});
   PyObject* const p = object.ptr();
   if (object.is_none()) return value::None{};
   if (THPVariable_CheckExact(p)) return THPVariable_Unpack(p);
@@ -83,7 +84,7 @@ struct ToObject {
   py::object operator()(double number) const { return py::float_(number); }
   py::object operator()(const std::string& text) const { return py::str(text); }
   py::object operator()(const at::Tensor& tensor) const { return py::cast(tensor); }
-  py::object operator()(const value::Reference&) const { throw base::FormatError("a reference reached Python"); }
+  py::object operator()(const value::Reference&) const { throw base::InternalError("a reference reached Python"); }
   py::object operator()(at::ScalarType dtype) const { return py::cast(dtype); }
   py::object operator()(at::Device device) const { return py::cast(device); }
   py::object operator()(const value::Slice& slice) const {

@@ -17,17 +17,23 @@ Hooks*& installed() {
   return hooks;
 }
 
-void raise_as(const char* name, const std::exception& error) {
-  PyErr_SetString(py::object(hooks().errors[name]).ptr(), error.what());
+py::object made(const char* name, const base::Error& error) {
+  const py::object exception = py::object(hooks().errors[name])(error.what());
+  if (*error.code() != '\0') exception.attr("code") = error.code();
+  return exception;
 }
 
+void set_exception(const py::object& exception) { PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr()); }
+
+void raise_as(const char* name, const base::Error& error) { set_exception(made(name, error)); }
+
 void raise_peer_error(const base::PeerError& error) {
-  const py::object exception = py::object(hooks().errors["PeerError"])(error.what());
+  const py::object exception = made("PeerError", error);
   if (error.loss()) {
     exception.attr("lost_rank") = error.loss()->rank.value;
     exception.attr("cause") = error.loss()->cause;
   }
-  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+  set_exception(exception);
 }
 
 void raise_remote(const value::Failure& failure) {
@@ -35,7 +41,7 @@ void raise_remote(const value::Failure& failure) {
   if (const auto* bytes = failure.object.get_if<std::string>()) pickled = py::bytes(*bytes);
   const py::object exception =
       hooks().rebuild_exception(failure.type, failure.message, failure.traceback, failure.rank.value, pickled);
-  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+  set_exception(exception);
 }
 
 // The exception that is set in Python, taken from it.
@@ -189,7 +195,7 @@ base::Call name_call() {
 }  // namespace
 
 const Hooks& hooks() {
-  if (installed() == nullptr) throw base::UsageError("the hooks of the Python face are not set; import lamina");
+  if (installed() == nullptr) throw base::InternalError("the hooks of the Python face are not set");
   return *installed();
 }
 
@@ -240,6 +246,8 @@ void set_python_error(std::exception_ptr error) {
     raise_as("FormatError", e);
   } catch (const base::CancelledError& e) {
     raise_as("CancelledError", e);
+  } catch (const base::InternalError& e) {
+    raise_as("InternalError", e);
   } catch (const base::Error& e) {
     raise_as("Error", e);
   } catch (...) {

@@ -9,7 +9,7 @@
 #include "lamina/model/modules.h"
 #include "lamina/session/session.h"
 
-// What the engine calls back in Python.
+// Functions that the engine calls back in Python.
 namespace lamina::python {
 
 // As set_hooks() of _lamina.pyi describes them. Set once; read with the GIL held.

@@ -9,7 +9,7 @@
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
 #include "lamina/plan/call_order.h"
-#include "lamina/plan/configured.h"
+#include "lamina/plan/plan_from_config.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -55,7 +55,7 @@ ParameterTable make_table(Session& session, const std::vector<Row>& rows) {
   return {std::move(all), session.partition(), topology.size(Group::kPp)};
 }
 
-// What a use of a tensor on this rank says, whose value is in `partition`.
+// The text of an error of using a tensor on this rank whose value is in `partition`.
 std::string why_released(const Session& session, const std::string& name, base::Partition partition) {
   return base::str(name, " lives in partition ", partition, " on rank ", session.owner(partition),
                    "; it was used on rank ", session.world().rank,

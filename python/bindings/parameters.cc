@@ -30,7 +30,7 @@ Attribute gradient{{"grad", &get_gradient, &set_gradient, nullptr, nullptr}};
 Attribute data{{"data", &get_data, &set_data, nullptr, nullptr}};
 bool told = false;
 
-// Whether the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
+// True where the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
 bool reader_knows() {
   PyObject* globals = PyEval_GetGlobals();
   if (globals == nullptr) return true;
@@ -58,7 +58,7 @@ PyObject* get_gradient(PyObject* self, void* closure) {
 }
 
 int refuse(const std::string& text) {
-  set_python_error(std::make_exception_ptr(base::UsageError(text)));
+  set_python_error(std::make_exception_ptr(base::UsageError(text, base::Code{"model-foreign-parameter"})));
   return -1;
 }
 

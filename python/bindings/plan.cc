@@ -44,7 +44,7 @@ plan::Node to_node(const py::dict& row) {
   }
   if (placed_at) node.placed_at = base::Partition(*placed_at);
   if (py::len(rest) > 0)
-    throw base::UsageError(base::str("a module of a plan has no keys ", py::str(rest).cast<std::string>()));
+    throw base::InternalError(base::str("a module of a plan has no keys ", py::str(rest).cast<std::string>()));
   return node;
 }
 

@@ -45,7 +45,7 @@ void bind_references(py::module_& module) {
   module.def(
       "release",
       [](at::Tensor tensor, const std::string& why, const at::Tensor& like) { value::release(tensor, why, like); },
-      py::arg("tensor"), py::arg("why"), py::arg("like") = at::Tensor());
+      py::arg("tensor"), py::arg("why"), py::arg("like"));
   module.def("is_released", &value::is_released, py::arg("tensor"));
   module.def("restore", &value::restore, py::arg("tensor"), py::arg("value"));
 }

@@ -20,7 +20,7 @@ def set_hooks(
     name_call: Callable[[], tuple[str, str, str]],
     errors: dict[str, type[BaseException]],
 ) -> None:
-    """What the engine calls back, set once at import. All are called with the GIL held.
+    """Sets what the engine calls back, once at import. All are called with the GIL held.
 
     run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state
     (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives
@@ -28,14 +28,14 @@ def set_hooks(
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
     of ours that is executed. errors maps the C++ class names (Error, ConfigError, UsageError, DesyncError, PeerError,
-    TimeoutError, FormatError, CancelledError) to exception classes.
+    TimeoutError, FormatError, CancelledError, InternalError) to exception classes.
     """
 
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 
 def in_step() -> bool:
-    """Whether this thread runs a step body, or a module for another rank."""
+    """True where this thread runs a step body, or a module for another rank."""
 
 def microbatch() -> int:
     """Which one this thread works on; -1 for none, and with one partition."""
@@ -54,7 +54,7 @@ def pending_reference(like: torch.Tensor, take: Callable[[], torch.Tensor], grad
     """
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is a reference that has not become its value."""
+    """True for a reference that has not become its value."""
 
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
@@ -62,12 +62,12 @@ def materialise(tensor: torch.Tensor) -> None:
 def where_released(tensor: torch.Tensor) -> str:
     """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
 
-def release(tensor: torch.Tensor, why: str, like: torch.Tensor | None = None) -> None:
-    """Frees the value of a tensor; shape, dtype and the Python object stay, and any use of the value is an error with
-    the text `why`. With `like` it first becomes that tensor, of another dtype or device: lamina/value/released.h."""
+def release(tensor: torch.Tensor, why: str, like: torch.Tensor) -> None:
+    """Frees the value of a tensor, which becomes one of the dtype, device and strides of `like`; the Python object
+    stays, and any use of the value is an error with the text `why`: lamina/value/released.h."""
 
 def is_released(tensor: torch.Tensor) -> bool:
-    """Whether the value of `tensor` was freed."""
+    """True where the value of `tensor` was freed."""
 
 def watch_parameters(kind: type[torch.Tensor]) -> None:
     """From now on reading the gradient of a released tensor of that class warns once, unless torch or lamina reads, and
@@ -91,7 +91,6 @@ class Config:
     ddp: bool
     timeout_s: float
     seed: int | None
-    def to_json(self) -> str: ...
     def differences(self, other: Config) -> str: ...
 
 def parse_config(config_json: str) -> tuple[Config, list[str]]:
@@ -110,22 +109,22 @@ class World:
     launched: bool
 
 def read_world() -> World:
-    """What the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any. Raises
-    ConfigError naming what is missing or wrong."""
+    """Returns what the launcher's environment (torchrun's variables, srun, mpirun) says; a world of one without any.
+    Raises ConfigError naming what is missing or wrong."""
 
 def report_consequence(words: str) -> bool:
     """Tells `lamina run` that this process ends because of an error of another rank. True when it is there: it shows
     the first cause, or these words if it finds none."""
 
 def told(name: str) -> int | None:
-    """What the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable, else the
-    launcher in its own words; None when nobody tells. Raises ConfigError."""
+    """Returns what the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable,
+    else the launcher in its own words; None when nobody tells. Raises ConfigError."""
 
 def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
 
 def meets_at_loopback(world: World) -> bool:
-    """Whether this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""
+    """True where this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""
 
 class JobStore:
     """The job's store; rank 0 hosts it while this lives, on the loopback device only where all ranks meet there."""
@@ -245,7 +244,7 @@ class Session:
         """In a body of the step in which the model is cut: has the thread that entered the step run `cut`, unless the
         model is cut already, and waits for that. UsageError in another thread; CancelledError where a cut failed."""
     def take_notes(self) -> list[bytes]:
-        """What owners of modules left for this rank in their answers, each once."""
+        """Returns what owners of modules left for this rank in their answers, each once."""
     def require_everywhere(self, what: str) -> None:
         """Refuses `what` in the body of a step: every rank of a pipeline is to do it."""
     def run_step_here(
@@ -280,17 +279,17 @@ def call_order(parents: Sequence[int], called: Sequence[int | None]) -> list[int
     first calls; a node that never was called comes where the first node in it was. The root's parent is -1."""
 
 class ParameterTable:
-    """Who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""
+    """The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""
 
     def __init__(self, session: Session, rows: Sequence[tuple[str, torch.Tensor, bool, int]]) -> None:
         """A row for each tensor: its name, it, whether it is a buffer, its partition. Parameters come first."""
     def whole_here(self, tensor: torch.Tensor) -> bool:
-        """Whether this rank has all elements of a tensor; True for what is not the model's."""
+        """True where this rank has all elements of a tensor, and for what is not the model's."""
     def has_any(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of them is the model's, or the gradient of a parameter of the model's."""
+        """True where one of them is the model's, or the gradient of a parameter of the model's."""
     @property
     def whole_everywhere(self) -> bool:
-        """Whether each rank has all of the model."""
+        """True where each rank has all of the model."""
 
 class BackwardWatch:
     """Tells once of a step body that calls loss.backward(); see lamina/pipeline/backward_watch.h."""
@@ -346,7 +345,7 @@ class Reducer:
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...
 
-# What the ranks do in steps, and when: lamina/observe.
+# Recordings of what the ranks do in steps, and when: lamina/observe.
 
 def start_timeline(session: Session) -> None:
     """Records this rank from now on. Raises UsageError where it is recorded already."""
@@ -355,7 +354,7 @@ def stop_timeline(session: Session) -> None:
     """Ends it and drops what was recorded."""
 
 def records_events(session: Session) -> bool:
-    """Whether a timeline is recorded."""
+    """True while a timeline is recorded."""
 
 def name_turn(name: str) -> str:
     """In a step: what this thread does from now on is recorded under that name. -> the name before."""
@@ -365,5 +364,5 @@ def write_timeline(session: Session, path: str) -> str:
     the others get ""."""
 
 def take_totals(session: Session) -> dict[str, float]:
-    """What this rank did in steps since the last call: "step_s", "compute_s", "messages" and "sent_bytes", and the most
+    """Sums of this rank's steps since the last call: "step_s", "compute_s", "messages" and "sent_bytes", and the most
     memory that its process had, "memory_bytes". The first call begins to count."""

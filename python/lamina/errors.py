@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, by culprit. The first line of a message says who, what, with whom and what to do."""
+"""The errors of lamina, by culprit. The first line of a message says who, what, with whom and what to do."""
 
 import builtins
 
 
 class Error(RuntimeError):
-    """Any error that lamina itself raises."""
+    """Any error that lamina itself raises.
+
+    Attributes:
+        code: the stable name of an error that docs/errors.md tells more of than the message can, such as
+            "step-mismatch": the first line of the message ends with it in brackets. "" for all others.
+    """
+
+    code: str = ""
+
+    def __init__(self, *arguments: object, code: str = ""):
+        if code:
+            line, *details = str(arguments[0]).split("\n", 1)
+            arguments = ("\n".join([f"{line} [{code}]", *details]), *arguments[1:])
+            self.code = code
+        super().__init__(*arguments)
 
 
 class ConfigError(Error, ValueError):
@@ -44,6 +58,15 @@ class CancelledError(Error):
     """The step ended because of an error elsewhere; that error is the one to look at."""
 
 
+class InternalError(Error):
+    """A bug of lamina: nothing that a program, its configuration or the system does leads here. Please report it."""
+
+    @classmethod
+    def found(cls, what: str) -> "InternalError":
+        """The error that says that `what` was found: "an object that nobody holds"."""
+        return cls(f"a bug of lamina: {what}; report it with the log of all ranks")
+
+
 class RemoteError(Error):
     """An exception that another rank raised.
 
@@ -61,5 +84,15 @@ class RemoteError(Error):
 
 ENGINE_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind
-    for kind in (Error, ConfigError, UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError)
+    for kind in (
+        Error,
+        ConfigError,
+        UsageError,
+        DesyncError,
+        PeerError,
+        TimeoutError,
+        FormatError,
+        CancelledError,
+        InternalError,
+    )
 }

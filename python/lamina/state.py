@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the current job was started with."""
+"""The settings that the current job was started with."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@
 namespace lamina::base {
 namespace {
 
-// Of the reference implementation, over the first letters of a repeated alphabet, with two seeds.
+// Hashes of the reference implementation, over the first letters of a repeated alphabet, with two seeds.
 struct Vector {
   std::size_t length;
   std::uint64_t hash, seeded;

@@ -107,7 +107,8 @@ TEST(Collectives, SeveralRanksWithoutAGroupAreToldWhatToCall) {
   ranks.expect_success();
 }
 
-// What a launcher starts (see CMakeLists.txt); this process must have no group, because others are forked from it.
+// Tests that a launcher starts (see CMakeLists.txt); this process must have no group, because others are forked from
+// it.
 TEST(Launched, RanksFindEachOther) {
   const auto body = [] {
     initialize_dist("cpu", std::chrono::seconds(60));

@@ -51,7 +51,7 @@ TEST(Sampler, AnExactOneGivesEachSampleOnce) {
   }
 }
 
-// What Python's torch.utils.data.DistributedSampler and lamina.dist.ExactSampler give:
+// Samples that Python's torch.utils.data.DistributedSampler and lamina.dist.ExactSampler give:
 // tests/python/test_dist_sampler.py holds the same numbers.
 TEST(Sampler, ShufflesAsPythonDoes) {
   Sampler usual({.size = 7, .num_replicas = 2, .rank = 1, .shuffle = true, .seed = 3});

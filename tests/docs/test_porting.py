@@ -14,7 +14,8 @@ from docs.raised import ROOT
 import lamina
 import smdistributed.modelparallel.torch as smp
 
-# What scripts of the original use, and what its documents name; keys of the configuration have a page of their own.
+# Names that scripts of the original use, and what its documents name; keys of the configuration have a page of their
+# own.
 UNION = pathlib.Path(__file__).with_name("original_names.txt").read_text().split()
 
 
@@ -31,7 +32,7 @@ ROWS = list(rows())
 
 @pytest.fixture
 def objects(monkeypatch):
-    """What names with a dot begin with, where that is no module."""
+    """Beginnings of names with a dot that are no modules."""
     for name in ("RANK", "WORLD_SIZE", "SM_HP_MP_PARAMETERS"):
         monkeypatch.delenv(name, raising=False)
     lamina.init(microbatches=1)

@@ -28,7 +28,7 @@ def place(tmp_path):
 
 
 def close(shown: str, printed: str, measured: bool) -> bool:
-    """Whether a line is the one that the page shows: its numbers within a hundredth. Where they are measured, they and
+    """True for a line that the page shows: its numbers within a hundredth. Where they are measured, they and
     what comes of them, units and reasons to be idle, are any."""
     if measured:
         shown, printed = (re.split(" (?:waiting|between|start|end) ", line)[0] for line in (shown, printed))

@@ -16,7 +16,7 @@
 namespace lamina::environment {
 namespace {
 
-// What a reporter is started with, and the other end of it.
+// The channel that a reporter is started with, and the other end of it.
 class ProgressTest : public ::testing::Test {
  protected:
   void connect(int type) {

@@ -118,7 +118,7 @@ def distributed(case: Case) -> Trained:
 
 
 def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[str]:
-    """What is not equal, by [Note: equal]; `ours` may hold a part of the names."""
+    """Lists what is not equal, by [Note: equal]; `ours` may hold a part of the names."""
     largest = max((t.abs().max().item() for t in theirs.values() if t is not None and t.numel()), default=0.0)
     wrong = []
     for name, a in ours.items():

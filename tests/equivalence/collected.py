@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hugging Face's models collect of their layers, where layers live on other ranks: refused by an error that names
-them, and never a list that lacks them."""
+"""Outputs that Hugging Face's models collect of their layers, where layers live on other ranks: refused by an error
+that names them, and never a list that lacks them."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def router_logits() -> list[str]:
 
 
 def refused(module: nn.Module, text: str, **asked: bool) -> list[str]:
-    """What is wrong: the model is traced, asking is an error, and not asking is none."""
+    """Lists what is wrong: the model is traced, asking is an error, and not asking is none."""
     lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=2, timeout_s=60)
     try:
         model = lamina.distribute(module)

@@ -18,7 +18,7 @@ from soak import some
 
 EVERY, SAMPLE = 5000, 100
 
-# What lamina does not promise yet; such cases are drawn without these traits.
+# Traits that lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
     "aliased_outputs",  # outputs of a remote module that share memory, of which the caller writes one
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between the two sides of a random case, on this rank.
+"""Differences between the two sides of a random case, on this rank.
 
 See [Note: equal] in cases.py. Under autocast to bfloat16 the two sides round differently wherever gradients are added
 in another order, or a cast weight is kept for several calls: with 8 bits kept, only the outputs of the first call and
@@ -57,7 +57,7 @@ def compare(case: RandomCase, ours: Trained, theirs: Trained) -> list[str]:
 
 
 def compare_runs(ours: Trained, again: Trained) -> list[str]:
-    """What is not the same, bit by bit, in a second run."""
+    """Lists what is not the same, bit by bit, in a second run."""
     wrong = []
     for what, here in vars(ours).items():
         there = vars(again)[what]

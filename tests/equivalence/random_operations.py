@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Composite can do with the parts that it calls, each operation one thing that a pipeline can get wrong.
+"""Operations of a Composite on the parts that it calls, each operation one thing that a pipeline can get wrong.
 
 An operation is a function (parent, parts, x, y, tokens) -> tensor like x, where `parts` are the parts it may call, x
 and y two earlier tensors of the program, and tokens (B, T) integers. Its name is the trait's.

@@ -179,7 +179,7 @@ def dropout_layer():
 
 # Every third has no parameters: what it is called with goes through it all the same.
 SIMPLE = ("linear", "linear", "tanh", "relu", "block", "block", "gelu", "drop", "attend")
-# What may be written right after it was received: nothing that torch saved for the backward.
+# Returns what may be written right after it was received: nothing that torch saved for the backward.
 WRITABLE = ("linear", "block", "composite")
 
 KINDS = {

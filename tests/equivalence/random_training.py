@@ -74,7 +74,7 @@ def batches(case: RandomCase) -> list[dict]:
 
 
 def train_body(case: RandomCase, model, backward, x, y, tokens) -> dict:
-    """What a step does with one microbatch."""
+    """The work of a step on one microbatch."""
 
     def forward(x):
         on = "autocast" in case.traits

@@ -150,7 +150,7 @@ def built(model: RealModel) -> nn.Module:
     return model.build()
 
 
-# What is compared, of the plain model and of lamina's, by the same functions.
+# Returns what is compared, of the plain model and of lamina's, by the same functions.
 
 
 def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

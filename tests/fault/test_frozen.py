@@ -21,7 +21,7 @@ LONG = LONG if SOAK else [LONG[0]]
 
 
 def same_group(rank, other, partitions, place):
-    """Whether one of the two waits for the other."""
+    """True where one of the two waits for the other."""
     return (
         rank % partitions == other % partitions if place == "reduction" else rank // partitions == other // partitions
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strangers can reach of a job."""
+"""Ports of a job that strangers can reach."""
 
 import os
 from pathlib import Path

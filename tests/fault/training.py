@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts that meet a fault train."""
+"""The training of the scripts that meet a fault."""
 
 from torch import nn
 

@@ -35,7 +35,7 @@ struct TiedGPTImpl : torch::nn::Module {
   }
 };
 
-// What the first layer returns is read by all later ones, and added to itself at the end.
+// All later layers read what the first one returns, and it is added to itself at the end.
 struct SkipImpl : torch::nn::Module {
   ChildList<Layer> layers;
   Child<torch::nn::Linear> join;

@@ -346,7 +346,8 @@ void calls_a_part_first() {
   shutdown();
 }
 
-// What a body freezes is frozen for the calls that follow, on whatever rank, and after the step on all of them.
+// A parameter that a body freezes is frozen for the calls that follow, on whatever rank, and after the step on all of
+// them.
 void freezing() {
   torch::manual_seed(1);
   Norms plain;
@@ -382,7 +383,7 @@ void freezing() {
 
 std::vector<std::string> names_of(const torch::nn::Module& module) { return module.named_children().keys(); }
 
-// What trains something else over partitions.
+// Optimizers that train something else over partitions.
 void refusals() {
   init({{"partitions", 2}, {"microbatches", 2}, {"auto_partition", false}, {"default_partition", 0}});
   DistributedModel model(Norms{});

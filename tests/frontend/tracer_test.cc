@@ -8,8 +8,8 @@
 #include <random>
 #include <utility>
 
-#include "lamina/plan/configured.h"
-#include "lamina/plan/cut.h"
+#include "lamina/plan/even_split.h"
+#include "lamina/plan/plan_from_config.h"
 #include "tests/frontend/models.h"
 
 namespace lamina::frontend::test {
@@ -187,7 +187,7 @@ TEST(PlannedTree, OfAnyFlatChainIsCutOnceBetweenTwoPartitionsAndEvenly) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       loads[report.owners[layers[i]].value] += static_cast<double>(alone[i]);
     }
-    const auto best = static_cast<double>(plan::cut_evenly(alone, partitions).largest);
+    const auto best = static_cast<double>(plan::split_evenly(alone, partitions).largest);
     EXPECT_LE(std::ranges::max(loads), 1.05 * best) << "seed " << seed;
   }
 }

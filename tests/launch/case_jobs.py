@@ -38,8 +38,8 @@ def choose(tests: Iterable[str]) -> None:
 
 @functools.cache
 def results(job: str, ranks: int, deadline_s: float, program: str, *arguments: str) -> dict[str, list[str]]:
-    """What was wrong with each chosen case that ended on every rank; under "launch", with the job as a whole: how it
-    ended, and what it left behind. (A port is held by a process, so no process is no port.)
+    """Lists what was wrong with each chosen case that ended on every rank; under "launch", with the job as a whole: how
+    it ended, and what it left behind. (A port is held by a process, so no process is no port.)
 
     A soak starts the job by `lamina run`.
     """

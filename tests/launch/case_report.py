@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of a job of cases says: a JSON line per case with its name and a list of what is wrong with it there."""
+"""Reports of a rank of a job of cases: a JSON line per case with its name and a list of what is wrong with it there."""
 
 import json
 import os

@@ -13,7 +13,7 @@ import uuid
 from launch.forked_ranks import ForkedRank, ReservedPort, fork_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What an outer launcher may have set, and would change what is tested.
+# Variables that an outer launcher may have set, and that would change what is tested.
 FOREIGN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR",
            "MASTER_PORT", "OMP_NUM_THREADS", "LAMINA_LAUNCHER"}  # fmt: skip
 PRELOAD = ("--preload", "torch,lamina")  # the ranks of a job import them once
@@ -141,8 +141,8 @@ class Launcher:
         return found
 
     def left_behind(self) -> list[str]:
-        """What the jobs started here left: processes, and with them the ports they hold; temporary files; files of
-        shared memory that no process has open (those of other jobs on this machine are in use)."""
+        """Lists what the jobs started here left: processes, and with them the ports they hold; temporary files; files
+        of shared memory that no process has open (those of other jobs on this machine are in use)."""
         left = [f"process {pid}" for pid in self.processes()]
         # torch's compiler makes its cache folder when it is imported, and optimizers import it. What the ranks of a
         # failed job wrote is kept. torchrun leaves its folder.

@@ -29,7 +29,8 @@ else:
     lamina.shutdown()
 """
 
-# What Slurm and Open MPI tell the tasks that they start, here on this machine: srun TASKS NODES, mpirun TASKS NODES.
+# Stand-ins for what Slurm and Open MPI tell the tasks that they start, here on this machine: srun TASKS NODES, mpirun
+# TASKS NODES.
 STARTER = """#!{python}
 import os, subprocess, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]

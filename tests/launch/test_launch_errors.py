@@ -116,7 +116,7 @@ for step in range(3):
 
 
 def test_so_is_a_body_of_one_partition(launcher):
-    """Whose steps are reported too."""
+    """This job's steps are reported too."""
     (launcher.folder / "alone.py").write_text(ALONE)
     result = launcher.run("run", "-n", 2, "alone.py")
     assert result.returncode == 1

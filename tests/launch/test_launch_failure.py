@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `lamina run` does when a rank fails: who is named, what is shown, who is ended, what is left (nothing)."""
+"""Promises of `lamina run` when a rank fails: who is named, what is shown, who is ended, what is left (nothing)."""
 
 import os
 import subprocess

@@ -117,7 +117,7 @@ def on_terminal(launcher, program):
 
 
 def all_of(terminal):
-    """What was written to it until its last user ended: our end then fails."""
+    """Reads what was written to it until its last user ended: our end then fails."""
     text = b""
     with contextlib.suppress(OSError):
         while True:

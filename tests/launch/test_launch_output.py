@@ -18,7 +18,7 @@ SAY = "echo out $RANK; echo err $RANK >&2"
 
 
 def kept(result, launcher):
-    """What the folder holds that a failed job says it has kept its output in."""
+    """Returns what the folder holds that a failed job says it has kept its output in."""
     folders = re.findall(r"lamina run: all that the other ranks wrote is in (\S+)\n", result.stderr)
     assert len(folders) == 1
     folder = launcher.temporary / os.path.basename(folders[0])

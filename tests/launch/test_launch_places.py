@@ -12,7 +12,7 @@ SAY = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_WO
 
 
 def step(task, nodes):
-    """What srun tells one task on each of `nodes` machines."""
+    """Variables of srun for one task on each of `nodes` machines."""
     return {
         "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": nodes, "SLURM_JOB_NODELIST": f"127.0.0.[1-{nodes}]",
         "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": f"127.0.0.[1-{nodes}]", "SLURM_STEP_NUM_NODES": nodes,

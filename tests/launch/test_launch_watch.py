@@ -13,7 +13,7 @@ import pytest
 from launch.launcher_harness import READY, command, eventually
 from soak import SOAK
 
-# What data loaders and their like become: another group, another session, orphans, deaf to signals.
+# Processes as data loaders and their like become: another group, another session, orphans, deaf to signals.
 FAMILY = (
     "sleep 100 & setsid sleep 100 & (setsid sleep 100 &) & (sh -c 'trap \"\" TERM INT HUP; sleep 100; sleep 100' &) ; "
 )
@@ -75,7 +75,7 @@ def test_orphans_that_end_are_no_zombies(launcher):
 
 
 def test_the_ranks_signals_are_as_if_we_were_not_there(launcher):
-    """What we hold back for ourselves and our guardian is not held back in a rank."""
+    """Signals that we hold back for ourselves and our guardian are not held back in a rank."""
     show = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
     alone = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True).stdout
     blocked, ignored = launcher.shell(1, show).stdout.splitlines()

@@ -97,7 +97,7 @@ TEST(Common, OfTensorsOfDifferentShapesIsAnErrorThatShowsBoth) {
   try {
     common(whole({2, 3}), whole({3, 2}));
     FAIL();
-  } catch (const base::UsageError& error) {
+  } catch (const base::InternalError& error) {
     EXPECT_THAT(error.what(), HasSubstr("(2, 3) and (3, 2)"));
   }
 }

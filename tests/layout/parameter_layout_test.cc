@@ -125,10 +125,10 @@ TEST(ParameterLayout, AllThatIsWrongIsSaidAtOnce) {
 
 TEST(ParameterLayout, APieceThatThereIsNotIsAnError) {
   const ParameterLayout layout{.name = "w", .shape = {4}, .slicing = Slicing{0, {{4}}, 2}, .shards = 3};
-  EXPECT_THROW(held(layout, 2, 0), base::UsageError);
-  EXPECT_THROW(held(layout, -1, 0), base::UsageError);
-  EXPECT_THROW(held(layout, 0, 3), base::UsageError);
-  EXPECT_THROW(held(layout, 0, -1), base::UsageError);
+  EXPECT_THROW(held(layout, 2, 0), base::InternalError);
+  EXPECT_THROW(held(layout, -1, 0), base::InternalError);
+  EXPECT_THROW(held(layout, 0, 3), base::InternalError);
+  EXPECT_THROW(held(layout, 0, -1), base::InternalError);
 }
 
 TEST(DType, HasTheNameAndTheSizeOfTorchs) {

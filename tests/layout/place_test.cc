@@ -10,6 +10,7 @@ namespace lamina::layout {
 namespace {
 
 using base::ConfigError;
+using base::InternalError;
 using base::UsageError;
 using topology::Topology;
 
@@ -51,9 +52,9 @@ TEST(Place, DegreesThatDoNotFitTheRanksAreErrors) {
 TEST(Place, RanksAndCopiesThatThereAreNotAreErrors) {
   const Topology topology(8, 2, 2);
   EXPECT_THROW(place(sliced(2), topology, {.pp = 2}), UsageError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.copy = 1}), UsageError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.shard = 2}), UsageError);
-  EXPECT_THROW(holder(sliced(2, 2), topology, {.slice = -1}), UsageError);
+  EXPECT_THROW(holder(sliced(2, 2), topology, {.copy = 1}), InternalError);
+  EXPECT_THROW(holder(sliced(2, 2), topology, {.shard = 2}), InternalError);
+  EXPECT_THROW(holder(sliced(2, 2), topology, {.slice = -1}), InternalError);
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ TEST_F(HandlersTest, AKindThatNobodyHandlesIsAnErrorThatNamesIt) {
 
 TEST_F(HandlersTest, AKindHasOneHandler) {
   EXPECT_THAT([&] { handlers_.on(kFirst, [](transport::Message&&) {}); },
-              ThrowsMessage<base::UsageError>(HasSubstr("two handlers of messages \"first\"")));
+              ThrowsMessage<base::InternalError>(
+                  HasSubstr("two handlers of messages \"first\" (lamina/messaging/handlers.cc:")));
 }
 
 }  // namespace

@@ -59,8 +59,8 @@ TEST(ParameterTable, RefusesATensorOrANameThatItHas) {
   const auto row = [&](const char* name, const at::Tensor& of) {
     return whole_in(base::Partition(0), name, of, false, 1);
   };
-  EXPECT_THROW(ParameterTable({row("a", tensor), row("b", tensor)}, base::Partition(0), 1), base::UsageError);
-  EXPECT_THROW(ParameterTable({row("a", tensor), row("a", at::ones({4}))}, base::Partition(0), 1), base::UsageError);
+  EXPECT_THROW(ParameterTable({row("a", tensor), row("b", tensor)}, base::Partition(0), 1), base::InternalError);
+  EXPECT_THROW(ParameterTable({row("a", tensor), row("a", at::ones({4}))}, base::Partition(0), 1), base::InternalError);
 }
 
 TEST(ParameterTable, NamesATensorOfADtypeThatCannotBeSpread) {

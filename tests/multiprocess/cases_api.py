@@ -42,7 +42,7 @@ def values(model):
     return {name: parameter.detach().clone() for name, parameter in model.local_named_parameters()}
 
 
-# What is local.
+# Names of what is local.
 
 
 def case_api_each_rank_tells_what_is_its_own():

@@ -28,7 +28,7 @@ class Twice(nn.Module):
 
 
 def gradients(fixed=(), **how):
-    """Of the weight under autocast set like that, and what a plain loop that keeps no cast finds."""
+    """Gradients of the weight under autocast set like that, and what a plain loop that keeps no cast finds."""
     torch.manual_seed(0)
     model = Twice(fixed)
     x = torch.randn(ROWS * MICROBATCHES, 8)

@@ -128,7 +128,7 @@ def plain(model, call=None):
 
 
 def runs(model):
-    """Of the blocks on this rank, with four microbatches."""
+    """Numbers of runs of the blocks on this rank, with four microbatches."""
     return {block.runs for block in model.modules() if isinstance(block, Block) and block.runs}
 
 

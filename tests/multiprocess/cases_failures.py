@@ -128,7 +128,7 @@ def fails_and_goes_on(body, owners, culprit, place="forward", where="in forward"
 
 
 def tells_where(error, rank, where):
-    """Whoever called from elsewhere learns the rank and the line. On the rank itself it may be the exception itself."""
+    """A caller on another rank learns the rank and the line. On the rank itself it may be the exception itself."""
     assert isinstance(error, lamina.RemoteError) or rank == RANK
     if isinstance(error, lamina.RemoteError):
         assert error.rank == rank

@@ -15,7 +15,7 @@ BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 
 
 class ByMode(nn.Module):
-    """Of another shape in evaluation, and twice as much of it."""
+    """Returns another shape in evaluation, and twice as much of it."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is alive on each of two ranks that are one pipeline: during a step, and from step to step."""
+"""Tensors alive on each of two ranks that are one pipeline: during a step, and from step to step."""
 
 import ctypes
 import gc
@@ -71,7 +71,7 @@ def train(model, optimizer, steps):
 
 
 def live_bytes():
-    """Of the tensors that Python knows, each storage once."""
+    """Bytes of the tensors that Python knows, each storage once."""
     gc.collect()
     storages = {}
     for each in gc.get_objects():
@@ -96,7 +96,7 @@ class Allocated(ctypes.Structure):
 
 
 def allocated_bytes():
-    """What the whole process has allocated and not freed, whoever knows of it."""
+    """Bytes that the whole process has allocated and not freed, whoever knows of them."""
     gc.collect()
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Allocated

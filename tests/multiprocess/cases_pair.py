@@ -72,7 +72,7 @@ def forward_step(model):
 
 
 def everywhere(value):
-    """Whether `value` holds on every rank."""
+    """True where `value` holds on every rank."""
     return all(lamina.allgather(value, lamina.WORLD))
 
 

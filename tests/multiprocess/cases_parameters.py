@@ -46,7 +46,7 @@ def started(make=Gan, microbatches=2, **keys):
 
 
 def gathered(model, what):
-    """What `what(parameter)` is of each parameter, as its owner has it, by name."""
+    """Returns what `what(parameter)` is of each parameter, as its owner has it, by name."""
     mine = {name: what(parameter) for name, parameter in model.local_named_parameters()}
     return {name: value for part in lamina.allgather(mine, lamina.PP_GROUP) for name, value in part.items()}
 

@@ -383,7 +383,7 @@ def case_buffers_that_do_not_persist_are_used_and_not_saved():
 
 
 class KeepsItsMask(nn.Module):
-    """What it keeps over a call of a remote child it reads after it, and so does the step body."""
+    """It reads after a call of a remote child what it kept over it, and so does the step body."""
 
     scale = 2.0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of two ranks that are one pipeline."""
+"""Recordings of two ranks that are one pipeline."""
 
 import contextlib
 import io

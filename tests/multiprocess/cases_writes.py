@@ -70,7 +70,7 @@ def compare(body, steps=3):
 
 
 def written(name, h):
-    """What is left of `h` when it has been written to."""
+    """Returns what is left of `h` when it has been written to."""
     try:
         (WRITES | WRITES_WITHOUT_GRAD)[name](h)
     except RuntimeError as error:
@@ -108,7 +108,7 @@ def case_what_was_written_to_is_passed_on():
     compare(body)
 
 
-# Of these torch counts no write, or the tensor is another one afterwards.
+# Writes that torch does not count, or after which the tensor is another one.
 UNCOUNTED = ("data.mul_", "numpy", "data =", "unsqueeze_")
 
 

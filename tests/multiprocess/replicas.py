@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cases with several copies of a model share: their data, and how they compare with a plain run."""
+"""Helpers of the cases with several copies of a model: their data, and how they compare with a plain run."""
 
 import copy
 
@@ -11,17 +11,17 @@ import lamina
 
 
 def batch(copy_number: int) -> torch.Tensor:
-    """What one copy of the model reads."""
+    """Returns what one copy of the model reads."""
     return torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(copy_number))
 
 
 def share() -> torch.Tensor:
-    """What this rank's copy reads."""
+    """Returns what this rank's copy reads."""
     return batch(lamina.dp_rank())
 
 
 def whole() -> torch.Tensor:
-    """What all copies read."""
+    """Returns what all copies read."""
     return torch.cat([batch(number) for number in range(lamina.dp_size())])
 
 
@@ -31,7 +31,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def agrees(tensor: torch.Tensor) -> bool:
-    """Whether all copies hold the same; collective."""
+    """True where all copies hold the same; collective."""
     values = lamina.allgather(tensor.detach(), lamina.DP_GROUP)
     return all(torch.equal(value, values[0]) for value in values)
 

@@ -33,7 +33,7 @@ class Start:
         return self.processes[-1]
 
     def said(self):
-        """Of each process: the seconds until initialize_dist ended, and the error."""
+        """Returns for each process the seconds until initialize_dist ended, and the error."""
         answers = []
         for process in self.processes:
             out, errors = process.communicate(timeout=DEADLINE_S)
@@ -59,7 +59,7 @@ def test_a_rank_that_is_missing_is_named_by_all_within_the_timeout_and_1_s(start
 def test_where_rank_0_is_missing_the_others_say_so(start):
     start.rank(1, 2, 1)
     [(seconds, words)] = start.said()
-    assert words.startswith("lamina.errors.TimeoutError: ") and words.endswith("did rank 0 start?")
+    assert words.startswith("lamina.errors.TimeoutError: ") and words.endswith("did rank 0 start? [start-rank-missing]")
     assert seconds <= 2
 
 
@@ -67,7 +67,7 @@ def test_a_process_that_takes_anothers_rank_is_told_at_once(start):
     for rank in (0, 1, 1):
         start.rank(rank, 3, 3)
     words = sorted(words for _, words in start.said())
-    assert words[0] == "lamina.errors.ConfigError: two processes call themselves rank 1: check RANK"
+    assert words[0] == "lamina.errors.ConfigError: two processes call themselves rank 1: check RANK [start-rank-twice]"
     assert all("rank 2 did not join within 3 s" in each for each in words[1:])
 
 

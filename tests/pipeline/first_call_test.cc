@@ -73,7 +73,7 @@ TEST_F(FirstCalls, EndWithTheErrorOfTheCutWhichIsTheSteps) {
 }
 
 TEST_F(FirstCalls, AreRefusedWhereNoBodyRuns) {
-  EXPECT_THROW(job().cut_here([] { FAIL(); }), base::UsageError);
+  EXPECT_THROW(job().cut_here([] { FAIL(); }), base::InternalError);
   const auto error = step(
       [&](base::Microbatch) -> Value {
         std::thread([&] { EXPECT_THROW(job().cut_here([] { FAIL(); }), base::UsageError); }).join();

@@ -9,10 +9,10 @@
 #include <functional>
 
 #include "lamina/base/str.h"
-#include "lamina/plan/cut.h"
+#include "lamina/plan/even_split.h"
 #include "lamina/plan/planner.h"
+#include "lamina/plan/problem.h"
 #include "lamina/plan/settle.h"
-#include "lamina/plan/task.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
@@ -68,7 +68,7 @@ double best_cut(const ModuleTree& tree, const std::function<double(const Node&)>
   constexpr double kWhole = 1e9;
   std::vector<std::int64_t> costs;
   for (const Point& point : find_route(tree).points) costs.push_back(std::llround(kWhole * cost(tree[point.node])));
-  return static_cast<double>(cut_evenly(costs, partitions).largest) / kWhole;
+  return static_cast<double>(split_evenly(costs, partitions).largest) / kWhole;
 }
 
 RC_GTEST_PROP(Chain, CrossesAtMostOnceBetweenTwoPartitions, ()) {
@@ -84,10 +84,10 @@ RC_GTEST_PROP(Chain, IsCutAlmostAsEvenlyAsTheBestCutOfItWhateverMemoryWeighs, ()
   const ModuleTree tree = any_chain(40, *rc::gen::arbitrary<bool>().as("nested"));
   Goal goal = goal_of_a_job();
   goal.memory_weight = goal.simple() ? 0 : *rc::gen::element(0.0, 0.2, 0.8, 1.0).as("memory weight");
-  const Task task(tree, goal);
+  const Problem problem(tree, goal);
   const auto cost = [&](const Node& node) {
     const std::int64_t bytes = 2 * node.parameter_bytes + node.activation_bytes * goal.held();
-    return task.cost({node.forward_us, node.backward_us, bytes}, goal.memory_weight);
+    return problem.cost({node.forward_us, node.backward_us, bytes}, goal.memory_weight);
   };
   const Assignment owners = step_planner()->assign(tree, goal);
   std::vector<double> costs(goal.partitions);
@@ -95,7 +95,7 @@ RC_GTEST_PROP(Chain, IsCutAlmostAsEvenlyAsTheBestCutOfItWhateverMemoryWeighs, ()
   RC_ASSERT(std::ranges::max(costs) <= 1.05 * best_cut(tree, cost, goal.partitions) + 1e-6);
 }
 
-// What only calls others is called where the first of these is: once, where all of them are there.
+// A module that only calls others is called where the first of these is: once, where all of them are there.
 RC_GTEST_PROP(Chain, AContainerIsWhereTheFirstModuleInItIs, ()) {
   const ModuleTree tree = any_chain(30, true);
   const Goal goal = goal_of_a_job();

@@ -9,10 +9,10 @@
 #include <limits>
 
 #include "lamina/base/error.h"
-#include "lamina/plan/draft.h"
+#include "lamina/plan/candidate.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 #include "tests/plan/any_tree.h"
 
 namespace lamina::plan {
@@ -32,13 +32,14 @@ Outcome outcome_of(const ModuleTree& tree, const Route& route, const Assignment&
 // more.
 void for_each_plan(const ModuleTree& tree, const Goal& goal, const std::function<void(const Assignment&)>& use,
                    bool for_memory = false) {
-  const Task task(tree, goal);
-  std::vector<int> owners = task.on_one_rank();
+  const Problem problem(tree, goal);
+  std::vector<int> owners = problem.on_one_rank();
   while (true) {
-    if (for_memory || Draft(task, owners).score({}).crossings == 0) use(task.items.spread(owners));
+    if (for_memory || Candidate(problem, owners).score({}).crossings == 0) use(problem.items.spread(owners));
     std::size_t at = 0;
-    while (at < task.movable.size() && ++owners[task.movable[at]] == goal.partitions) owners[task.movable[at++]] = 0;
-    if (at == task.movable.size()) return;
+    while (at < problem.movable.size() && ++owners[problem.movable[at]] == goal.partitions)
+      owners[problem.movable[at++]] = 0;
+    if (at == problem.movable.size()) return;
   }
 }
 

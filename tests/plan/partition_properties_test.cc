@@ -7,15 +7,15 @@
 #include <map>
 
 #include "lamina/base/error.h"
-#include "lamina/plan/draft.h"
+#include "lamina/plan/candidate.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/prediction.h"
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 #include "lamina/plan/tree_division.h"
 #include "tests/plan/any_tree.h"
 #include "tests/plan/trees.h"
 
-// What every planner promises, and what the default one promises beside.
+// Promises of every planner, and what the default one promises beside.
 namespace lamina::plan {
 namespace {
 
@@ -29,9 +29,9 @@ double step_of(const ModuleTree& tree, const Assignment& owners, const Goal& goa
   return step_us(predict(find_route(tree), owners, goal).shape, goal);
 }
 
-// Whether memory is evened out on the ranks before the step is made short: see Planner.
+// True where memory is evened out on the ranks before the step is made short: see Planner.
 bool evens_out_costs(const ModuleTree& tree, const Goal& goal) {
-  return goal.memory_weight > 0 && Task(tree, goal).chain_end > 0;
+  return goal.memory_weight > 0 && Problem(tree, goal).chain_end > 0;
 }
 
 RC_GTEST_PROP(PlannerProperty, EveryNodeHasOnePartitionAndTheRootTheFirst, ()) {
@@ -109,8 +109,9 @@ RC_GTEST_PROP(StepPlannerProperty, IsNeverSlowerThanTheTreePlanner, ()) {
   const ModuleTree tree = any_tree({});
   const Goal goal = any_goal();
   if (evens_out_costs(tree, goal)) return;
-  const Task task(tree, goal);
-  if (Draft(task, divide_tree(tree, task)).score({}).crossings > 0) return;  // it tears a chain: see [Note: chain]
+  const Problem problem(tree, goal);
+  if (Candidate(problem, divide_tree(tree, problem)).score({}).crossings > 0)
+    return;  // it tears a chain: see [Note: chain]
   const double step = step_of(tree, step_planner()->assign(tree, goal), goal);
   RC_ASSERT(step <= kRounding * step_of(tree, tree_planner()->assign(tree, goal), goal));
 }

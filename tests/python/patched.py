@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job over two ranks replaces of torch's, against the table of lamina.torch_patches."""
+"""Replacements of a job over two ranks in torch, against the table of lamina.torch_patches."""
 
 import sys
 from pathlib import Path

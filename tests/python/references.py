@@ -17,7 +17,7 @@ def plain(value):
 
 
 def same(a, b):
-    """Whether two results are equal: tensors by what they look like and hold, containers by their items."""
+    """True for equal results: tensors by what they look like and hold, containers by their items."""
     if isinstance(a, torch.Tensor):
         return (
             type(a) is type(b)

@@ -16,7 +16,7 @@ Key = tuple[int, str]  # id of a module, a class, or a function that wraps anoth
 
 
 class Torchs:
-    """What torch's modules and classes have when this is made."""
+    """The attributes of torch's modules and classes when this is made."""
 
     def __init__(self) -> None:
         self._before = {owner: held for owner, _, held in _owners()}
@@ -61,7 +61,7 @@ def _owners() -> Iterator[tuple[Any, str, dict[str, Any]]]:
 
 
 def _wrapped(value: Any) -> dict[str, Any]:
-    """Of a function made by torch's `no_grad` and the like, which keep what they wrap as `func`."""
+    """The function inside one made by torch's `no_grad` and the like, which keep what they wrap as `func`."""
     if type(value) is not FunctionType or "func" not in value.__code__.co_freevars:
         return {}
     return {"func": value.__closure__[value.__code__.co_freevars.index("func")].cell_contents}

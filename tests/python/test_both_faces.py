@@ -87,7 +87,7 @@ def compared(rows):
 
 
 def plan(rows, folder):
-    """Who owns what, of three partitions."""
+    """The plan for three partitions."""
     nodes = [
         {
             "id": number,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module changed on another rank, made so in the caller's own objects."""
+"""Changes that a module made on another rank, made again in the caller's own objects."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ import torch
 
 import lamina
 from lamina.remote import codec
-from lamina.remote.changes import Changed, Lent, adopt, unpacked
+from lamina.remote.changes import BorrowedArguments, CallResult, unpacked, write_back
 
 TENSOR, OTHER = torch.ones(2), torch.zeros(2)
 
@@ -36,12 +36,12 @@ def travelled(value):
     return codec.unpack(*codec.pack(value))
 
 
-def called(change, *args, lent=None):
+def called(change, *args, borrowed=None):
     """A call of `change` on another rank, which changes all its arguments."""
     there = travelled(args)
     output = change(*there)
-    changed = Changed(output, dict(enumerate(there)))
-    return adopt(unpacked(changed.packed()), args, {}, lent or Lent())
+    changed = CallResult(output, dict(enumerate(there)))
+    return write_back(unpacked(changed.packed()), args, {}, borrowed or BorrowedArguments())
 
 
 CASES = {
@@ -111,15 +111,15 @@ def test_one_object_in_two_arguments_is_changed_once():
 def test_what_cannot_be_changed_in_place_is_an_error_with_a_remedy():
     there = (1, 2)
     with pytest.raises(lamina.UsageError, match=r"argument 0, of type tuple, .* return what changes"):
-        adopt(Changed(None, {0: there}), ((1, 3),), {}, Lent())
+        write_back(CallResult(None, {0: there}), ((1, 3),), {}, BorrowedArguments())
 
 
 def test_an_object_that_two_calls_have_may_not_be_changed_by_one():
-    lent, state, other = Lent(), [1], [1]
-    with lent.to_a_call([state]), lent.to_a_call([state, other]):
-        called(lambda s: s.append(2), other, lent=lent)
+    borrowed, state, other = BorrowedArguments(), [1], [1]
+    with borrowed.lend([state]), borrowed.lend([state, other]):
+        called(lambda s: s.append(2), other, borrowed=borrowed)
         with pytest.raises(lamina.UsageError, match="give each microbatch an object of its own"):
-            called(lambda s: s.append(2), state, lent=lent)
-    with lent.to_a_call([state]):
-        called(lambda s: s.append(2), state, lent=lent)
+            called(lambda s: s.append(2), state, borrowed=borrowed)
+    with borrowed.lend([state]):
+        called(lambda s: s.append(2), state, borrowed=borrowed)
     assert other == state == [1, 2]

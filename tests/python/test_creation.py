@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts write around the creation of a model."""
+"""Contexts that scripts write around the creation of a model."""
 
 import pytest
 import torch

@@ -6,8 +6,10 @@ import pickle
 import sys
 
 import pytest
+import torch
 
 import lamina
+from lamina import _lamina
 from lamina.exits import failures
 
 
@@ -46,6 +48,8 @@ def met(exception, rank=3):
         OddError(3, color="red"),
         DerivedError("name"),
         lamina.UsageError("u"),
+        lamina.UsageError("u\nmore", code="step-nested"),
+        lamina.InternalError.found("x"),
         lamina.ConfigError("c"),
         lamina.PeerError("p"),
         lamina.TimeoutError("t"),
@@ -63,6 +67,29 @@ def test_the_type_is_kept(exception):
     assert "in met" in error.remote_traceback
     for name, value in vars(exception).items():
         assert getattr(error, name) == value
+
+
+def test_a_code_ends_the_first_line_of_the_message_and_travels():
+    assert str(lamina.PeerError("gone\n  since then", code="group-lost")) == "gone [group-lost]\n  since then"
+    assert lamina.TimeoutError("late", code="group-late").code == "group-late"
+    assert (lamina.UsageError("u").code, str(lamina.UsageError("u"))) == ("", "u")
+    assert failures.rebuild(*met(lamina.DesyncError("apart", code="step-mismatch"))).code == "step-mismatch"
+
+
+def test_an_error_of_the_engine_brings_its_code():
+    tensor = torch.ones(2)
+    _lamina.release(tensor, "0.weight lives in partition 1 on rank 1; call its module", torch.empty(2))
+    with pytest.raises(lamina.UsageError, match=r"\[model-value-elsewhere\]$") as caught:
+        tensor.sum()
+    assert caught.value.code == "model-value-elsewhere"
+
+
+def test_a_bug_of_ours_is_not_told_as_an_error_of_the_callers():
+    with pytest.raises(
+        lamina.InternalError, match=r"a bug of lamina: .*\(lamina/value/released.cc:\d+\); report"
+    ) as caught:
+        _lamina.restore(torch.ones(2), torch.ones(2))
+    assert not isinstance(caught.value, lamina.UsageError)
 
 
 def test_what_is_no_utf8_is_escaped_where_words_travel():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step functions return."""
+"""Results of step functions."""
 
 import collections
 import copy

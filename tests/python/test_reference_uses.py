@@ -24,7 +24,7 @@ def linear():
 
 
 def both(use):
-    """What `use` gives for a reference, and for a plain tensor."""
+    """Returns what `use` gives for a reference, and for a plain tensor."""
     return use(pending(VALUE)), use(plain(VALUE))
 
 

@@ -73,7 +73,7 @@ WRITES_WITHOUT_GRAD = {
 
 
 def after(write, h):
-    """What is left of a write: the value, its version, its history, what it gave."""
+    """Traces that a write leaves: the value, its version, its history, what it gave."""
     error = None
     try:
         write(h)

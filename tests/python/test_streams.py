@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 def outputs_of(module, count=2, seed=5):
-    """What `count` steps return, and the generator after each, in a job of its own."""
+    """Returns what `count` steps return, and the generator after each, in a job of its own."""
     lamina.init(microbatches=4)
     model = lamina.distribute(module)
     step = lamina.step(lambda x: model(x))
@@ -205,7 +205,7 @@ def test_modules_that_cannot_draw_start_no_stream():
 
 
 class Other(nn.Linear):
-    """Of nobody knows what."""
+    """A module of which nobody knows what it does."""
 
 
 @pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.LSTM(2, 2), nn.Dropout().eval(), Other(2, 2)])

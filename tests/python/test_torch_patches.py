@@ -28,7 +28,7 @@ def of_torch(tree: ast.AST) -> set[str]:
 
 
 def replaced(node: ast.AST) -> list[ast.AST]:
-    """What a statement or call sets or deletes an attribute of."""
+    """Returns the object of which a statement or call sets or deletes an attribute."""
     if isinstance(node, ast.Assign | ast.Delete):
         return [target.value for target in node.targets if isinstance(target, ast.Attribute)]
     if isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Attribute):

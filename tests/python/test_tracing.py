@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace finds out about a model, and that it leaves nothing behind."""
+"""Findings of a trace about a model, and that it leaves nothing behind."""
 
 import random
 

@@ -13,7 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What three ranks are told when `change` is what the last one says of itself.
+// Returns what three ranks are told when `change` is what the last one says of itself.
 template <class Change>
 std::string refusal(const Change& change) {
   std::vector<Hello> hellos(3, Hello::of_this_version());

@@ -70,7 +70,7 @@ RC_GTEST_PROP(ScheduleProperty, InterleavedLimitsTheMicrobatchesInFlight, ()) {
   }
 }
 
-// What each rank did: the phase and the microbatch of each turn, in the order in which they began.
+// Turns of each rank: the phase and the microbatch of each turn, in the order in which they began.
 std::map<int, std::vector<std::pair<Phase, int>>> by_rank(std::vector<Turn> turns) {
   std::ranges::stable_sort(turns, {}, &Turn::start);
   std::map<int, std::vector<std::pair<Phase, int>>> done;
@@ -121,14 +121,14 @@ std::vector<Ticket> any_requests(int microbatches) {
   return waiting;
 }
 
-// What `schedule` picks with `ahead` microbatches, none of those that wait, ahead.
+// Returns what `schedule` picks with `ahead` microbatches, none of those that wait, ahead.
 const Ticket& picked(const Schedule& schedule, const std::vector<Ticket>& waiting, int ahead) {
   Progress progress;
   for (int i = 0; i < ahead; ++i) progress.ahead.insert(base::Microbatch(100 + i));
   return waiting.at(schedule.pick(waiting, progress).value());
 }
 
-// Of that phase where one waits, and of its phase the oldest microbatch.
+// Expects a pick of that phase where one waits, and of its phase the oldest microbatch.
 void expect_preferred(Phase phase, int ahead) {
   const auto waiting = any_requests(4);
   const Ticket& chosen = picked(*interleaved_schedule(any_active()), waiting, ahead);

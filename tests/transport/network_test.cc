@@ -8,12 +8,12 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/wait.h"
-#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/loopback/loopback.h"
 
 namespace lamina::transport {
 namespace {
 
-// What one rank was told, in order.
+// Events that one rank was told, in order.
 class Inbox {
  public:
   Transport::Events events() {
@@ -160,20 +160,20 @@ TEST(Network, AfterCloseNothingIsDelivered) {
 TEST(Network, ARankOutsideItIsAnError) {
   inproc::Network network(2, 0);
   auto from = network.connect(base::Rank(0));
-  EXPECT_THROW(send(*from, 2, ""), base::UsageError);
-  EXPECT_THROW(send(*from, -1, ""), base::UsageError);
+  EXPECT_THROW(send(*from, 2, ""), base::InternalError);
+  EXPECT_THROW(send(*from, -1, ""), base::InternalError);
 }
 
-TEST(Solo, DeliversToItselfAPrivateCopyInTheSendersThread) {
-  Solo solo;
+TEST(Loopback, DeliversToItselfAPrivateCopyInTheSendersThread) {
+  Loopback loopback;
   Inbox inbox;
-  solo.start(inbox.events());
+  loopback.start(inbox.events());
   auto tensor = at::zeros({3});
-  send(solo, 0, "x", tensor);
+  send(loopback, 0, "x", tensor);
   tensor.fill_(1);
   ASSERT_EQ(inbox.size(), 1);
   EXPECT_TRUE(at::equal(inbox.body(0).as<at::Tensor>(), at::zeros({3})));
-  EXPECT_THROW(send(solo, 1, ""), base::UsageError);
+  EXPECT_THROW(send(loopback, 1, ""), base::InternalError);
 }
 
 }  // namespace

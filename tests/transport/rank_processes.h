@@ -53,7 +53,7 @@ class RankProcesses {
   using Body = std::function<void(Transport&, Inbox&)>;
   void run(const Body& body);
 
-  // Of a rank that was started before, which ranks that are started later may ask, too.
+  // The process id of a rank that was started before, which ranks that are started later may ask, too.
   pid_t process(int rank) const { return running_.at(rank); }
   void kill(int rank, int signal);
   // The rank's exit status as waitpid gives it; kills it and fails after a minute.

@@ -31,7 +31,7 @@ using testing::Inbox;
 using testing::object;
 using testing::RankProcesses;
 
-// What open_ucx throws as an Expected.
+// The error that open_ucx throws as an Expected.
 template <class Expected>
 std::string refusal(const UcxOptions& options) {
   try {
@@ -202,8 +202,8 @@ TEST(UcxJoin, ARankWithAnotherSecretIsNotLetIn) {
   job.expect_success();
 }
 
-// Who reaches the job's store can read and change what lies there. `change` is made to what rank 0 says, before rank 1
-// is there to read it.
+// A stranger who reaches the job's store can read and change what lies there. `change` is made to what rank 0 says,
+// before rank 1 is there to read it.
 void expect_a_stranger_to_be_noticed(const std::function<void(rendezvous::Hello&)>& change, const char* what) {
   RankProcesses job(2);
   for (const int rank : {0, 1}) {

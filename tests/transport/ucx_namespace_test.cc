@@ -34,7 +34,7 @@ using testing::RankProcesses;
 
 const auto kSharesMemory = AnyOf(HasSubstr("posix/memory"), HasSubstr("sysv/memory"));
 
-// What the system allows to nobody but root it may allow to nobody at all.
+// Rights that the system gives to root alone it may give to nobody at all.
 class UcxNamespaces : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -16,7 +16,7 @@
 namespace lamina::value {
 namespace {
 
-// What a tree holds, as text: floats by their bits, tensors by what a receiver can see of them.
+// Text of what a tree holds: floats by their bits, tensors by what a receiver can see of them.
 class Description {
  public:
   explicit Description(const Value& tree) { add(tree); }

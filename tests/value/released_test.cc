@@ -22,7 +22,7 @@ at::Tensor released(at::ScalarType dtype = at::kFloat) {
   return tensor;
 }
 
-// What `use` of a released tensor says; it must be a UsageError.
+// Returns what `use` of a released tensor says; it must be a UsageError.
 std::string refusal(const std::function<void()>& use) {
   try {
     use();
@@ -113,7 +113,7 @@ TEST(Released, AValueOfAnotherShapeOrTypeIsRefused) {
   EXPECT_NE(refusal([&] { restore(tensor, at::zeros({4, 3})); }).find("of shape [4, 3]"), std::string::npos);
   EXPECT_NE(refusal([&] { restore(tensor, at::zeros({3, 4}, at::kDouble)); }).find("Double"), std::string::npos);
   auto ordinary = at::zeros({3, 4});
-  EXPECT_NE(refusal([&] { restore(ordinary, ordinary); }).find("was released"), std::string::npos);
+  EXPECT_THROW(restore(ordinary, ordinary), base::InternalError);
 }
 
 TEST(Released, AnyOperationOnTheValueSaysWhy) {

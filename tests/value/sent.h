@@ -5,7 +5,7 @@
 
 namespace lamina::value {
 
-// What another rank gets of `tree`.
+// Returns what another rank gets of `tree`.
 inline Value sent(const Value& tree) {
   Encoded encoded = encode(tree);
   for (auto& buffer : encoded.buffers) buffer = buffer.clone();

@@ -65,7 +65,7 @@ inline at::Tensor reference(const at::Tensor& value, Strides strides = Strides::
   return make_reference(spec_of(value), std::make_shared<Made>(value), strides);
 }
 
-// What `use` says when it fails with an Error.
+// Returns what `use` says when it fails with an Error.
 template <class Error>
 std::string refusal(const std::function<void()>& use) {
   try {

@@ -14,7 +14,7 @@ bool takes_value(const CLI::App& app, const std::string& name) {
   return option != nullptr && option->get_items_expected_min() > 0;
 }
 
-// Whether the value of an option of `word` is the word after it: `--nproc 2`, `-n 2`, `-mn 2`, but not `-n2`.
+// Says if the value of an option of `word` is the word after it: `--nproc 2`, `-n 2`, `-mn 2`, but not `-n2`.
 bool wants_next_word(const CLI::App& app, const std::string& word) {
   if (word.starts_with("--")) return word.find('=') == std::string::npos && takes_value(app, word);
   for (std::size_t i = 1; i < word.size(); ++i) {

@@ -7,7 +7,7 @@
 
 namespace lamina::launch {
 
-// What a `distribution` dictionary says of a job:
+// A `distribution` dictionary says of a job:
 //   {"smdistributed": {"modelparallel": {"enabled": true, "parameters": {...}}},
 //    "mpi": {"enabled": true, "processes_per_host": 8, "custom_mpi_options": "-x NAME=VALUE"}}
 struct Distribution {

@@ -17,7 +17,7 @@ class FilePattern {
 
   std::string name(const Layout& layout, int local_rank) const;
 
-  // Whether two ranks of the job would share a file, the first of each machine apart, which has none.
+  // True where two ranks of the job would share a file, the first of each machine apart, which has none.
   bool shared(const Layout& layout) const;
 
  private:

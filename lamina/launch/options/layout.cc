@@ -34,9 +34,9 @@ int number_of(const std::string& name, const std::string& text, int least) {
 
 class LayoutFinder {
  public:
-  LayoutFinder(const Options& options, const Surroundings& surroundings)
-      : options_(options), surroundings_(surroundings), within_rank_(surroundings.environment("LAMINA_LAUNCHER")) {
-    if (!within_rank_) task_ = environment::cluster_task(surroundings.environment);
+  LayoutFinder(const Options& options, const HostFacts& host)
+      : options_(options), host_(host), within_rank_(host.environment("LAMINA_LAUNCHER")) {
+    if (!within_rank_) task_ = environment::cluster_task(host.environment);
   }
 
   Layout find() {
@@ -60,7 +60,7 @@ class LayoutFinder {
  private:
   std::optional<std::string> variable(const std::string& name) const {
     if (within_rank_) return {};
-    auto value = surroundings_.environment(name);
+    auto value = host_.environment(name);
     return value && value->empty() ? std::nullopt : value;
   }
 
@@ -75,7 +75,7 @@ class LayoutFinder {
     if (auto given = said(options_.processes, "-n", "LOCAL_WORLD_SIZE", 1)) {
       processes_ = *given;
     } else {
-      const int gpus = surroundings_.visible_gpus();
+      const int gpus = host_.visible_gpus();
       processes_ = {std::max(1, gpus), gpus > 0 ? str(gpus, " visible GPUs") : "no GPU, so one rank"};
     }
     layout_.processes = processes_.value;
@@ -89,7 +89,8 @@ class LayoutFinder {
     } else if (!options_.world_size && !variable("WORLD_SIZE")) {
       throw ConfigError(str(task_->launcher, " started `lamina run` ", task_->size, " times on ", task_->nodes,
                             task_->nodes == 1 ? " machine" : " machines", ": have it started once on each, as in `",
-                            task_->once_per_node, " lamina run ...`, or leave `lamina run` out"));
+                            task_->once_per_node, " lamina run ...`, or leave `lamina run` out"),
+                        base::Code{"run-nested"});
     }
   }
 
@@ -185,7 +186,7 @@ class LayoutFinder {
   }
 
   const Options& options_;
-  const Surroundings& surroundings_;
+  const HostFacts& host_;
   const bool within_rank_;
   std::optional<environment::ClusterTask> task_;
   int machines_ = 1;
@@ -196,10 +197,10 @@ class LayoutFinder {
 
 }  // namespace
 
-Layout find_layout(const Options& options, const Surroundings& surroundings) {
-  Layout layout = LayoutFinder(options, surroundings).find();
-  const int allocated = environment::allocated_nodes(surroundings.environment);
-  if (!layout.several_machines() && allocated > 1 && !environment::cluster_task(surroundings.environment)) {
+Layout find_layout(const Options& options, const HostFacts& host) {
+  Layout layout = LayoutFinder(options, host).find();
+  const int allocated = environment::allocated_nodes(host.environment);
+  if (!layout.several_machines() && allocated > 1 && !environment::cluster_task(host.environment)) {
     layout.warning = str("the allocation has ", allocated, " machines, and this job uses one of them; start it as `",
                          "srun --ntasks-per-node=1 lamina run ...` to use all");
   }

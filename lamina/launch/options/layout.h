@@ -24,8 +24,8 @@ struct Layout {
   bool several_machines() const { return world_size > processes; }
 };
 
-// What the layout is derived from, besides the options.
-struct Surroundings {
+// Facts that the layout is derived from, besides the options.
+struct HostFacts {
   environment::Environment environment;
   std::function<int()> visible_gpus;
 };
@@ -34,6 +34,6 @@ struct Surroundings {
 // MASTER_ADDR, MASTER_PORT), else what Slurm or MPI says of the machines they started us on, else its default. The
 // variables of a rank of ours are not read: a job started within a rank is a job of its own. WORLD_SIZE counts for
 // nothing where it equals LOCAL_WORLD_SIZE. Throws ConfigError, one line.
-Layout find_layout(const Options& options, const Surroundings& surroundings);
+Layout find_layout(const Options& options, const HostFacts& host);
 
 }  // namespace lamina::launch

@@ -10,9 +10,9 @@
 
 namespace lamina::launch {
 
-// What `lamina run` is asked to do. What is not given comes from the environment or has a default, see Layout.
+// Options of `lamina run`. What is not given comes from the environment or has a default, see Layout.
 struct Options {
-  // Who runs where.
+  // Places of the ranks.
   std::optional<int> processes;   // ranks to start on this machine
   std::optional<int> world_size;  // ranks of the whole job
   std::optional<int> nodes;       // machines, with as many ranks on each: another way to say world_size
@@ -21,7 +21,7 @@ struct Options {
   std::optional<std::string> master_address;
   std::optional<int> master_port;
 
-  // What runs.
+  // The program of each rank.
   bool module = false;                 // target[0] is a Python module (-m)
   bool command = false;                // target[0] is a program that needs no interpreter (-c)
   std::vector<std::string> variables;  // NAME=VALUE for all ranks, or NAME
@@ -30,7 +30,7 @@ struct Options {
   std::vector<std::string> preload;  // Python modules that one process imports for all ranks, see Preloader
   std::vector<std::string> target;   // what to run, then its arguments
 
-  // What is kept and shown.
+  // Output that is kept and shown.
   std::optional<std::string> output_pattern;  // file names for stdout of the ranks but the first, see FilePattern
   std::optional<std::string> error_pattern;   // and for stderr
   std::optional<std::string> timeline;        // a file for what the ranks do

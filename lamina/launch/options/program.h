@@ -10,13 +10,13 @@
 
 namespace lamina::launch {
 
-// What every rank executes.
+// The program that every rank executes.
 struct Program {
   std::string path;                    // the file given to exec
   std::vector<std::string> arguments;  // arguments[0] is the program's own name
   std::size_t own_words = 1;           // of the arguments: what comes after them was given to the script
 
-  // The same with `~` and $NAME in the script's arguments expanded, see expand().
+  // Returns the program with `~` and $NAME in the script's arguments expanded, see expand().
   Program for_rank(const Variables& environment) const;
 };
 

@@ -10,22 +10,22 @@
 #include "lamina/base/system_error.h"
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"
+#include "lamina/launch/ranks/rank_health.h"
 #include "lamina/launch/ranks/rank_process.h"
-#include "lamina/launch/ranks/vitals.h"
 
 namespace lamina::launch {
 namespace {
 
-constexpr std::chrono::seconds kSweepLimit{2};
+constexpr std::chrono::seconds kReapLimit{2};
 constexpr std::chrono::milliseconds kFirstPause{500};
 constexpr std::chrono::milliseconds kLongestPause{60000};
 
 // Ends whatever the ranks left, also when their start failed half-way.
-struct Sweep {
+struct DescendantReaper {
   const Preloader* preloader;  // stays for the next start
 
-  ~Sweep() {
-    if (end_descendants(base::Deadline::after(kSweepLimit), preloader != nullptr ? preloader->pid() : 0)) return;
+  ~DescendantReaper() {
+    if (end_descendants(base::Deadline::after(kReapLimit), preloader != nullptr ? preloader->pid() : 0)) return;
     base::log_warning("some processes could not be killed");
   }
 };
@@ -39,13 +39,13 @@ base::Fd open_null() {
 // Starts the ranks one after the other.
 class Starter {
  public:
-  Starter(const Attempt& attempt, RankPipes& pipes, Vitals& vitals)
-      : attempt_(attempt), pipes_(pipes), vitals_(vitals) {}
+  Starter(const Attempt& attempt, RankPipes& pipes, RankHealth& health)
+      : attempt_(attempt), pipes_(pipes), health_(health) {}
 
   RankProcess start(int i) {
     const base::Rank rank(attempt_.prepared.layout.base_rank + i);
     const base::Fd secret = attempt_.secret ? attempt_.secret->copy() : base::Fd();
-    const base::Fd progress = vitals_.add();
+    const base::Fd progress = health_.add();
     auto environment = rank_environment(
         attempt_.job, {.rank = rank, .local_rank = i, .secret_fd = secret.get(), .progress_fd = progress.get()},
         attempt_.prepared.inherited);
@@ -75,7 +75,7 @@ class Starter {
 
   const Attempt& attempt_;
   RankPipes& pipes_;
-  Vitals& vitals_;
+  RankHealth& health_;
   const base::Fd null_ = open_null();
   // A background process group must not read the terminal.
   const int first_input_ = ::isatty(STDIN_FILENO) ? null_.get() : STDIN_FILENO;
@@ -89,16 +89,16 @@ Outcome Attempt::run() const {
   outputs.begin_here();
   Outcome outcome;
   {
-    const Sweep sweep{preloader};
-    Vitals vitals(prepared.options.hang_timeout);
-    Starter starter(*this, pipes, vitals);
+    const DescendantReaper reaper{preloader};
+    RankHealth health(prepared.options.hang_timeout);
+    Starter starter(*this, pipes, health);
     report.started(job, prepared.program.path);
     std::vector<RankProcess> ranks;
     for (int i = 0; i < job.local_world_size; ++i) {
       ranks.push_back(starter.start(i));
       report.started(ranks.back().rank(), ranks.back().pid());
     }
-    outcome = Supervisor({ranks, orders, children, report, vitals, terminal, pipes, prepared.options.grace}).run();
+    outcome = Supervisor({ranks, control, children, report, health, terminal, pipes, prepared.options.grace}).run();
   }
   pipes.finish();
   report.lost_output();

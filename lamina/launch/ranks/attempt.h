@@ -26,7 +26,7 @@ struct Attempt {
   Terminal& terminal;
   RankOutputs& outputs;
   Preloader* preloader;  // none without --preload
-  Orders& orders;
+  ControlPipe& control;
   Signals& children;     // SIGCHLD
   const sigset_t& mask;  // of signals, for the ranks
 

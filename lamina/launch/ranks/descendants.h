@@ -7,8 +7,8 @@
 
 #include "lamina/base/deadline.h"
 
-// What ranks leave behind: their own children, also those that moved to other process groups or sessions. Once this
-// process has adopted them, a descendant whose parent dies becomes its child, and can be ended and reaped.
+// Processes that ranks leave behind: their own children, also those that moved to other process groups or sessions.
+// Once this process has adopted them, a descendant whose parent dies becomes its child, and can be ended and reaped.
 namespace lamina::launch {
 
 void adopt_descendants();

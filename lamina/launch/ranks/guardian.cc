@@ -18,9 +18,9 @@
 namespace lamina::launch {
 namespace {
 
-constexpr std::chrono::seconds kSweepLimit{5};
+constexpr std::chrono::seconds kReapLimit{5};
 
-[[noreturn]] void be_guardian(const std::function<int(Orders&, const sigset_t&)>& body, base::Fd reader,
+[[noreturn]] void be_guardian(const std::function<int(ControlPipe&, const sigset_t&)>& body, base::Fd reader,
                               const sigset_t& mask) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_NAME, "lamina-guardian");
@@ -29,8 +29,8 @@ constexpr std::chrono::seconds kSweepLimit{5};
   ::signal(SIGTTIN, SIG_IGN);
   int code = 1;
   try {
-    Orders orders(std::move(reader));
-    code = body(orders, mask);
+    ControlPipe control(std::move(reader));
+    code = body(control, mask);
   } catch (const std::exception& error) {
     std::cerr << "lamina run: " << error.what() << '\n';
   }
@@ -39,7 +39,7 @@ constexpr std::chrono::seconds kSweepLimit{5};
 }
 
 // Passes signals on until the guardian has ended.
-void relay(Signals& signals, const base::Fd& guardian, const base::Fd& orders) {
+void relay(Signals& signals, const base::Fd& guardian, const base::Fd& control) {
   bool ended = false;
   while (!ended) {
     Watch watch;
@@ -48,7 +48,7 @@ void relay(Signals& signals, const base::Fd& guardian, const base::Fd& orders) {
       while (const auto signal = signals.next()) {
         const auto byte = static_cast<unsigned char>(*signal);
         if (*signal != SIGCHLD) [[maybe_unused]]
-          auto written = ::write(orders.get(), &byte, 1);
+          auto written = ::write(control.get(), &byte, 1);
       }
     });
     watch.wait();
@@ -57,16 +57,16 @@ void relay(Signals& signals, const base::Fd& guardian, const base::Fd& orders) {
 
 }  // namespace
 
-Orders::Orders(base::Fd pipe) : pipe_(std::move(pipe)) { ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK); }
+ControlPipe::ControlPipe(base::Fd pipe) : pipe_(std::move(pipe)) { ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK); }
 
-std::optional<int> Orders::next() {
+std::optional<int> ControlPipe::next() {
   unsigned char signal = 0;
   const ssize_t count = ::read(pipe_.get(), &signal, 1);
   if (count == 0) abandoned_ = true;
   return count == 1 ? std::optional<int>(signal) : std::nullopt;
 }
 
-int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>& body) {
+int with_guardian(const std::function<int(ControlPipe& control, const sigset_t& mask)>& body) {
   Signals signals({SIGCHLD, SIGINT, SIGTERM, SIGHUP});
   adopt_descendants();
   int ends[2];
@@ -83,7 +83,7 @@ int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>
   if (!guardian) {
     const std::string why = base::system_error();
     ::kill(pid, SIGKILL);
-    end_descendants(base::Deadline::after(kSweepLimit));
+    end_descendants(base::Deadline::after(kReapLimit));
     throw StartError("cannot watch the guardian of the ranks: " + why);
   }
   relay(signals, guardian, writer);
@@ -92,7 +92,7 @@ int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>
   const RankEnd end = RankEnd::from(info);
   if (end.signal != 0) {
     std::cerr << "lamina run: the guardian of the ranks was " << end.words() << ": ending all ranks\n";
-    end_descendants(base::Deadline::after(kSweepLimit));
+    end_descendants(base::Deadline::after(kReapLimit));
   }
   return end.exit_code();
 }

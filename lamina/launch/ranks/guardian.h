@@ -18,11 +18,11 @@ namespace lamina::launch {
 //     and that kills them.
 // The guardian has a process group of its own, so that Ctrl-C on a terminal reaches it once, through the command.
 
-// Orders of the command to the guardian, through their pipe: the signals that it got. Its end closes with the command,
+// The pipe through which the command tells the guardian of the signals that it got. Its end closes with the command,
 // however that dies.
-class Orders {
+class ControlPipe {
  public:
-  explicit Orders(base::Fd pipe);
+  explicit ControlPipe(base::Fd pipe);
 
   int fd() const { return pipe_.get(); }  // readable when there is an order, or the command is gone
   std::optional<int> next();              // the next signal, or nothing; never blocks
@@ -35,6 +35,6 @@ class Orders {
 
 // Runs `body` in a guardian and returns its exit code. `mask` is the signal mask that ranks are to begin with. To be
 // called from the main thread of a process without other children. Throws StartError.
-int with_guardian(const std::function<int(Orders& orders, const sigset_t& mask)>& body);
+int with_guardian(const std::function<int(ControlPipe& control, const sigset_t& mask)>& body);
 
 }  // namespace lamina::launch

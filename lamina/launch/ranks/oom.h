@@ -6,8 +6,8 @@
 
 namespace lamina::launch {
 
-// Whether the kernel has killed processes because memory ran out: of our control group (version 2 or 1) where it tells,
-// else of the machine.
+// Tells if the kernel has killed processes because memory ran out: of our control group (version 2 or 1) where it
+// tells, else of the machine.
 class OomCounter {
  public:
   OomCounter();

@@ -26,7 +26,7 @@ extern const char* const kPreloadSource;  // the text of preload.py
 
 namespace {
 
-constexpr std::chrono::seconds kSweepLimit{2};
+constexpr std::chrono::seconds kReapLimit{2};
 // A fork takes some milliseconds; a process that a signal has stopped takes for ever.
 constexpr std::chrono::seconds kForkLimit{20};
 constexpr std::chrono::milliseconds kEndLimit{500};
@@ -121,10 +121,10 @@ Preloader::Preloader(const Preparation& prepared, const Job& job, const sigset_t
 
 Preloader::~Preloader() {
   process_.reset();
-  if (!end_descendants(base::Deadline::after(kSweepLimit))) base::log_warning("some processes could not be killed");
+  if (!end_descendants(base::Deadline::after(kReapLimit))) base::log_warning("some processes could not be killed");
 }
 
-std::optional<int> Preloader::load(Orders& orders) {
+std::optional<int> Preloader::load(ControlPipe& control) {
   const auto limit = prepared_.options.hang_timeout;
   const auto deadline = limit ? std::optional(base::Deadline::after(*limit)) : std::nullopt;
   bool over = false;
@@ -132,16 +132,17 @@ std::optional<int> Preloader::load(Orders& orders) {
     Watch watch;
     watch.add(control_.get(), POLLIN, [&] { over = true; });
     watch.add(process_->fd(), POLLIN, [&] { over = true; });
-    watch.add(orders.fd(), POLLIN, [] {});
+    watch.add(control.fd(), POLLIN, [] {});
     watch.until(deadline);
     watch.wait();
-    if (const auto signal = orders.next()) return 128 + *signal;
-    if (orders.abandoned()) return 128 + SIGKILL;
+    if (const auto signal = control.next()) return 128 + *signal;
+    if (control.abandoned()) return 128 + SIGKILL;
   }
   const std::string said = receive(control_, base::Deadline::after({})).value_or("");
   if (said.starts_with('I')) {
     throw base::ConfigError(
-        base::str("--preload cannot import ", said.substr(1), ": correct the name, or start without --preload"));
+        base::str("--preload cannot import ", said.substr(1), ": correct the name, or start without --preload"),
+        base::Code{"run-preload"});
   }
   if (said.starts_with('F')) give_up(said.substr(1));
   if (said.empty()) give_up(over ? end() : base::str("the imports did not end within ", limit->count(), " s"));

@@ -31,7 +31,7 @@ class Preloader {
 
   // Waits for the imports, as long as ranks may take to begin a step. An exit code if an order came first. Throws
   // ConfigError when a module cannot be imported.
-  std::optional<int> load(Orders& orders);
+  std::optional<int> load(ControlPipe& control);
 
   RankProcess start(const RankStart& start);
 

@@ -44,7 +44,7 @@ RankEnd RankEnd::from(const siginfo_t& info) {
   return {.signal = info.si_status};
 }
 
-void Verdict::add(base::Rank rank, RankEnd end) {
+void RootCause::add(base::Rank rank, RankEnd end) {
   if (closed_) {
     ++others_;
   } else if (!end.failed()) {
@@ -58,7 +58,7 @@ void Verdict::add(base::Rank rank, RankEnd end) {
   if (!closed_) blame_who_left();
 }
 
-void Verdict::blame_who_left() {
+void RootCause::blame_who_left() {
   const auto left = std::ranges::find(succeeded_, Left::kInStep, [](const Failure& one) { return one.end.left; });
   if (!first_ || left == succeeded_.end() || killed(first_->end)) return;
   first_ = *left;
@@ -66,7 +66,7 @@ void Verdict::blame_who_left() {
   ++others_;
 }
 
-std::vector<base::Rank> Verdict::left() const {
+std::vector<base::Rank> RootCause::left() const {
   std::vector<base::Rank> ranks;
   if (!first_ || first_->end.left != Left::kInOrder) return ranks;
   for (const auto& [rank, end] : succeeded_) {
@@ -75,6 +75,6 @@ std::vector<base::Rank> Verdict::left() const {
   return ranks;
 }
 
-bool Verdict::certain() const { return first_ && (closed_ || killed(first_->end)); }
+bool RootCause::certain() const { return first_ && (closed_ || killed(first_->end)); }
 
 }  // namespace lamina::launch

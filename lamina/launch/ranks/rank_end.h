@@ -42,7 +42,7 @@ std::string signal_name(int signal);
 // before one that exited. SIGABRT and SIGPIPE count as exits: they are how C++ programs end on a lost peer. A rank that
 // says itself that another one is the reason (environment::Progress::kConsequence) gives way to any that does not. And
 // where one has failed, a rank that left in the middle of a step, with exit code 0, is the reason.
-class Verdict {
+class RootCause {
  public:
   struct Failure {
     base::Rank rank;

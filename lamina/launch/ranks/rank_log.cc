@@ -108,7 +108,7 @@ std::string RankLog::tail(int lines) const {
   return text.substr(begin);
 }
 
-// What the file lacks at its end.
+// The bytes that the file lacks at its end.
 std::string RankLog::rest() const {
   if (stored_ == written_) return "";
   const auto remembered = std::min(written_ - stored_, static_cast<std::int64_t>(recent_.size()));

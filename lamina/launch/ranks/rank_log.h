@@ -9,7 +9,7 @@
 
 namespace lamina::launch {
 
-// What one rank has written: its last part in memory, which nothing can take away, and all of it in a file as far as
+// Output of one rank: its last part in memory, which nothing can take away, and all of it in a file as far as
 // the disk and the limit go.
 class RankLog {
  public:

@@ -19,13 +19,13 @@ class RankOutputs {
   // Makes the files. Throws ConfigError.
   explicit RankOutputs(const Preparation& job);
 
-  // Of one rank; both may be the same, and the first rank has none.
+  // Descriptors of one rank; both may be the same, and the first rank has none.
   RankLog* out(int local_rank) const { return places_[local_rank].out; }
   RankLog* err(int local_rank) const { return places_[local_rank].err; }
 
   void begin_here();
 
-  // What to show of a rank that failed: its errors, or its output if there are none.
+  // Returns what to show of a rank that failed: its errors, or its output if there are none.
   std::string tail(base::Rank rank, int lines) const;
   bool has(base::Rank rank) const;
   base::Rank first() const { return base::Rank(base_rank_); }

@@ -25,8 +25,8 @@ base::Fd RankPipes::add(base::Rank rank, int fd, RankLog* log) {
   if (::pipe2(ends, O_CLOEXEC) != 0) throw StartError("cannot make a pipe: " + base::system_error());
   base::Fd reader(ends[0]), writer(ends[1]);
   ::fcntl(reader.get(), F_SETFL, O_NONBLOCK);
-  Outlet* outlet = !tee_ ? nullptr : fd == STDERR_FILENO ? &terminal_.err() : &terminal_.out();
-  sources_.push_back({std::move(reader), base::str("[", rank, "] "), outlet, log, {}});
+  OutputQueue* queue = !tee_ ? nullptr : fd == STDERR_FILENO ? &terminal_.err() : &terminal_.out();
+  sources_.push_back({std::move(reader), base::str("[", rank, "] "), queue, log, {}});
   return writer;
 }
 
@@ -55,7 +55,7 @@ void RankPipes::finish() {
   }
 }
 
-// What is in the pipe now, and no more: somebody may write without end.
+// Reads what is in the pipe now, and no more: somebody may write without end.
 void RankPipes::drain(Source& source, bool all) {
   int left = 0;
   if (!source.pipe || ::ioctl(source.pipe.get(), FIONREAD, &left) != 0) return;
@@ -71,7 +71,7 @@ bool RankPipes::take(Source& source) {
   if (count > 0) {
     const std::string_view text(bytes.data(), static_cast<std::size_t>(count));
     if (source.log != nullptr) source.log->write(text);
-    if (source.outlet != nullptr) show(source, text);
+    if (source.queue != nullptr) show(source, text);
     return true;
   }
   if (count < 0) return false;  // nothing yet
@@ -94,9 +94,9 @@ void RankPipes::show(Source& source, std::string_view text) {
 }
 
 void RankPipes::show_line(Source& source, std::string_view line) {
-  source.outlet->add(source.prefix);
-  source.outlet->add(line);
-  if (line.back() != '\n') source.outlet->add("\n");
+  source.queue->add(source.prefix);
+  source.queue->add(line);
+  if (line.back() != '\n') source.queue->add("\n");
 }
 
 }  // namespace lamina::launch

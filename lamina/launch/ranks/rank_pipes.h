@@ -38,12 +38,12 @@ class RankPipes {
   struct Source {
     base::Fd pipe;
     std::string prefix;
-    Outlet* outlet;  // where its lines are shown, if they are
+    OutputQueue* queue;  // where its lines are shown, if they are
     RankLog* log;
     std::string line;  // not ended yet
   };
 
-  static bool waits(const Source& source) { return source.outlet != nullptr && source.outlet->full(); }
+  static bool waits(const Source& source) { return source.queue != nullptr && source.queue->full(); }
   static bool take(Source& source);
   static void drain(Source& source, bool all);
   static void show(Source& source, std::string_view text);

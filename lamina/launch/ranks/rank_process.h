@@ -15,7 +15,7 @@
 
 namespace lamina::launch {
 
-// What a rank begins with. The descriptors stay the caller's.
+// Everything that a rank begins with. The descriptors stay the caller's.
 struct RankStart {
   base::Rank rank;
   const Program& program;

@@ -12,7 +12,7 @@ namespace {
 
 // Long enough for a Python traceback through a model, short enough for a screen to keep the first line near.
 constexpr int kTailLines = 50;
-// Whose stacks are shown, of those that hang.
+// Picks the ranks whose stacks are shown, of those that hang.
 constexpr int kMostStacks = 8;
 // How long words, and what ranks have written before them, may take to be read; after that they wait in a queue.
 constexpr std::chrono::milliseconds kFlush{500};
@@ -50,7 +50,7 @@ void Report::ended(base::Rank rank, const RankEnd& end) const {
   if (verbose_) say("rank ", rank, " has ended: ", end.words());
 }
 
-void Report::failed(const Verdict::Failure& failure, const std::vector<base::Rank>& left,
+void Report::failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left,
                     const std::string& told) const {
   flush();
   const auto after = left.empty() ? "" : base::str(", after ", base::name_ranks(left), " had ended with exit code 0");

@@ -14,7 +14,7 @@
 
 namespace lamina::launch {
 
-// What the launcher says on stderr. Each line begins with "lamina run: " and is written whole; what
+// Lines of the launcher on stderr. Each line begins with "lamina run: " and is written whole; what
 // nobody reads soon waits in the terminal's queue.
 class Report {
  public:
@@ -34,7 +34,7 @@ class Report {
   // A failure.
   // The first line, which names those that `left` before, then the tail of that rank's log, or what it told instead of
   // writing it to our terminal.
-  void failed(const Verdict::Failure& failure, const std::vector<base::Rank>& left, const std::string& told) const;
+  void failed(const RootCause::Failure& failure, const std::vector<base::Rank>& left, const std::string& told) const;
   void ended_with_it(int others) const;                                                  // how many others followed
   void interrupted(int signal, int ranks) const;                                         // by a signal to the launcher
   void killing(const std::vector<base::Rank>& ranks, std::chrono::seconds grace) const;  // they ignored SIGTERM

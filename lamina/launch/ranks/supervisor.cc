@@ -18,7 +18,7 @@ using std::chrono::seconds;
 
 // See [Note: first failure]. A peer's secondary error takes a few milliseconds; a loaded machine gets some more.
 constexpr milliseconds kSettle{100};
-// Who caused the end of another rank has raised its own error, and unwinds: Python takes a second for that.
+// A rank that caused the end of another has raised its own error, and unwinds: Python takes a second for that.
 constexpr seconds kCauseEnds{3};
 // Ranks that hang write their stacks down.
 constexpr seconds kStacks{2};
@@ -42,45 +42,45 @@ Outcome Supervisor::run() {
     advance();
   }
   if (phase_ == Phase::kSettling) fail();
-  if (verdict_.first()) parts_.report.ended_with_it(verdict_.others());
+  if (root_cause_.first()) parts_.report.ended_with_it(root_cause_.others());
   return outcome();
 }
 
 void Supervisor::wait() {
   Watch watch;
-  if (!parts_.orders.abandoned()) watch.add(parts_.orders.fd(), POLLIN, [] {});
+  if (!parts_.control.abandoned()) watch.add(parts_.control.fd(), POLLIN, [] {});
   const auto note = [this] { changed_ = true; };
   watch.add(parts_.children.fd(), POLLIN, note);
   for (const RankProcess* rank : running_) watch.add(rank->fd(), POLLIN, note);
-  parts_.vitals.watch(watch);
+  parts_.health.watch(watch);
   parts_.terminal.watch(watch);
   parts_.pipes.watch(watch);
   watch.until(deadline_);
-  if (phase_ == Phase::kRunning) watch.until(parts_.vitals.next());
+  if (phase_ == Phase::kRunning) watch.until(parts_.health.next());
   watch.wait();
 }
 
 void Supervisor::take_orders() {
-  while (const auto signal = parts_.orders.next()) {
+  while (const auto signal = parts_.control.next()) {
     ordered_ = true;
     interrupt(*signal);
   }
-  if (parts_.orders.abandoned() && phase_ != Phase::kKilling) kill_ranks();
+  if (parts_.control.abandoned() && phase_ != Phase::kKilling) kill_ranks();
 }
 
 void Supervisor::take_ends() {
   while (parts_.children.next()) {
   }
   for (std::size_t i = 0; i < parts_.ranks.size(); ++i) {
-    parts_.vitals.take_stops(parts_.ranks[i], static_cast<int>(i));
+    parts_.health.take_stops(parts_.ranks[i], static_cast<int>(i));
   }
   std::erase_if(running_, [this](const RankProcess* rank) {
     auto end = rank->end();
     if (!end) return false;
     end->out_of_memory = end->signal == SIGKILL && phase_ <= Phase::kSettling && oom_.increased();
-    end = parts_.vitals.seen(local(rank), *end);
-    verdict_.add(rank->rank(), *end);
-    parts_.vitals.forget(local(rank));
+    end = parts_.health.seen(local(rank), *end);
+    root_cause_.add(rank->rank(), *end);
+    parts_.health.forget(local(rank));
     parts_.report.ended(rank->rank(), *end);
     return true;
   });
@@ -91,11 +91,11 @@ void Supervisor::take_ends() {
 }
 
 void Supervisor::check_vitals() {
-  if (phase_ != Phase::kRunning || verdict_.first() || running_.empty()) return;
+  if (phase_ != Phase::kRunning || root_cause_.first() || running_.empty()) return;
   for (const RankProcess* rank : running_) {
-    if (parts_.vitals.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
+    if (parts_.health.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
   }
-  if (parts_.vitals.hangs()) abort_hung();
+  if (parts_.health.hangs()) abort_hung();
 }
 
 // A closed pipe ends the job, as it would have ended rank 0 without --tee.
@@ -108,9 +108,9 @@ void Supervisor::check_readers() {
 
 void Supervisor::advance() {
   const bool late = deadline_ && deadline_->expired();
-  if (verdict_.first() && (phase_ == Phase::kRunning || awaits_cause_)) settle();
+  if (root_cause_.first() && (phase_ == Phase::kRunning || awaits_cause_)) settle();
   if (running_.empty()) return;
-  if (phase_ == Phase::kSettling && (late || (!hung_ && verdict_.certain()))) {
+  if (phase_ == Phase::kSettling && (late || (!hung_ && root_cause_.certain()))) {
     fail();
     end_ranks();
   } else if (phase_ == Phase::kEnding && late) {
@@ -123,7 +123,7 @@ void Supervisor::advance() {
 }
 
 void Supervisor::settle() {
-  const bool consequence = verdict_.first()->end.consequence;
+  const bool consequence = root_cause_.first()->end.consequence;
   if (awaits_cause_ && consequence) return;
   enter(Phase::kSettling, consequence ? milliseconds(kCauseEnds) : kSettle);
   awaits_cause_ = consequence;
@@ -132,20 +132,20 @@ void Supervisor::settle() {
 void Supervisor::fail() {
   if (std::exchange(told_, true)) return;
   if (hung_) return parts_.report.stacks();
-  const auto& first = *verdict_.first();
+  const auto& first = *root_cause_.first();
   const auto place = std::ranges::find(parts_.ranks, first.rank, &RankProcess::rank) - parts_.ranks.begin();
-  parts_.report.failed(first, verdict_.left(), parts_.vitals.consequence(static_cast<int>(place)).value_or(""));
+  parts_.report.failed(first, root_cause_.left(), parts_.health.consequence(static_cast<int>(place)).value_or(""));
 }
 
 // Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
 void Supervisor::abort_hung() {
   hung_ = true;
-  verdict_.close();
+  root_cause_.close();
   Report::Places places;
-  for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.vitals.words(local(rank)));
-  parts_.report.hung(*parts_.vitals.hang_timeout(), places);
+  for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.health.words(local(rank)));
+  parts_.report.hung(*parts_.health.hang_timeout(), places);
   for (const RankProcess* rank : running_) {
-    const auto reporter = parts_.vitals.process(local(rank));  // it may be a child of the rank's, under a shell
+    const auto reporter = parts_.health.process(local(rank));  // it may be a child of the rank's, under a shell
     const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();
     ::kill(process, SIGABRT);
     ::kill(process, SIGCONT);
@@ -157,7 +157,7 @@ void Supervisor::interrupt(int signal) {
   if (phase_ == Phase::kEnding) return kill_ranks();
   if (phase_ == Phase::kKilling) return;
   take_ends();  // what had failed before the signal stays the reason
-  if (verdict_.first() || hung_) {
+  if (root_cause_.first() || hung_) {
     fail();
   } else if (!running_.empty()) {
     interruption_ = signal;
@@ -167,14 +167,14 @@ void Supervisor::interrupt(int signal) {
 }
 
 void Supervisor::end_ranks() {
-  verdict_.close();
+  root_cause_.close();
   enter(Phase::kEnding, parts_.grace);
   signal_groups(SIGTERM);
   signal_groups(SIGCONT);  // a stopped process takes SIGTERM only when it goes on
 }
 
 void Supervisor::kill_ranks() {
-  verdict_.close();
+  root_cause_.close();
   enter(Phase::kKilling, kKillLimit);
   signal_groups(SIGKILL);
 }
@@ -200,10 +200,10 @@ void Supervisor::signal_groups(int signal) const {
 
 Outcome Supervisor::outcome() const {
   if (interruption_ != 0) return {.exit_code = 128 + interruption_};
-  const bool again = !ordered_ && !parts_.orders.abandoned();
+  const bool again = !ordered_ && !parts_.control.abandoned();
   if (hung_) return {.exit_code = Outcome::kHung, .again = again};
-  if (!verdict_.first()) return {.exit_code = parts_.orders.abandoned() ? 128 + SIGKILL : 0};
-  return {.exit_code = verdict_.first()->end.exit_code(), .again = again, .end = verdict_.first()->end};
+  if (!root_cause_.first()) return {.exit_code = parts_.control.abandoned() ? 128 + SIGKILL : 0};
+  return {.exit_code = root_cause_.first()->end.exit_code(), .again = again, .end = root_cause_.first()->end};
 }
 
 }  // namespace lamina::launch

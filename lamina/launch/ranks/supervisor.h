@@ -9,10 +9,10 @@
 #include "lamina/launch/ranks/guardian.h"
 #include "lamina/launch/ranks/oom.h"
 #include "lamina/launch/ranks/rank_end.h"
+#include "lamina/launch/ranks/rank_health.h"
 #include "lamina/launch/ranks/rank_pipes.h"
 #include "lamina/launch/ranks/rank_process.h"
 #include "lamina/launch/ranks/report.h"
-#include "lamina/launch/ranks/vitals.h"
 #include "lamina/launch/ranks/watch.h"
 
 namespace lamina::launch {
@@ -36,10 +36,10 @@ class Supervisor {
  public:
   struct Parts {
     const std::vector<RankProcess>& ranks;  // by local rank
-    Orders& orders;
+    ControlPipe& control;
     Signals& children;  // SIGCHLD
     Report& report;
-    Vitals& vitals;
+    RankHealth& health;
     Terminal& terminal;
     RankPipes& pipes;
     std::chrono::seconds grace;
@@ -71,7 +71,7 @@ class Supervisor {
 
   const Parts parts_;
   std::vector<const RankProcess*> running_;
-  Verdict verdict_;
+  RootCause root_cause_;
   OomCounter oom_;
   int interruption_ = 0;  // the signal that ended the job, if one did
   bool ordered_ = false;  // there was an order

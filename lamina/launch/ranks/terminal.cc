@@ -29,19 +29,19 @@ bool writable(int fd, const base::Deadline& deadline) {
 
 }  // namespace
 
-bool Outlet::full() const { return waiting_.size() >= kFull; }
+bool OutputQueue::full() const { return waiting_.size() >= kFull; }
 
-void Outlet::watch(Watch& watch) {
+void OutputQueue::watch(Watch& watch) {
   if (waiting()) watch.add(fd_, POLLOUT, [this] { drain(); });
 }
 
-void Outlet::flush(const base::Deadline& deadline) {
+void OutputQueue::flush(const base::Deadline& deadline) {
   while (waiting() && writable(fd_, deadline)) drain();
 }
 
-// What poll promises to take without blocking, and of it whole lines, where they are not longer: what others write
+// Writes as much as poll promises to take without blocking, in whole lines unless one is longer: what others write
 // there comes between lines.
-void Outlet::drain() {
+void OutputQueue::drain() {
   std::size_t most = std::min<std::size_t>(waiting_.size(), PIPE_BUF);
   if (const auto end = waiting_.rfind('\n', most - 1); end != std::string::npos) most = end + 1;
   const ssize_t count = ::write(fd_, waiting_.data(), most);

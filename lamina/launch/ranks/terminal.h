@@ -12,9 +12,9 @@ namespace lamina::launch {
 
 // Lines on their way to a descriptor. Nothing here blocks: somebody who has stopped reading must not keep a failed job
 // alive.
-class Outlet {
+class OutputQueue {
  public:
-  explicit Outlet(int fd) : fd_(fd) {}
+  explicit OutputQueue(int fd) : fd_(fd) {}
 
   void add(std::string_view text) { waiting_ += text; }
   bool waiting() const { return !waiting_.empty(); }
@@ -37,8 +37,8 @@ class Terminal {
  public:
   Terminal();
 
-  Outlet& out() { return out_; }
-  Outlet& err() { return same_ ? out_ : err_; }
+  OutputQueue& out() { return out_; }
+  OutputQueue& err() { return same_ ? out_ : err_; }
 
   int error() const { return out_.error() != 0 ? out_.error() : err_.error(); }
   bool waiting() const { return out_.waiting() || err_.waiting(); }
@@ -48,7 +48,7 @@ class Terminal {
 
  private:
   bool same_;
-  Outlet out_, err_;
+  OutputQueue out_, err_;
 };
 
 }  // namespace lamina::launch

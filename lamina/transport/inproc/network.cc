@@ -60,7 +60,8 @@ std::unique_ptr<Transport> Network::connect(base::Rank rank) { return std::make_
 void Network::post(base::Rank from, base::Rank to, Frame frame) {
   {
     std::lock_guard guard(mutex_);
-    if (to.value < 0 || to.value >= size_) throw base::UsageError(base::str("there is no rank ", to));
+    if (to.value < 0 || to.value >= size_)
+      throw base::InternalError(base::str("a message to rank ", to, " in a world of ", size_));
     if (dead_[to.value]) throw_lost({to, kEnded, ""});
     if (dead_[from.value]) return;
     queues_[{from, to}].emplace_back(std::move(frame));

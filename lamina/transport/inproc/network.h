@@ -25,7 +25,7 @@ class Network {
 
   std::unique_ptr<Transport> connect(base::Rank rank);
 
-  // What the other ranks see when the process of `rank` dies now: what it has sent, and then its loss.
+  // Shows the other ranks what they see when the process of `rank` dies now: what it has sent, and then its loss.
   void kill(base::Rank rank);
 
  private:

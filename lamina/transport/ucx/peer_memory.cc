@@ -16,33 +16,33 @@ namespace {
 
 constexpr std::size_t kChunk = std::size_t(64) << 20;  // per call; the system takes less than 2 GiB
 
-struct Card {
+struct MemoryDescriptor {
   std::int32_t process;
   std::int32_t zero;
   std::uint64_t nonce_at;
   std::array<std::uint8_t, 16> nonce;
 };
-static_assert(sizeof(Card) == PeerMemory::kCardSize);
+static_assert(sizeof(MemoryDescriptor) == PeerMemory::kDescriptorSize);
 
 }  // namespace
 
-std::string PeerMemory::card() {
+std::string PeerMemory::descriptor() {
   // At one place for the life of the process; a reader that finds these bytes there reads the right process.
   static const rendezvous::Secret nonce = rendezvous::random_secret();
   // Where the Yama security module guards processes from their siblings: those with our parent may read us.
   ::prctl(PR_SET_PTRACER, ::getppid());
-  Card card{::getpid(), 0, reinterpret_cast<std::uint64_t>(nonce.data()), {}};
-  std::copy_n(nonce.begin(), card.nonce.size(), card.nonce.begin());
-  return std::string(reinterpret_cast<const char*>(&card), sizeof card);
+  MemoryDescriptor descriptor{::getpid(), 0, reinterpret_cast<std::uint64_t>(nonce.data()), {}};
+  std::copy_n(nonce.begin(), descriptor.nonce.size(), descriptor.nonce.begin());
+  return std::string(reinterpret_cast<const char*>(&descriptor), sizeof descriptor);
 }
 
 PeerMemory::PeerMemory(const std::string& bytes) {
-  Card card;
-  if (bytes.size() != sizeof card) throw base::FormatError("malformed address of a rank");
-  std::memcpy(&card, bytes.data(), sizeof card);
-  process_ = card.process;
-  nonce_at_ = card.nonce_at;
-  nonce_ = card.nonce;
+  MemoryDescriptor descriptor;
+  if (bytes.size() != sizeof descriptor) throw base::FormatError("malformed address of a rank");
+  std::memcpy(&descriptor, bytes.data(), sizeof descriptor);
+  process_ = descriptor.process;
+  nonce_at_ = descriptor.nonce_at;
+  nonce_ = descriptor.nonce;
 }
 
 bool PeerMemory::readable() const {

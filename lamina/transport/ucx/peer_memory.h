@@ -15,14 +15,15 @@ namespace lamina::transport::ucx {
 // The memory of another process, as far as the system lets us read it.
 class PeerMemory {
  public:
-  // What others need to read this process: to be passed to the constructor there.
-  static std::string card();
-  static constexpr std::size_t kCardSize = 32;
+  // The descriptor that others need to read this process: to be passed to the constructor there.
+  static std::string descriptor();
+  static constexpr std::size_t kDescriptorSize = 32;
 
   PeerMemory() = default;
-  explicit PeerMemory(const std::string& card);
+  explicit PeerMemory(const std::string& descriptor);
 
-  // Whether reading gives that process's memory: false on another machine, in another container, or without permission.
+  // True where reading gives that process's memory: false on another machine, in another container, or without
+  // permission.
   bool readable() const;
 
   // Copies `size` bytes from `address` there. False when that fails, as it does once the process has ended.

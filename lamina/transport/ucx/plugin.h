@@ -14,8 +14,8 @@
 // that the two sides know of each other.
 namespace lamina::transport::ucx {
 
-// What a rank knows of the others when all have met.
-struct Wiring {
+// Knowledge of a rank about the others when all have met.
+struct PeerConnections {
   base::Rank rank;
   std::vector<rendezvous::Connection> connections;  // by rank; each peer told its address
   std::chrono::seconds send_timeout{};
@@ -29,17 +29,17 @@ struct Reach {
 };
 
 // This rank's end, before it is connected.
-class Plug {
+class LocalEndpoint {
  public:
-  virtual ~Plug() = default;
+  virtual ~LocalEndpoint() = default;
   // Where messages to this rank go; `near` for a rank that shares memory with it, else only over the network.
   virtual std::string address(bool near) const = 0;
-  virtual std::unique_ptr<Transport> connect(Wiring wiring) = 0;  // once
+  virtual std::unique_ptr<Transport> connect(PeerConnections peers) = 0;  // once
 };
 
-using MakePlug = std::unique_ptr<Plug>(const Reach& reach);
+using MakeEndpoint = std::unique_ptr<LocalEndpoint>(const Reach& reach);
 
 // Opens the library, once per process. Throws base::Error that says what to install.
-MakePlug& load_plugin();
+MakeEndpoint& load_plugin();
 
 }  // namespace lamina::transport::ucx

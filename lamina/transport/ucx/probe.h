@@ -9,7 +9,7 @@
 
 namespace lamina::transport::ucx {
 
-// What tests look at and do behind the back of the transport that open_ucx returns: `dynamic_cast<Probe&>(transport)`.
+// Access for tests behind the back of the transport that open_ucx returns: `dynamic_cast<Probe&>(transport)`.
 class Probe {
  public:
   virtual ~Probe() = default;

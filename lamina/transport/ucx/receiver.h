@@ -46,7 +46,7 @@ class Receiver {
   // Complete messages, in order for each sender. The caller takes them out.
   std::deque<Received>& ready() { return ready_; }
 
-  // What is to be copied, in order. The caller takes an offer out, copies its parts, without the lock if it likes, and
+  // The parts to copy, in order. The caller takes an offer out, copies its parts, without the lock if it likes, and
   // reports.
   std::deque<Offer>& offers() { return offers_; }
   void copied(const Offer& offer, bool all);

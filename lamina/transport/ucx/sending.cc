@@ -13,7 +13,8 @@ Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell) : fr
   for (std::uint32_t i = 0; i < frame.buffers.size(); ++i) {
     const at::Tensor& buffer = frame.buffers[i];
     if (!buffer.device().is_cpu()) {
-      throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"));
+      throw base::UsageError(base::str("tensors on ", buffer.device(), " cannot be sent to another rank yet"),
+                             base::Code{"step-cannot-travel"});
     }
     if (plan.takes(buffer.device(), buffer.numel())) {
       inside.append(static_cast<const char*>(buffer.const_data_ptr()), static_cast<std::size_t>(buffer.numel()));

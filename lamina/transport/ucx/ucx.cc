@@ -39,9 +39,9 @@ class Ends {
 
  private:
   const UcxOptions& options_;
-  ucx::MakePlug& make_;
+  ucx::MakeEndpoint& make_;
   ucx::Reach reach_;
-  std::unique_ptr<ucx::Plug> plug_;
+  std::unique_ptr<ucx::LocalEndpoint> plug_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ std::filesystem::path beside_this_library() {
   return std::filesystem::path(info.dli_fname).replace_filename(kLibrary);
 }
 
-MakePlug* open_library() {
+MakeEndpoint* open_library() {
   // UCX reads these while it loads: without them it takes over SIGSEGV and its like, and hooks the memory allocator.
   ::setenv("UCX_HANDLE_ERRORS", "none", 0);
   ::setenv("UCX_MEM_EVENTS", "n", 0);
@@ -28,17 +28,20 @@ MakePlug* open_library() {
   if (library == nullptr) {
     throw base::Error(base::str("ranks talk over UCX, which cannot be loaded: ", ::dlerror(),
                                 "\nInstall it (Debian, Ubuntu: `apt install libucx0`), or build lamina where "
-                                "`libucx-dev` is installed if liblamina_ucx.so is what is missing."));
+                                "`libucx-dev` is installed if liblamina_ucx.so is what is missing."),
+                      base::Code{"start-ucx-missing"});
   }
-  void* make = ::dlsym(library, "lamina_ucx_make_plug");
-  if (make == nullptr) throw base::Error(base::str(path, " is not of this version of lamina: ", ::dlerror()));
-  return reinterpret_cast<MakePlug*>(make);
+  void* make = ::dlsym(library, "lamina_ucx_make_endpoint");
+  if (make == nullptr)
+    throw base::Error(base::str(path, " is not of this version of lamina: ", ::dlerror()),
+                      base::Code{"start-ucx-missing"});
+  return reinterpret_cast<MakeEndpoint*>(make);
 }
 
 }  // namespace
 
-MakePlug& load_plugin() {
-  static MakePlug* const make = open_library();
+MakeEndpoint& load_plugin() {
+  static MakeEndpoint* const make = open_library();
   return *make;
 }
 

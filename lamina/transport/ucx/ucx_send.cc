@@ -20,19 +20,20 @@ UcxTransport::Lock UcxTransport::enter() {
 }
 
 void UcxTransport::refuse_if_lost(base::Rank to) const {
-  if (closing_) throw base::UsageError("the transport is closed");
+  base::internal_check(!closing_, "a message to another rank after the transport was closed");
   const base::Loss loss{to, peers_[to.value].why, ""};
   if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
 void UcxTransport::send(base::Rank to, const Message& message) {
   if (to.value < 0 || to.value >= size()) {
-    throw base::UsageError(base::str("there is no rank ", to, " in a world of ", size()));
+    throw base::InternalError(base::str("a message to rank ", to, " in a world of ", size()));
   }
   Frame frame = pack(message);
   if (frame.head.size() > kMaxHeadSize) {
     throw base::UsageError(base::str("a message with ", frame.head.size() >> 20, " MiB besides its tensors; at most ",
-                                     kMaxHeadSize >> 20, " MiB travel: send large data as tensors"));
+                                     kMaxHeadSize >> 20, " MiB travel: send large data as tensors"),
+                           base::Code{"step-cannot-travel"});
   }
   if (to == rank_) return send_to_self(std::move(frame));
   auto sending = std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_);

@@ -31,24 +31,24 @@ void watch(const base::Fd& epoll, int fd) {
 
 }  // namespace
 
-UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring)
-    : rank_(wiring.rank),
-      send_timeout_(wiring.send_timeout),
+UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers)
+    : rank_(peers.rank),
+      send_timeout_(peers.send_timeout),
       process_(::getpid()),
       worker_(std::move(worker)),
-      receiver_(std::make_unique<Receiver>(*worker_, wiring.connections)),
-      liveness_(std::make_unique<Liveness>(wiring.connections)),
-      peers_(wiring.connections.size()),
+      receiver_(std::make_unique<Receiver>(*worker_, peers.connections)),
+      liveness_(std::make_unique<Liveness>(peers.connections)),
+      peers_(peers.connections.size()),
       stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       wake_(::epoll_create1(EPOLL_CLOEXEC)) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_.value) continue;
-    peers_[peer].outgoing_key = wiring.connections[peer].outgoing;
-    peers_[peer].outgoing.emplace(wiring.connections[peer].outgoing);
-    const std::string& address = wiring.connections[peer].told;
-    if (address.size() < PeerMemory::kCardSize) throw base::FormatError("malformed address of a rank");
-    peers_[peer].memory = PeerMemory(address.substr(0, PeerMemory::kCardSize));
-    peers_[peer].endpoint = worker_->connect(address.substr(PeerMemory::kCardSize), peer);
+    peers_[peer].outgoing_key = peers.connections[peer].outgoing;
+    peers_[peer].outgoing.emplace(peers.connections[peer].outgoing);
+    const std::string& address = peers.connections[peer].told;
+    if (address.size() < PeerMemory::kDescriptorSize) throw base::FormatError("malformed address of a rank");
+    peers_[peer].memory = PeerMemory(address.substr(0, PeerMemory::kDescriptorSize));
+    peers_[peer].endpoint = worker_->connect(address.substr(PeerMemory::kDescriptorSize), peer);
     if (peers_[peer].memory.readable()) liveness_->note(base::Rank(peer), Liveness::Kind::kReadable);
   }
   accept_receipts();
@@ -64,7 +64,7 @@ UcxTransport::~UcxTransport() { close(false); }
 void UcxTransport::start(Events events) {
   {
     std::lock_guard guard(mutex_);
-    if (events_) throw base::UsageError("start() is called once");
+    base::internal_check(!events_, "a transport was started twice");
     events_ = std::move(events);
   }
   worker_->signal();

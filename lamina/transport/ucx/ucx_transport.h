@@ -31,7 +31,7 @@ namespace lamina::transport::ucx {
 // longer to wake than a small message takes.
 class UcxTransport : public Transport, public Probe {
  public:
-  UcxTransport(std::unique_ptr<Worker> worker, Wiring wiring);
+  UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers);
   ~UcxTransport() override;
 
   base::Rank rank() const override { return rank_; }

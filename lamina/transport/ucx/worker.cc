@@ -30,7 +30,7 @@ bool has_ipv4() {
   return found;
 }
 
-// What UCX should not use: a comma-separated list of its transports.
+// The transports that UCX should not use, a comma-separated list.
 std::string left_out(const Reach& reach) {
   std::string names = reach.shared && has_ipv4() ? "cma,tcp" : "cma";  // for cma see [Note: offers]
   struct statvfs room{};

@@ -21,7 +21,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  std::string address(bool near) const;  // see Plug
+  std::string address(bool near) const;  // see LocalEndpoint
   int event_fd() const { return event_fd_; }
   ucp_worker_h get() const { return worker_; }
 

@@ -92,7 +92,8 @@ def _check_result(value: Any, kind: str) -> None:
         raise UsageError(
             f"a {kind}, checkpointed with parts on other ranks, returned tensors in an object of type "
             f"{type(value).__qualname__}, where they get no gradient: return them in tuples, lists, dictionaries or "
-            "dataclasses"
+            "dataclasses",
+            code="step-checkpoint-result",
         )
 
 

@@ -25,7 +25,7 @@ class GradBucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Whether no other follows in this reduction."""
+        """True where no other follows in this reduction."""
         return self._last
 
     def buffer(self) -> torch.Tensor:
@@ -47,7 +47,7 @@ class GradBucket:
 
 
 def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]:
-    """What the engine calls for each bucket.
+    """The function that the engine calls for each bucket.
 
     Errors:
         UsageError: in it, when the hook returns no future, or its future no tensor.
@@ -56,12 +56,16 @@ def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, 
     def reduce(index: int, last: bool, gradients: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
         future = hook(state, GradBucket(index, last, gradients, parameters))
         if not isinstance(future, torch._C.Future):  # what then() returns, too
-            raise UsageError(f"a communication hook returns a torch.futures.Future, not {type(future).__name__}")
+            raise UsageError(
+                f"a communication hook returns a torch.futures.Future, not {type(future).__name__}", code="replica-hook"
+            )
         reduced = future.wait()
         if isinstance(reduced, list | tuple) and len(reduced) == 1:
             (reduced,) = reduced
         if not isinstance(reduced, torch.Tensor):
-            raise UsageError(f"the future of a communication hook holds a tensor, not {type(reduced).__name__}")
+            raise UsageError(
+                f"the future of a communication hook holds a tensor, not {type(reduced).__name__}", code="replica-hook"
+            )
         return reduced
 
     return reduce

@@ -101,7 +101,7 @@ class Replicas:
 
     @property
     def hooked(self) -> bool:
-        """Whether a communication hook takes the place of averaging."""
+        """True where a communication hook takes the place of averaging."""
         return self._reducer.hooked
 
     def set_hook(self, state: Any, hook: CommHook) -> None:

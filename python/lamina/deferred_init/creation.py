@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts write around the creation of a model.
+"""Contexts that scripts write around the creation of a model.
 
 `tensor_parallel_degree` is 1, so every layer has one slice: marking modules to be sliced changes nothing.
 """

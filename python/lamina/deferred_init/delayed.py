@@ -48,7 +48,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def is_delayed(tensor: torch.Tensor) -> bool:
-    """Whether a parameter waits for its value."""
+    """True where a parameter waits for its value."""
     return tensor in _delayed
 
 

@@ -156,7 +156,9 @@ class Recorder(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         if (view := self.view(value)) is None and value.is_meta:
-            raise UsageError("a tensor of the meta device takes part in an initialisation that is delayed")
+            raise UsageError(
+                "a tensor of the meta device takes part in an initialisation that is delayed", code="model-delayed"
+            )
         return view or _Outside(value, value._version)
 
     # Doing it again.
@@ -217,7 +219,9 @@ def _do_again(operation: _Operation, made: dict[int, torch.UntypedStorage]) -> l
             return _tensor(argument, made)
         if isinstance(argument, _Outside):
             if argument.tensor._version != argument.version:
-                raise UsageError("a tensor that a delayed initialisation was made from has been changed since")
+                raise UsageError(
+                    "a tensor that a delayed initialisation was made from has been changed since", code="model-delayed"
+                )
             return argument.tensor
         return argument
 
@@ -242,7 +246,7 @@ def _names(func: Callable) -> set[str]:
 
 
 def _makes_large(func: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether an operation without tensors makes a large one on the CPU."""
+    """True where an operation without tensors makes a large one on the CPU."""
     if "device" not in _names(func) or torch.device(kwargs.get("device") or "cpu").type != "cpu":
         return False
     output = _on_meta(func, args, kwargs)

@@ -68,13 +68,13 @@ def all_gather_object(obj: Any, group: dist.ProcessGroup | None = None) -> list[
 
 
 def alone(what: str) -> bool:
-    """Whether there is nobody to speak to. Raises UsageError where there is somebody, but no process group."""
+    """True where there is nobody to speak to. Raises UsageError where there is somebody, but no process group."""
     if ranks.is_initialized():
         return False
     if (size := ranks.get_world_size()) > 1:
         raise UsageError(
             f"{what}: the world_size({size}) > 1, but the distributed package is not available or has not been "
-            "initialized: call lamina.dist.initialize_dist() first"
+            "initialized: call lamina.dist.initialize_dist() first", code="group-none"
         )
     return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of each machine does before the others."""
+"""Contexts in which one rank of each machine goes before the others."""
 
 import contextlib
 from collections.abc import Iterator

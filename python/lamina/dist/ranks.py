@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is: what torch's default process group says, else the launcher, else a world of one."""
+"""Identity of this process: what torch's default process group says, else the launcher, else a world of one."""
 
 import os
 
@@ -14,12 +14,12 @@ class MissingEnvironmentError(ConfigError):
 
 
 def is_available() -> bool:
-    """Whether this torch has torch.distributed."""
+    """True where this torch has torch.distributed."""
     return dist.is_available()
 
 
 def is_initialized() -> bool:
-    """Whether torch's default process group exists."""
+    """True where torch's default process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -63,13 +63,13 @@ def get_node_rank() -> int:
 
 
 def _told(name: str, alone: int) -> int:
-    """What the launcher says; `alone` where there is none."""
+    """Returns what the launcher says; `alone` where there is none."""
     if (value := _lamina.told(name)) is not None:
         return value
     if is_initialized() and dist.get_world_size() > 1:
         raise MissingEnvironmentError(
             f"{name} is not set, and no launcher tells it, although torch.distributed runs: start the script with "
-            "`lamina run` or torchrun, or set it"
+            "`lamina run` or torchrun, or set it", code="group-no-launcher"
         )
     return alone
 
@@ -78,6 +78,6 @@ def _agreed(name: str, value: int) -> int:
     if name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(
             f"{name} is {said} in the environment, but {value} for torch.distributed: initialise it with "
-            "the ranks that the launcher gave"
+            "the ranks that the launcher gave", code="group-torch-differs"
         )
     return value

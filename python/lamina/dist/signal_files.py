@@ -94,7 +94,8 @@ def _signalled(name: str, dir_path: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _put_down(failure: str) -> Iterator[None]:
-    """Whoever waits for the file has to learn that it will not come: the job's store tells, under the key `failure`."""
+    """Those who wait for the file have to learn that it will not come: the job's store tells, under the key
+    `failure`."""
     try:
         yield
     except BaseException as error:

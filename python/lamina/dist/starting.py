@@ -17,7 +17,7 @@ from lamina.dist.collectives import typed
 from lamina.errors import ConfigError, UsageError
 from lamina.job.groups import make_default
 
-# What serves the tensors of each kind of device, and a process group's backends with it.
+# The backend that serves the tensors of each kind of device, and a process group's backends with it.
 _SERVES = {"cpu": "cpu:gloo", "gpu": "cuda:nccl", "mps": "cpu:gloo", "tpu": "xla:xla"}
 _BACKENDS = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "mps": "gloo", "tpu": "xla"}
 

@@ -53,7 +53,7 @@ def rebuild(type: str, message: str, traceback: str, rank: int, pickled: bytes |
 
 
 def exit_argument(failure: Failure) -> object:
-    """What `sys.exit` is given to end a process as Python ends one in which nobody catches the failure."""
+    """Returns what `sys.exit` is given to end a process as Python ends one in which nobody catches the failure."""
     if failure.type == "KeyboardInterrupt":
         return INTERRUPTED
     if failure.type != "SystemExit":
@@ -130,7 +130,7 @@ class _TypedRemoteError(RemoteError):
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C raised this error, here or on another rank."""
+    """True where Ctrl-C raised this error, here or on another rank."""
     return isinstance(error, KeyboardInterrupt) or interrupted_rank(error) is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hugging Face's models need: state dicts between their layers and sliced ones, and outputs that hooks collect.
+"""Support for Hugging Face's models: state dicts between their layers and sliced ones, and outputs that hooks collect.
 
 `tensor_parallel_degree` is 1 and no layer is replaced by a sliced one, so the names are Hugging Face's on both sides.
 """
@@ -47,7 +47,8 @@ def collect(module: nn.Module, args: tuple, output: Any) -> None:
             if (key := inspect.getclosurevars(hook).nonlocals["key"]) in asked:
                 raise UsageError(
                     f"{key} of a {type(part).__name__} inside a {type(module).__name__} that another rank owns cannot "
-                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it"
+                    f"be collected: do without it, or place the {type(module).__name__} on the rank that calls it",
+                    code="step-collected",
                 )
 
 
@@ -57,5 +58,5 @@ def collectors(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def is_collector(hook: Any) -> bool:
-    """Whether it is such a hook, which `collect` calls for modules of other ranks."""
+    """True for such a hook, which `collect` calls for modules of other ranks."""
     return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"

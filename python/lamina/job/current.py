@@ -12,7 +12,7 @@ from lamina.errors import UsageError
 
 @dataclass
 class Job:
-    """What one `init` started.
+    """The job that one `init` started.
 
     Attributes:
         model, cut: the DistributedModel and its Cut; None before there is one.
@@ -40,12 +40,12 @@ class Job:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the model is cut over several ranks."""
+        """True where the model is cut over several ranks."""
         return self.session.group_size("pp") > 1
 
     @property
     def leads(self) -> bool:
-        """Whether this rank runs the bodies of step functions."""
+        """True where this rank runs the bodies of step functions."""
         return self.session.group_rank("pp") == 0
 
     def close_rest(self, at_exit: bool = False) -> bool:
@@ -71,14 +71,16 @@ def end() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` not since."""
+    """True where `init` was called, and `shutdown` not since."""
     return _job is not None
 
 
 def job() -> Job:
     """The current job. Raises UsageError before `init`."""
     if _job is None:
-        raise UsageError("lamina is not initialised in this process: call lamina.init() first")
+        raise UsageError(
+            "lamina is not initialised in this process: call lamina.init() first", code="start-not-initialised"
+        )
     return _job
 
 
@@ -93,7 +95,7 @@ def session() -> _lamina.Session:
 
 
 def in_step() -> bool:
-    """Whether this thread runs a step body, or a module for another rank."""
+    """True where this thread runs a step body, or a module for another rank."""
     return _lamina.in_step()
 
 
@@ -102,7 +104,8 @@ def outside_step(what: str) -> Job:
     if in_step():
         raise UsageError(
             f"{what} was called inside a step function, which runs once per microbatch and on one rank of the pipeline "
-            "only: call it before or after the step"
+            "only: call it before or after the step",
+            code="step-nested",
         )
     return job()
 

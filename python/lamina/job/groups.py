@@ -38,7 +38,8 @@ class ProcessGroups:
         elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
-                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job"
+                f"rank {session.rank} of {session.size}: initialise it with the ranks of the job",
+                code="group-torch-differs",
             )
         # Every rank takes part in making every group, in the same order.
         every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
@@ -69,7 +70,7 @@ def of_job() -> ProcessGroups:
     """
     job = current.job()
     if not job.session.config.ddp:
-        raise UsageError("process groups need the configuration ddp: true")
+        raise UsageError("process groups need the configuration ddp: true", code="group-no-ddp")
     if job.groups is None:
         job.groups = ProcessGroups(current.outside_step("the first use of process groups").session)
         job.closers.append(job.groups.close)
@@ -139,7 +140,8 @@ def _check_default(missing: list[bool]) -> None:
     if any(missing) and not all(missing):
         raise UsageError(
             f"rank {missing.index(False)} called torch.distributed.init_process_group and rank {missing.index(True)} "
-            "did not: call it on all ranks, or on none"
+            "did not: call it on all ranks, or on none",
+            code="group-torch-differs",
         )
 
 

@@ -91,7 +91,8 @@ def _require_same(first: _lamina.Config, text: str) -> None:
     if difference := first.differences(asked):
         raise ConfigError(
             f"init() was called before with another configuration; call shutdown() first to change it. "
-            f"Then and now: {difference}"
+            f"Then and now: {difference}",
+            code="start-initialised-twice",
         )
 
 

@@ -94,8 +94,8 @@ def _other(session: Any, index: int, rank_type: RankType, what: str) -> int:
     kind = RankType(rank_type)
     size = session.group_size(kind.value)
     if not 0 <= index < size:
-        raise UsageError(f"{what}: there is no {kind.name} {index}, only 0 to {size - 1}")
+        raise UsageError(f"{what}: there is no {kind.name} {index}, only 0 to {size - 1}", code="group-no-rank")
     rank = session.translate(kind.value, index)
     if rank == session.rank:
-        raise UsageError(f"{what}: {kind.name} {index} is this rank itself")
+        raise UsageError(f"{what}: {kind.name} {index} is this rank itself", code="group-no-rank")
     return rank

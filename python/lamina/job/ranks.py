@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this rank is.
+"""Identity of this rank.
 
 [Note: axes] A job's ranks have three coordinates: the partition of the pipeline (pp), the slice of its layers (tp), and
 the copy of the model (rdp). Two unions of axes have names as well: dp = tp x rdp, the ranks that read different data,

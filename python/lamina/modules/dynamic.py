@@ -32,14 +32,16 @@ def set_dynamic(module: nn.Module) -> None:
         raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
     model = current.job().model if current.is_initialized() else None
     if model is not None and model.partitioned and current.job().pipelined:
-        raise UsageError("set_dynamic() after the model was partitioned; call it before the first step")
+        raise UsageError(
+            "set_dynamic() after the model was partitioned; call it before the first step", code="model-cut-already"
+        )
     module.__dict__[_DYNAMIC] = True
 
 
 def waited_for(modules: Sequence[nn.Module]) -> list[bool]:
-    """Of each module of a model, the root first, whether all of its calls are waited for: where it, or one under it,
-    was named to `set_dynamic`, or keeps statistics and has several parents. So they see their calls in the order of the
-    program, which calls by different parents would not keep."""
+    """Says for each module of a model, the root first, whether all of its calls are waited for: where it, or one under
+    it, was named to `set_dynamic`, or keeps statistics and has several parents. So they see their calls in the order of
+    the program, which calls by different parents would not keep."""
     parents = Counter(id(child) for module in modules[0].modules() for child in module.children())
     shared = {
         id(module) for module in modules if parents[id(module)] > 1 and any(map(_has_statistics, module.modules()))

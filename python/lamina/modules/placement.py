@@ -59,7 +59,10 @@ def set_partition(module: nn.Module, index: int) -> None:
     if current.is_initialized() and current.job().pipelined:
         model = current.job().model
         if model is not None and model.partitioned and any(part is module for part in model.modules()):
-            raise UsageError("set_partition() after the model was partitioned; call it before the first step")
+            raise UsageError(
+                "set_partition() after the model was partitioned; call it before the first step",
+                code="model-cut-already",
+            )
     for part in module.modules():
         part.__dict__.pop(_CREATED, None)
     module.__dict__[_SET] = index

@@ -96,7 +96,7 @@ def calls(runs: Sequence[Run], partition: int, route: Route) -> dict[int, sequen
 
 
 def _hands_on(module: nn.Module) -> bool:
-    """Whether it does nothing but hand outputs on."""
+    """True where it does nothing but hand outputs on."""
     plain = isinstance(module, nn.Sequential) and sequential.is_plain(type(module))
     return plain and type(module).__iter__ is nn.Sequential.__iter__ and "forward" not in vars(module)
 

@@ -69,7 +69,10 @@ class ModuleTree:
         paths = {}
         for path, module in self.root.named_modules(remove_duplicate=False):
             if id(module) not in self._node_of:
-                raise UsageError(f"{path} came into the model after it was cut: change a model before its first step")
+                raise UsageError(
+                    f"{path} came into the model after it was cut: change a model before its first step",
+                    code="model-grown",
+                )
             paths[path] = self._node_of[id(module)]
         return paths
 
@@ -86,7 +89,7 @@ class ModuleTree:
         return lines
 
     def constants(self) -> dict[str, str]:
-        """What modules hold in attributes that are tensors, and neither parameters nor buffers: nobody sends it."""
+        """Tensors that modules hold in attributes, and that are neither parameters nor buffers: nobody sends it."""
         return {
             f"{name}.{attribute}" if name else attribute: hashlib.sha256(_bytes(value)).hexdigest()
             for name, module in self.root.named_modules()
@@ -124,7 +127,7 @@ class ModuleTree:
 
 
 def is_called(module: nn.Module) -> bool:
-    """Whether it has a forward; lists and dictionaries of modules have none."""
+    """True where it has a forward; lists and dictionaries of modules have none."""
     # Looked up as it is: a ScriptModule's cannot be had from its class.
     forward = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
     return forward is not nn.Module.forward or "forward" in module.__dict__
@@ -143,5 +146,6 @@ def _refuse_uninitialized(root: nn.Module) -> None:
     for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
         if isinstance(tensor, UninitializedTensorMixin):
             raise UsageError(
-                f"{name} has no shape yet (a lazy module): run the model once on an example before it is distributed"
+                f"{name} has no shape yet (a lazy module): run the model once on an example before it is distributed",
+                code="model-lazy",
             )

@@ -17,7 +17,7 @@ from lamina.job import current
 
 
 class Logger(Protocol):
-    """What takes the numbers of steps; `JsonLines` and `TensorBoard` are two."""
+    """A sink for the numbers of steps; `JsonLines` and `TensorBoard` are two."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """The numbers of one step. Steps count from 0."""
@@ -162,7 +162,7 @@ class Metrics:
 
 
 def _means(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a rank's summary is made of."""
+    """The sums that a rank's summary is made of."""
     if not lines:
         return {"steps": 0}
     time_s = sum(line["time_s"] for line in lines)

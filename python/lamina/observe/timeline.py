@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a job do, and when."""
+"""Recordings of what the ranks of a job do, and when."""
 
 import contextlib
 import os

@@ -29,7 +29,7 @@ def update(original: Callable[[AveragedModel, nn.Module], None], average: Averag
 
 
 def _let_go(averaged: nn.Module, model: PartitionedModel) -> None:
-    """Of averages that other ranks keep, the value here would be an old one."""
+    """Averages that other ranks keep would have an old value here."""
     held = dict(_named(averaged))
     for name, _, owner in model.tensors():
         if owner != model.partition:

@@ -13,7 +13,7 @@ _MEMBERS = ("params", "param_names")
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says besides its parameters."""
+    """Returns what a group says besides its parameters."""
     return {key: value for key, value in group.items() if key not in _MEMBERS}
 
 
@@ -46,7 +46,8 @@ def by_number(parts: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, A
 
 
 def own_part(named: Mapping[str, Any], own: Sequence[Sequence[str]], layout: Layout) -> dict[str, Any]:
-    """What torch's optimizer loads on a rank that has the parameters `own`: its part of a state by name, by number."""
+    """Returns what torch's optimizer loads on a rank that has the parameters `own`: its part of a state by name, by
+    number."""
     given = dict(itertools.chain.from_iterable(layout))
     state = {key: value for key, value in named["state"].items() if key not in given}
     groups, numbers = [], itertools.count()
@@ -68,13 +69,13 @@ def merged(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[s
 
 
 def check_count(state_dict: Mapping[str, Any], count: int) -> str:
-    """What is wrong with the number of groups, "" if nothing."""
+    """Says what is wrong with the number of groups, "" if nothing."""
     saved = len(state_dict["param_groups"])
     return "" if saved == count else f"the state dict has {saved} parameter groups, the optimizer {count}"
 
 
 def check_lengths(state_dict: Mapping[str, Any], layout: Layout) -> str:
-    """What keeps a full state from fitting, "" if nothing."""
+    """Says what keeps a full state from fitting, "" if nothing."""
     if problem := check_count(state_dict, len(layout)):
         return problem
     for number, (group, members) in enumerate(zip(state_dict["param_groups"], layout, strict=True)):
@@ -92,10 +93,14 @@ def check_names(named: Mapping[str, Any], layout: Layout, home: Callable[[str], 
         expected, found = {name for name, _ in members}, set(group["params"])
         for name in (name for name, _ in members if name not in found):
             raise UsageError(
-                f"the partial state dicts lack {name}, which is in group {number} and lives on {home(name)}"
+                f"the partial state dicts lack {name}, which is in group {number} and lives on {home(name)}",
+                code="state-other-optimizer",
             )
         for name in sorted(found - expected):
-            raise UsageError(f"the partial state dicts have {name} in group {number}, where the optimizer has it not")
+            raise UsageError(
+                f"the partial state dicts have {name} in group {number}, where the optimizer has it not",
+                code="state-other-optimizer",
+            )
 
 
 def _with_members(group: Mapping[str, Any], numbers: list[int], given: list[str | None]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def DistributedOptimizer(  # noqa: N802
     if job.pipelined and isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
             "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-            "partitions take an optimizer that updates each parameter by itself"
+            "partitions take an optimizer that updates each parameter by itself",
+            code="model-one-rank-optimizer",
         )
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
     if state is None:

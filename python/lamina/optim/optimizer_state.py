@@ -70,7 +70,10 @@ class OptimizerState:
         self._nothing_waits()
         job = self._job("local_state_dict()")
         if job.model is None or not job.model.partitioned:
-            raise UsageError("optimizer.local_state_dict(): nothing is local before the model is partitioned")
+            raise UsageError(
+                "optimizer.local_state_dict(): nothing is local before the model is partitioned",
+                code="state-before-cut",
+            )
         place = (job.session.group_rank("pp"), job.session.group_size("pp"))
         return seeds.with_steps(self._named() | {PARTIAL: True, SAVED_BY: place})
 
@@ -95,7 +98,7 @@ class OptimizerState:
             self._load(state_dict, job)
             return
         if problem := self._problem(state_dict, job, self.roster.known()):
-            raise UsageError(f"optimizer.load_state_dict(): {problem}")
+            raise UsageError(f"optimizer.load_state_dict(): {problem}", code="state-other-optimizer")
         self._waiting = state_dict
         for group, saved in zip(self.optimizer.param_groups, state_dict["param_groups"], strict=True):
             group.update(copy.deepcopy(named_state.options(saved)))
@@ -136,11 +139,15 @@ class OptimizerState:
         mine = (partial, self._problem(state_dict, job, layout), fits)
         partials, problems, fitting = zip(*job.session.all_gather("pp", mine), strict=True)
         if any(problems):
-            raise UsageError(f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}")
+            raise UsageError(
+                f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}",
+                code="state-other-optimizer",
+            )
         if any(partials) != all(partials):
             raise UsageError(
                 f"the rank of partition {partials.index(True)} was given a partial state dict of the optimizer and "
-                f"that of partition {partials.index(False)} a full one: load the same kind on every rank"
+                f"that of partition {partials.index(False)} a full one: load the same kind on every rank",
+                code="state-mixed",
             )
         if not partial:
             return named_state.by_name(state_dict, [[name for name, _ in group] for group in layout])
@@ -163,19 +170,22 @@ class OptimizerState:
     def _job(self, what: str) -> current.Job:
         job = current.outside_step(f"optimizer.{what}")
         if not any(known is self for known in job.optimizers):
-            raise UsageError(f"optimizer.{what} of a DistributedOptimizer whose job was shut down")
+            raise UsageError(
+                f"optimizer.{what} of a DistributedOptimizer whose job was shut down", code="step-after-shutdown"
+            )
         return job
 
     def _nothing_waits(self) -> None:
         if self._waiting is not None:
             raise UsageError(
                 "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state "
-                "after the first step"
+                "after the first step",
+                code="state-before-cut",
             )
 
 
 def _cut() -> bool:
-    """Whether there is a model that is cut over several ranks."""
+    """True where there is a model that is cut over several ranks."""
     job = current.job_if_any()
     return job is not None and job.pipelined and job.model is not None and job.model.partitioned
 

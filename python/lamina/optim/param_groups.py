@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in the groups of an optimizer whose parameters live on several ranks.
+"""Members of the groups of an optimizer whose parameters live on several ranks.
 
 [Note: names of parameters] In a full state dict of an optimizer a parameter is a number, as in torch's: its position in
 the groups as they were made. In a partial one, and between ranks, it is its name in the model; a parameter that is not
@@ -51,7 +51,7 @@ class Roster:
         _drop(self._optimizer, foreign)
 
     def is_whole(self) -> bool:
-        """Whether no parameter was dropped."""
+        """True where no parameter was dropped."""
         groups = zip(self._made_with, self._optimizer.param_groups, strict=False)
         return all(len(whole) <= len(group["params"]) for whole, group in groups)
 
@@ -89,7 +89,10 @@ class Roster:
         if all(other == mine for other in everyone):
             return mine
         if len(counts := {len(other) for other in everyone}) > 1:
-            raise UsageError(f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank")
+            raise UsageError(
+                f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank",
+                code="state-other-optimizer",
+            )
         order = {name: place for place, (name, _) in enumerate(current.job().model.named_parameters())}
         merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*everyone, strict=True)]
         return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]

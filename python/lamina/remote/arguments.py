@@ -52,7 +52,7 @@ class ArgumentCheck:
                 continue
             after = _Snapshot(value, self._training).data
             if after is None:
-                raise UsageError(self._message(position))
+                raise UsageError(self._message(position), code="step-argument-changed")
             if after != before.data:
                 found[position] = value
         return found
@@ -65,7 +65,7 @@ class ArgumentCheck:
 
 
 class _Snapshot(pickle.Pickler):
-    """What an object says of itself when it is pickled, its tensors and modules by identity.
+    """Content that an object tells of itself when it is pickled, its tensors and modules by identity.
 
     Attributes:
         data: equal for equal content; None when the object cannot be pickled.
@@ -93,7 +93,7 @@ class _Snapshot(pickle.Pickler):
 
 
 def is_unchanging(value: Any) -> bool:
-    """Whether an argument is such that no module can change it, but by writing to tensors."""
+    """True for an argument that no module can change, but by writing to tensors."""
     if isinstance(value, tuple) and not hasattr(value, "__dict__"):
         return all(is_unchanging(part) for part in value)
     return isinstance(value, _UNCHANGING) or (isinstance(value, nn.Module) and not is_cache(type(value)))
@@ -101,7 +101,7 @@ def is_unchanging(value: Any) -> bool:
 
 @functools.lru_cache
 def is_cache(kind: type) -> bool:
-    """Whether a class is a key-value cache of Hugging Face's transformers, which need not be installed."""
+    """True for a class that is a key-value cache of Hugging Face's transformers, which need not be installed."""
     return any(base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine calls back, handed to it when the package is imported."""
+"""Functions that the engine calls back, handed to it when the package is imported."""
 
 from lamina import _lamina
 from lamina.errors import ENGINE_ERRORS

@@ -11,19 +11,19 @@ from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
 from lamina.remote import closures
 from lamina.remote.arguments import ArgumentCheck, is_unchanging
-from lamina.remote.changes import Changed, Lent, adopt, unpacked
+from lamina.remote.changes import BorrowedArguments, CallResult, unpacked, write_back
 from lamina.torch_patches import module_attributes, module_call, swapping
 
 _UNIFORM = (b"\x00", b"\x01")
 _END = b"\x02"  # of the training flags
-_lent = Lent()
+_borrowed = BorrowedArguments()
 
 
 def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Runs module `number`, which this rank owns, under the `state` that `capture_state` gave on another rank.
 
     Returns:
-        What it returns; when it changed arguments that are no tensors, a `Changed` as it travels.
+        What it returns; when it changed arguments that are no tensors, a `CallResult` as it travels.
 
     Errors:
         UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
@@ -41,7 +41,7 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
         if news := module_attributes.news_for(caller):
             _lamina.leave_note(json.dumps(news).encode())
     changed = check.changed()
-    return Changed(output, changed).packed() if changed else output
+    return CallResult(output, changed).packed() if changed else output
 
 
 def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -53,21 +53,23 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
     lent = [value for value in (*args, *kwargs.values()) if not is_unchanging(value)]
     if not lent:
         return _called(session, number, args, kwargs)
-    with _lent.to_a_call(lent):
+    with _borrowed.lend(lent):
         result = _called(session, number, args, kwargs)
         if (changed := unpacked(result)) is None:
             return result
         try:
-            return adopt(changed, args, kwargs, _lent)
+            return write_back(changed, args, kwargs, _borrowed)
         except UsageError as error:
-            raise UsageError(f"{_name(number)}: {error}") from None
+            named = UsageError(f"{_name(number)}: {error}")
+            named.code = error.code
+            raise named from None
 
 
 def capture_state(number: int) -> bytes:
-    """What a call of module `number` depends on besides its arguments. First a line: who calls, and what the owner has
-    not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte when they
-    are equal, else one per module; then which of its parameters are to be trained, and of which conversion of the
-    model's dtypes they are."""
+    """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, and what the
+    owner has not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte
+    when they are equal, else one per module; then which of its parameters are to be trained, and of which conversion of
+    the model's dtypes they are."""
     model = current.job().cut.model
     is_anywhere = id(model.callee(number)) in model.anywhere  # then it is not known here who will run it
     news = [] if is_anywhere else module_attributes.news_for(model.callee_owner(number))
@@ -79,7 +81,7 @@ def _flags(number: int) -> bytes:
     modules, parameters, elsewhere = _parts(number)
     for slot, tensor in elsewhere:
         if slot.held.get(slot.key) is not tensor:
-            raise UsageError(_replaced_text(number, slot.name))
+            raise UsageError(_replaced_text(number, slot.name), code="step-replaced")
     training = bytes([module.training for module in modules])
     uniform = _UNIFORM[training[0]]
     trained = bytes([parameter.requires_grad for parameter in parameters])

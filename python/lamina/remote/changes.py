@@ -24,7 +24,7 @@ Position = int | str  # of an argument: among those without a keyword, or its ke
 
 
 @dataclass
-class Changed:
+class CallResult:
     """A result, and the arguments that changed on the way to it."""
 
     output: Any
@@ -42,14 +42,14 @@ class _Packed:
     data: bytes
 
 
-def unpacked(result: Any) -> Changed | None:
-    """What arrived of a `Changed`; None for any other result."""
+def unpacked(result: Any) -> CallResult | None:
+    """Returns what arrived of a `CallResult`; None for any other result."""
     if type(result) is not tuple or len(result) != 2 or type(result[0]) is not _Packed:
         return None
-    return Changed(*codec.unpack(result[0].data, result[1]))
+    return CallResult(*codec.unpack(result[0].data, result[1]))
 
 
-class Lent:
+class BorrowedArguments:
     """The objects that are with calls of other ranks' modules."""
 
     def __init__(self):
@@ -57,15 +57,15 @@ class Lent:
         self._calls: dict[int, tuple[Any, int]] = {}  # by id: the object, and how many calls have it
 
     @contextmanager
-    def to_a_call(self, values: list[Any]) -> Iterator[None]:
+    def lend(self, values: list[Any]) -> Iterator[None]:
         self._count(values, +1)
         try:
             yield
         finally:
             self._count(values, -1)
 
-    def to_several(self, value: Any) -> bool:
-        """Whether more than one call has it."""
+    def has_several_borrowers(self, value: Any) -> bool:
+        """True where more than one call has it."""
         with self._lock:
             return self._calls.get(id(value), (None, 0))[1] > 1
 
@@ -77,44 +77,46 @@ class Lent:
                     self._calls[id(value)] = value, calls
 
 
-def adopt(changed: Changed, args: tuple, kwargs: dict[str, Any], lent: Lent) -> Any:
+def write_back(changed: CallResult, args: tuple, kwargs: dict[str, Any], borrowed: BorrowedArguments) -> Any:
     """Makes the caller's arguments equal to the changed ones; returns the result.
 
     Errors:
         UsageError: an argument that cannot be changed in place, or that another call has at the same time.
     """
-    adopted: dict[int, Any] = {}  # by id of what came back: the caller's
+    written: dict[int, Any] = {}  # by id of what came back: the caller's
     for position, new in changed.arguments.items():
         old = args[position] if isinstance(position, int) else kwargs[position]
-        if lent.to_several(old):
+        if borrowed.has_several_borrowers(old):
             raise UsageError(
                 f"its argument {position!r} was changed by one call while another, of the same step, had it: no order "
-                "of the microbatches is kept here; give each microbatch an object of its own"
+                "of the microbatches is kept here; give each microbatch an object of its own",
+                code="step-argument-shared",
             )
-        if _grafted(old, new, adopted) is not old:
+        if _written_back(old, new, written) is not old:
             raise UsageError(
                 f"its argument {position!r}, of type {type(old).__qualname__}, was changed on another rank in a way "
-                "that cannot be repeated here: return what changes, or place both on one partition"
+                "that cannot be repeated here: return what changes, or place both on one partition",
+                code="step-argument-changed",
             )
-    return _replaced(changed.output, adopted)
+    return _replaced(changed.output, written)
 
 
-def _grafted(old: Any, new: Any, adopted: dict[int, Any]) -> Any:
-    """What stands for `new` here: `old` with its content, or where that is impossible `new` itself."""
-    if id(new) in adopted:
-        return adopted[id(new)]
+def _written_back(old: Any, new: Any, written: dict[int, Any]) -> Any:
+    """Returns what stands for `new` here: `old` with its content, or where that is impossible `new` itself."""
+    if id(new) in written:
+        return written[id(new)]
     if old is new or type(old) is not type(new) or isinstance(new, (torch.Tensor, type)):
         return new
     if isinstance(new, tuple):
-        return _grafted_tuple(old, new, adopted)
-    adopted[id(new)] = old
+        return _written_back_tuple(old, new, written)
+    written[id(new)] = old
     if isinstance(new, (list, deque)):
-        parts = [_grafted(*pair, adopted) for pair in zip(old, new, strict=False)]
+        parts = [_written_back(*pair, written) for pair in zip(old, new, strict=False)]
         parts += list(new)[len(parts) :]
         old.clear()
         old.extend(parts)
     elif isinstance(new, dict):
-        items = {key: _grafted(old[key], value, adopted) if key in old else value for key, value in new.items()}
+        items = {key: _written_back(old[key], value, written) if key in old else value for key, value in new.items()}
         kind = OrderedDict if isinstance(old, OrderedDict) else dict  # a class of its own may forbid changes
         kind.clear(old)
         for key, value in items.items():
@@ -128,16 +130,16 @@ def _grafted(old: Any, new: Any, adopted: dict[int, Any]) -> Any:
     elif hasattr(new, "__array_interface__") and old.shape == new.shape:
         old[...] = new
     elif not _attributes(new) and not isinstance(new, nn.Module):
-        del adopted[id(new)]
+        del written[id(new)]
         return new
-    _graft_attributes(old, new, adopted)
+    _write_back_attributes(old, new, written)
     return old
 
 
-def _grafted_tuple(old: tuple, new: tuple, adopted: dict[int, Any]) -> tuple:
+def _written_back_tuple(old: tuple, new: tuple, written: dict[int, Any]) -> tuple:
     if len(old) != len(new):
         return new
-    parts = [_grafted(*pair, adopted) for pair in zip(old, new, strict=True)]
+    parts = [_written_back(*pair, written) for pair in zip(old, new, strict=True)]
     if all(_same(part, before) for part, before in zip(parts, old, strict=True)):
         return old
     return pytree.rebuild(new, parts)
@@ -148,12 +150,12 @@ def _same(part: Any, before: Any) -> bool:
     return part is before or (type(part) is type(before) and isinstance(part, plain) and part == before)
 
 
-def _graft_attributes(old: Any, new: Any, adopted: dict[int, Any]) -> None:
+def _write_back_attributes(old: Any, new: Any, written: dict[int, Any]) -> None:
     before, after = _attributes(old), _attributes(new)
     for name in before.keys() - after.keys():
         object.__delattr__(old, name)
     for name, value in after.items():
-        value = _grafted(before[name], value, adopted) if name in before else value
+        value = _written_back(before[name], value, written) if name in before else value
         object.__setattr__(old, name, value)
 
 
@@ -168,13 +170,13 @@ def _names(slots: Any) -> tuple:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _replaced(value: Any, adopted: dict[int, Any]) -> Any:
+def _replaced(value: Any, written: dict[int, Any]) -> Any:
     """A result, with the caller's objects in the place of those that came back."""
-    if id(value) in adopted:
-        return adopted[id(value)]
+    if id(value) in written:
+        return written[id(value)]
     held = pytree.children(value)
     if held is None:
         return value
     before = [child for _, child in held]
-    after = [_replaced(child, adopted) for child in before]
+    after = [_replaced(child, written) for child in before]
     return value if all(a is b for a, b in zip(before, after, strict=True)) else pytree.rebuild(value, after)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions of a script share outside of modules: names of a closure, global names, attributes of a bound object.
+"""Objects that functions of a script share outside of modules: names of a closure, global names, attributes of a bound
+object.
 
 A dictionary that a hook fills and a step body reads, say. Each rank has its own, filled by what runs there. Which
 functions use which names can be read in their code; that one of these has changed is seen in a step. Where functions
@@ -63,7 +64,7 @@ class _Place:
         return next((users[here] for users in self.users.values() if here in users), "a function")
 
     def used_twice(self, here: int) -> bool:
-        """Whether several functions use it on partition `here`."""
+        """True where several functions use it on partition `here`."""
         return sum(here in users for users in self.users.values()) > 1
 
 
@@ -143,13 +144,15 @@ def look() -> None:
             raise UsageError(
                 f"{place.name}, which {place.users_here(_here)} changes on partition {_here}, is used by {other} as "
                 "well, which does not see that: they run on different ranks. Hand the value on as an argument or a "
-                "result, or place both on one partition with set_partition"
+                "result, or place both on one partition with set_partition",
+                code="step-name-shared",
             )
         turns = _in_turns and place.used_twice(_here) and microbatch not in (-1, _lamina.microbatch())
         if turns and changed_by_more_than_counting(before, after):
             raise UsageError(
                 f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
-                "than the one that changes it: set active_microbatches to 1, or return the value"
+                "than the one that changes it: set active_microbatches to 1, or return the value",
+                code="step-object-shared",
             )
 
 
@@ -200,7 +203,8 @@ def _look_at_hooks() -> None:
         if hung and _in_turns and partition == _here:  # elsewhere `foreign` refuses it
             raise UsageError(
                 f"a hook was hung in a step on {name or 'the model'}, where it is called for other microbatches, too: "
-                "hang it before the step, or set active_microbatches to 1"
+                "hang it before the step, or set active_microbatches to 1",
+                code="step-hook",
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.errors import FormatError, UsageError
+from lamina.errors import InternalError, UsageError
 from lamina.job import current
 
 _TENSOR_TYPES = (torch.Tensor, nn.Parameter)
@@ -34,7 +34,8 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
         kind = type(value)
         raise UsageError(
             f"an object of type {kind.__module__}.{kind.__qualname__} cannot be sent to another rank: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
+            code="step-cannot-travel",
         ) from error
     return file.getvalue(), pickler.tensors
 
@@ -68,7 +69,10 @@ class _Pickler(pickle.Pickler):
 
     def _place(self, tensor: torch.Tensor) -> int:
         if type(tensor) not in _TENSOR_TYPES:
-            raise UsageError(f"a tensor of class {type(tensor).__qualname__} cannot be sent to another rank")
+            raise UsageError(
+                f"a tensor of class {type(tensor).__qualname__} cannot be sent to another rank",
+                code="step-cannot-travel",
+            )
         if id(tensor) not in self._places:
             self._places[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
@@ -83,7 +87,8 @@ class _Pickler(pickle.Pickler):
         if next(module.parameters(), None) is not None:
             raise UsageError(
                 f"a {type(module).__qualname__} with parameters, which is no part of the distributed model, cannot be "
-                "sent to another rank"
+                "sent to another rank",
+                code="step-cannot-travel",
             )
         return None
 
@@ -97,5 +102,5 @@ class _Unpickler(pickle.Unpickler):
         kind, number = saved
         held = self._tensors if kind == "tensor" else _model_modules()
         if not 0 <= number < len(held):
-            raise FormatError(f"an object from another rank names {kind} {number}; there are {len(held)}")
+            raise InternalError.found(f"an object from another rank names {kind} {number}; there are {len(held)}")
         return held[number]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of torch.save, a zip archive, tells of itself: whether it is whole, and how many ranks saved one."""
+"""A file of torch.save, a zip archive, and what it tells of itself: whether it is whole, and how many ranks saved
+one."""
 
 import contextlib
 import errno
@@ -21,7 +22,7 @@ def note(file: BinaryIO, ranks: dict[str, int]) -> None:
 
 
 def is_zip(path: str) -> bool:
-    """What torch has written for long; before, a file was pickles."""
+    """The format that torch has written for long; before, a file was pickles."""
     with open(path, "rb") as file:
         return file.read(2) == b"PK"
 
@@ -53,7 +54,7 @@ def check(path: str, ranks: dict[str, int] | None, whole: bool) -> None:
     if wrong:
         raise damaged(path, f"The checksum of {wrong} is wrong")
     if None not in (ranks, noted) and noted != ranks:
-        raise UsageError(of_others(path, noted, ranks))
+        raise UsageError(of_others(path, noted, ranks), code="state-other-ranks")
 
 
 def noted_in(path: str) -> dict[str, int] | None:
@@ -67,12 +68,13 @@ def damaged(path: str, why: str) -> FormatError:
     """The error for a file that is not what `save` wrote."""
     return FormatError(
         f"{path} ({os.path.getsize(path)} bytes) cannot be loaded: it was cut off or damaged, "
-        f"or save() did not write it. {why.splitlines()[0] if why else 'It ends early'}"
+        f"or save() did not write it. {why.splitlines()[0] if why else 'It ends early'}",
+        code="state-damaged",
     )
 
 
 def of_others(path: str, noted: dict[str, int], ranks: dict[str, int]) -> str:
-    """What to say of a file of a job of other ranks."""
+    """The text of the error for a file of a job of other ranks."""
     counts = (" x ".join(f"{axis} {count}" for axis, count in each.items()) for each in (noted, ranks))
     return (
         "{} was saved by a job of {} ranks, this one has {}: start as many, or save whole states with partial=False, "

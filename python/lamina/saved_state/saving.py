@@ -123,7 +123,7 @@ def _ranks(session: Any, v3: bool) -> dict[str, int]:
 
 
 def _first_os_error(error: BaseException | None) -> OSError | None:
-    """What the system said: torch's writer says something else about it when it is closed."""
+    """Returns what the system said: torch's writer says something else about it when it is closed."""
     found = None
     while error is not None:
         found = error if isinstance(error, OSError) else found
@@ -144,7 +144,7 @@ def _not_there(session: Any, path: str, f: str, partial: bool, v3: bool) -> OSEr
         for other in others:
             noted = archives.noted_in(other)
             if noted is not None and noted != ranks and noted.keys() == ranks.keys():
-                return UsageError(archives.of_others(other, noted, ranks))
+                return UsageError(archives.of_others(other, noted, ranks), code="state-other-ranks")
         hint = f"; there is {f} itself: load it with partial=False" if os.path.exists(f) else ""
     else:
         hint = f"; there is {others[0]}: load partial files with partial=True" if others else ""

@@ -39,7 +39,7 @@ class ModelState:
         self._session = session
 
     def local(self) -> OrderedDict[str, Any]:
-        """What this rank owns, as a partial dictionary."""
+        """Returns what this rank owns, as a partial dictionary."""
         state = self._own()
         state._metadata[SAVED_BY] = self._place()
         state[PARTIAL] = True
@@ -63,7 +63,7 @@ class ModelState:
         loaded = self._load_own(given)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
 
-    # What this rank owns.
+    # Returns what this rank owns.
 
     def _place(self) -> tuple[int, int]:
         return self._partitioned.partition, self._session.group_size("pp")
@@ -93,18 +93,19 @@ class ModelState:
         mine = (is_partial(state_dict), foreign, given.keys() == own, self._difference(given, own, state_dict))
         partial, origins, fits, differences = zip(*self._session.all_gather("pp", mine), strict=True)
         if any(origins):
-            raise UsageError(next(text for text in origins if text))
+            raise UsageError(next(text for text in origins if text), code="state-other-ranks")
         if not any(partial):
             return given
         if not all(partial):
             raise UsageError(
                 f"the rank of partition {partial.index(True)} was given a partial state dict and that of partition "
-                f"{partial.index(False)} a full one: load the same kind on every rank"
+                f"{partial.index(False)} a full one: load the same kind on every rank",
+                code="state-mixed",
             )
         if all(fits):
             return given
         if same_partition_load:
-            raise UsageError(next(text for text in differences if text))
+            raise UsageError(next(text for text in differences if text), code="state-other-cut")
         metadata = given._metadata
         parts = self._session.all_gather("pp", dict(given))
         given = OrderedDict(itertools.chain.from_iterable(part.items() for part in parts))
@@ -150,7 +151,10 @@ class ModelState:
         unexpected = [name for name in unexpected[0] if all(name in others for others in unexpected)]
         if strict and (missing or unexpected):
             homes = "".join(f"; {name} lives on {self._home(name)}" for name in missing[:3])
-            raise UsageError(f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}")
+            raise UsageError(
+                f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}",
+                code="state-names",
+            )
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
@@ -160,7 +164,7 @@ def is_partial(state_dict: Mapping[str, Any]) -> bool:
 
 
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
-    """What is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
+    """Says what is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
     saved, partitions = _saved_by(state_dict), session.group_size("pp")
     if saved is None or saved[1] == partitions:
         return ""
@@ -204,7 +208,7 @@ def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, An
 
 
 def _calls_back(module: nn.Module) -> bool:
-    """Whether loading runs code that looks at the values, which a rehearsal does not have."""
+    """True where loading runs code that looks at the values, which a rehearsal does not have."""
     return any(part._load_state_dict_post_hooks for part in module.modules())
 
 

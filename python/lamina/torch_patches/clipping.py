@@ -54,8 +54,8 @@ def _group(tensors: list[list[torch.Tensor]], *args: Any) -> dict:
 
 
 def _implementation(function: Callable) -> CellType:
-    """What a function wrapped by torch's `_no_grad` runs. Replaced there, it is so for every script that imported the
-    function, under whatever name and however early."""
+    """The function that one wrapped by torch's `_no_grad` runs. Replaced there, it is so for every script that imported
+    the function, under whatever name and however early."""
     return function.__closure__[function.__code__.co_freevars.index("func")]
 
 

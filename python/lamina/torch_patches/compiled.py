@@ -52,7 +52,7 @@ def outside(function: Callable) -> Callable:
 
 
 def _before_a_call(original: Callable) -> Callable:
-    """Of a compiled function, whose wrapper asks `original` what to do with it."""
+    """Runs for a compiled function, whose wrapper asks `original` what to do with it."""
 
     def callback(given: Any) -> Any:
         wrapper = sys._getframe(1).f_locals
@@ -63,7 +63,7 @@ def _before_a_call(original: Callable) -> Callable:
 
 
 def _before_the_lock(original: Callable) -> Callable:
-    """Of the compiler, which was called for a frame that fits nothing that is compiled."""
+    """Runs for the compiler, which was called for a frame that fits nothing that is compiled."""
 
     def compile_frame(self: Any, frame: Any, *rest: Any) -> Any:
         _fetched(list(frame.f_locals.values()))

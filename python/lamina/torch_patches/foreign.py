@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code does to parameters and modules that another rank owns, other than calling them.
+"""Uses of parameters and modules that another rank owns, other than calls.
 
 Their owner does not learn of it: what would be ignored in silence is an error, or a warning where it only misleads.
 Whether parameters require grad, training flags, autocast and the like travel with each call.
@@ -94,7 +94,8 @@ def _refuse_hook(method: str, module: nn.Module, hook: Any, *_: Any, **__: Any) 
     if not hugging_face.is_collector(hook) and (home := _home_of(module)) is not None:
         raise UsageError(
             f"{home[0]}.{method}() in a step: the module runs on partition {home[1]}, where the hook is not known; "
-            "register it before the step, on every rank"
+            "register it before the step, on every rank",
+            code="step-foreign-module",
         )
 
 
@@ -102,7 +103,8 @@ def _refuse_tensor_hook(method: str, parameter: nn.Parameter, *_: Any, **__: Any
     if _lamina.in_step() and (where := _lamina.where_released(parameter)):
         raise UsageError(
             f"{method}() of a parameter in a step ({where}): there the hook is not known; register it before the "
-            "step, on every rank"
+            "step, on every rank",
+            code="step-foreign-module",
         )
 
 
@@ -114,7 +116,8 @@ def _refuse_for_parts(method: str, module: nn.Module, *_: Any, **__: Any) -> Non
             what = "to(), half() and the like" if method == "_apply" else f"{method}()"
             raise UsageError(
                 f"{what} of a module in a step, whose part {home[0]} lives on partition {home[1]}, where it would not "
-                "happen: call it before or after the step function, on every rank"
+                "happen: call it before or after the step function, on every rank",
+                code="step-foreign-module",
             )
 
 
@@ -122,7 +125,8 @@ def _refuse_registration(module: nn.Module, name: str, value: Any) -> None:
     if (home := _home_of(module)) is not None:
         raise UsageError(
             f"{home[0]}.{name} was set to a new {type(value).__name__} in a step: the module runs on partition "
-            f"{home[1]}, which goes on with the one that it has; change a model between steps, on every rank"
+            f"{home[1]}, which goes on with the one that it has; change a model between steps, on every rank",
+            code="step-foreign-module",
         )
 
 
@@ -173,5 +177,6 @@ def _refuse_inputs(
             raise UsageError(
                 f"autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: {where}; use "
                 "model.backward(loss) and read .grad after the step on the rank that owns it "
-                "(model.local_named_parameters(); lamina.allgather brings them together)"
+                "(model.local_named_parameters(); lamina.allgather brings them together)",
+                code="step-autograd-grad",
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules keep in their attributes while a step runs, such as a mask or a residual.
+"""Values that modules keep in their attributes while a step runs, such as a mask or a residual.
 
 Microbatches take turns within one module: while one waits for another rank, the next may set what the first has yet to
 read. So each microbatch sees what it set itself, and what was set last where it set nothing. Numbers are what was set
@@ -100,7 +100,7 @@ def end_microbatch(microbatch: int) -> None:
 
 
 def end_step(failed: bool = False) -> None:
-    """What was set last stays. Of a step that has failed nobody knows what the others heard."""
+    """The value that was set last stays. After a step that has failed nobody knows what the others heard."""
     global _steps
     _steps += 1
     for kept in (_own, _latest, _left):
@@ -121,7 +121,7 @@ def remove() -> None:
 
 
 def news_for(partition: int) -> list[News]:
-    """What that partition has not been told of homes; from now on it has. See [Note: homes of attributes].
+    """Returns what that partition has not been told of homes; from now on it has. See [Note: homes of attributes].
 
     Errors:
         UsageError: see `touch`.
@@ -151,14 +151,14 @@ def hear(news: Iterable[News], by_all: bool = False) -> None:
 
 
 def touch(module: nn.Module, name: str) -> None:
-    """What `module` has in attribute `name` has changed here, in a step.
+    """Notes that what `module` has in attribute `name` has changed here, in a step.
 
     Errors:
         UsageError: its home is another partition.
     """
     key = id(module), name
     if key in _foreign:
-        raise UsageError(_message(module, name, "set"))
+        raise UsageError(_message(module, name, "set"), code="step-attribute-shared")
     if key not in _homes:
         _homes[key] = _here
         _news.append((_modules[id(module)], name, _here))
@@ -196,7 +196,8 @@ def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
     if crosses and setter.again and setter.name not in _waited:
         raise UsageError(
             f"{_path(module, name)} is set in a call of {setter.name} and read in one of {reader}, by a rank that does "
-            f"not wait in between: lamina.set_dynamic() of {setter.name}, before the first step, has it wait"
+            f"not wait in between: lamina.set_dynamic() of {setter.name}, before the first step, has it wait",
+            code="step-attribute-order",
         )
 
 
@@ -252,7 +253,8 @@ def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
         raise UsageError(
             f"what is in {_path(module, name)} was changed by microbatch {latest} between two uses of it by microbatch "
             f"{microbatch}: set active_microbatches to 1, or give each call an object of its own, by setting the "
-            "attribute anew"
+            "attribute anew",
+            code="step-object-shared",
         )
 
 
@@ -264,7 +266,8 @@ def _set(self: nn.Module, name: str, value: Any) -> None:
         elif name != "training" and not isinstance(value, nn.Module) and (owner := _elsewhere(self)) is not None:
             raise UsageError(
                 f"{_path(self, name)}, a parameter or buffer of partition {owner}, is set on partition {_here}: its "
-                "owner does not see that; set it in the module's own forward, or place what sets it there, too"
+                "owner does not see that; set it in the module's own forward, or place what sets it there, too",
+                code="step-buffer-set",
             )
     _original(self, name, value)
 
@@ -278,7 +281,7 @@ def _guard(kind: type, name: str) -> None:
 
 
 def _is_plain(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether it is no parameter, buffer or submodule, nor one of torch's own."""
+    """True where it is no parameter, buffer or submodule, nor one of torch's own."""
     state = vars(module)
     kept = any(name in state.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
     return not kept and name != "training" and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))
@@ -305,7 +308,7 @@ def _message(module: nn.Module, name: str, done: str) -> str:
 def _refuse_to_read(module: nn.Module, name: str) -> None:
     """An error in a step; after it, where a script may look at what its rank did, a warning, once."""
     if _lamina.microbatch() >= 0:
-        raise UsageError(_message(module, name, "read"))
+        raise UsageError(_message(module, name, "read"), code="step-attribute-shared")
     if (id(module), name) not in _told_of:
         _told_of.add((id(module), name))
         warnings.warn(_message(module, name, "read"), stacklevel=4)

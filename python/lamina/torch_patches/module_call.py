@@ -136,7 +136,8 @@ def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _name_backward(output: torch.Tensor, name: str) -> torch.Tensor:
-    """What follows the gradient of `output` in a backward is the module's, until it reaches another one's output."""
+    """Work that follows the gradient of `output` in a backward is the module's, until it reaches another one's
+    output."""
 
     def reached(gradient: torch.Tensor) -> None:
         _lamina.name_turn(name)

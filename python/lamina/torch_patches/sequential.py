@@ -28,7 +28,7 @@ def remove() -> None:
 
 
 def is_plain(kind: type[nn.Sequential]) -> bool:
-    """Whether objects of that class have the forward of nn.Sequential."""
+    """True where objects of that class have the forward of nn.Sequential."""
     return kind.forward in (_original, _forward)
 
 

@@ -48,7 +48,7 @@ def remove() -> None:
 
 
 def happens() -> bool:
-    """Whether parameters are swapped here now, by this thread, or cached."""
+    """True where parameters are swapped here now, by this thread, or cached."""
     return bool(getattr(_thread, "swapped", ())) or parametrize._cache_enabled > 0
 
 
@@ -58,16 +58,21 @@ def require_own(name: str, modules: list[nn.Module]) -> None:
     if any(id(module) in swapped for swapped in getattr(_thread, "swapped", ()) for module in modules):
         raise UsageError(
             f"functional_call() gives parameters to {name}, which lives on another rank and has its own: call it in a "
-            "module of that rank, or place it with its caller"
+            "module of that rank, or place it with its caller",
+            code="step-swapped",
         )
     if not parametrize._cache_enabled:
         return
     if _in_turns:
-        raise UsageError(f"{name}, which lives on another rank, is called in parametrize.cached(): {_ONE_AT_A_TIME}")
+        raise UsageError(
+            f"{name}, which lives on another rank, is called in parametrize.cached(): {_ONE_AT_A_TIME}",
+            code="step-swapped",
+        )
     if any(map(parametrize.is_parametrized, modules)):
         raise UsageError(
             f"{name}, which lives on another rank and has parametrizations, is called in parametrize.cached(), which "
-            "does not reach it: use it in a module of that rank, or place it with its caller"
+            "does not reach it: use it in a module of that rank, or place it with its caller",
+            code="step-swapped",
         )
 
 
@@ -77,7 +82,8 @@ def _swap(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[Any]:
     ours = _lamina.microbatch() >= 0 and any(id(part) in _modules for part in module.modules())
     if ours and _in_turns:
         raise UsageError(
-            f"functional_call() of a part of the model, several microbatches of which run in turns: {_ONE_AT_A_TIME}"
+            f"functional_call() of a part of the model, several microbatches of which run in turns: {_ONE_AT_A_TIME}",
+            code="step-swapped",
         )
     before = _tensors(module)
     with _original(module, *args, **kwargs) as given:

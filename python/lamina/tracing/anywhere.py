@@ -29,7 +29,8 @@ def owned_by_nobody(tree: ModuleTree, measures: list[Measures] | None) -> list[i
 
 
 def _holds_nothing(module: nn.Module) -> bool:
-    """Whether a call of it on any rank is the same: of other classes than torch's that is not known, nor with hooks."""
+    """True where a call of it on any rank is the same: of other classes than torch's that is not known, nor with
+    hooks."""
     altered = "forward" in module.__dict__ or any(
         (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `lamina plan --model` asks: a model's modules and their costs, as the file that `lamina plan` reads.
+"""Answers `lamina plan --model`: a model's modules and their costs, as the file that `lamina plan` reads.
 
     python -m lamina.tracing.cli --model package.module:build --input "torch.zeros(1, 128, dtype=torch.long)"
 

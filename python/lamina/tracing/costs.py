@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation costs on a nominal device, from its arguments alone: the same on every machine.
+"""The cost of an operation on a nominal device, from its arguments alone: the same on every machine.
 
 A device computes and moves memory at once, so an operation takes as long as the slower of both, and never less than it
 takes to start it. What counts are ratios between modules; times of a real device come from `times`.

@@ -33,7 +33,7 @@ class RunsBackwardError(Exception):
 
 @dataclass
 class Measures:
-    """What is known of a module, of one microbatch, without the modules that it calls.
+    """Facts known of a module, for one microbatch, without the modules that it calls.
 
     Attributes:
         forward_us, backward_us: times.

@@ -11,7 +11,7 @@ from lamina.util import pytree
 
 @dataclass
 class Stretch:
-    """What a module does from the beginning of a call of it, or the end of one that it made, to the next.
+    """The work of a module from the beginning of a call of it, or the end of one that it made, to the next.
 
     Attributes:
         at: its place among those of all modules.

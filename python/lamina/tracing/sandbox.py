@@ -25,14 +25,14 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Ambience:
-    """What torch's operations depend on besides their arguments, in one thread."""
+class ThreadState:
+    """State that torch's operations depend on besides their arguments, in one thread."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     default_dtype: torch.dtype
 
     @classmethod
-    def current(cls) -> "Ambience":
+    def current(cls) -> "ThreadState":
         devices = ("cpu", "cuda")
         found = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
         return cls(found, torch.get_default_dtype())
@@ -148,4 +148,4 @@ class Call:
 
     args: tuple
     kwargs: dict[str, Any]
-    ambience: Ambience = field(default_factory=Ambience.current)
+    thread_state: ThreadState = field(default_factory=ThreadState.current)

@@ -59,7 +59,7 @@ class StateWatch:
             yield
 
     def ties(self) -> list[Tie]:
-        """What was found, once the model has been called."""
+        """Returns what was found, once the model has been called."""
         for held, before, keys in self._held.values():
             if content(held) != before:
                 users = set().union(*(self._users[key] for key in keys))
@@ -79,7 +79,7 @@ class StateWatch:
         return {max(common)} | {node for way in above.values() for node in way if node not in common}
 
     def written(self) -> list[tuple[int, str, int]]:
-        """What is set in attributes: of which module, by its place among the model's, which, and a node that uses it.
+        """Attributes that are set: of which module, by its place among the model's, which, and a node that uses it.
         After `ties`."""
         places = {key: place for place, key in enumerate(self._paths)}
         return [
@@ -107,5 +107,5 @@ class StateWatch:
 
 
 def _is_tensors(module: nn.Module, name: str) -> bool:
-    """Whether it is a parameter or buffer of the module."""
+    """True for a parameter or buffer of the module."""
     return name in module._parameters or name in module._buffers

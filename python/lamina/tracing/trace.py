@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model costs and does, module by module, found out before it is cut.
+"""Costs and habits of a model, module by module, found out before it is cut.
 
 [Note: trace] The first call of the model in a step body is traced, with its own arguments, on world rank 0. First with
 fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
@@ -33,7 +33,7 @@ from lamina.tracing.times import measure_times
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What `DistributedModel` was asked for.
+    """The options that `DistributedModel` was given.
 
     Attributes:
         device: where a model is run whose times or memory are measured; None: where its parameters are.
@@ -48,7 +48,7 @@ class TraceOptions:
 
 @dataclass
 class Trace:
-    """What was found out.
+    """The findings.
 
     Attributes:
         measures: per node of the tree; None where nothing could be found out.
@@ -69,7 +69,7 @@ _running = False
 
 
 def is_tracing() -> bool:
-    """Whether this process is tracing a model."""
+    """True while this process is tracing a model."""
     return _running
 
 
@@ -105,7 +105,7 @@ def tell(line: str) -> None:
 
 
 def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:
-    """What the arguments of `DistributedModel` ask for.
+    """Returns what the arguments of `DistributedModel` ask for.
 
     Errors:
         UsageError: no such device; times of a host that has another device to run the model.
@@ -152,7 +152,7 @@ def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[lis
 
 
 def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
-    """What a report says of a trace."""
+    """The line of a report on a trace."""
     named = list(zip(tree.names, found.measures or [], strict=False))
     return {
         "reads_data": [name for name, each in named if each.reads_data],
@@ -202,7 +202,7 @@ def _attempt(
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
-            stack.enter_context(call.ambience.entered())
+            stack.enter_context(call.thread_state.entered())
             stack.enter_context(recorder.watching())
             watch = StateWatch(tree, recorder.node)
             with watch.watching():
@@ -240,7 +240,7 @@ def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What fake tensors cannot do is no error of the job: torch does not write its traceback."""
+    """Limits of fake tensors are no error of the job: torch does not write its traceback."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in lists, dictionaries, sets and plain objects, as far as it tells whether somebody has changed them."""
+"""Contents of lists, dictionaries, sets and plain objects, as far as they tell whether somebody has changed them."""
 
 import numbers
 import sys
@@ -20,7 +20,7 @@ _THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"}
 
 
 def is_changeable(value: Any) -> bool:
-    """Whether it is a list, a dictionary, a set, or an object of a class of the script's own that is not called."""
+    """True for a list, a dictionary, a set, or an object of a class of the script's own that is not called."""
     if isinstance(value, (*_LISTS, dict, set, UserDict, UserList, SimpleNamespace)):
         return True
     if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or callable(value):
@@ -29,12 +29,12 @@ def is_changeable(value: Any) -> bool:
 
 
 def is_of_the_script(made: Any) -> bool:
-    """Whether a class or function is neither Python's nor of a library that is known."""
+    """True where a class or function is neither Python's nor of a library that is known."""
     return (getattr(made, "__module__", None) or "torch").partition(".")[0] not in _THEIRS
 
 
 def same(old: Any, new: Any) -> bool:
-    """Whether putting `new` in the place of `old` changes nothing."""
+    """True where putting `new` in the place of `old` changes nothing."""
     return old is new or (type(old) is type(new) and isinstance(new, _PLAIN) and old == new)
 
 
@@ -54,13 +54,13 @@ def content(value: Any) -> Content:
 
 
 def changed(before: Content, after: Content) -> bool:
-    """Whether something was replaced or taken away, or a list has grown. What was put into a dictionary is no change
+    """True where something was replaced or taken away, or a list has grown. What was put into a dictionary is no change
     until it is replaced: so caches are filled, on each rank for itself."""
     return any(after.get(key, _GONE) != token for key, token in before.items())
 
 
 def changed_by_more_than_counting(before: Content, after: Content) -> bool:
-    """The same where a number in the place of a number does not matter."""
+    """As `changed`, where a number in the place of a number does not matter."""
     return any(
         (now := after.get(key, _GONE)) != token and not (_is_number(now) and _is_number(token))
         for key, token in before.items()

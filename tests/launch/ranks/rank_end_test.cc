@@ -26,98 +26,98 @@ TEST(RankEnd, RealTimeSignalsHaveANumberOnly) { EXPECT_EQ(signal_name(40), "sign
 
 constexpr base::Rank kZero(0), kOne(1), kTwo(2);
 
-TEST(Verdict, SuccessIsNoFailure) {
-  Verdict verdict;
-  verdict.add(kZero, {});
-  EXPECT_FALSE(verdict.first());
-  EXPECT_FALSE(verdict.certain());
+TEST(RootCause, SuccessIsNoFailure) {
+  RootCause root_cause;
+  root_cause.add(kZero, {});
+  EXPECT_FALSE(root_cause.first());
+  EXPECT_FALSE(root_cause.certain());
 }
 
-TEST(Verdict, TheFirstOfTwoExitsIsTheFirstFailure) {
-  Verdict verdict;
-  verdict.add(kOne, {.code = 3});
-  EXPECT_FALSE(verdict.certain());
-  verdict.add(kZero, {.code = 1});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.others(), 1);
+TEST(RootCause, TheFirstOfTwoExitsIsTheFirstFailure) {
+  RootCause root_cause;
+  root_cause.add(kOne, {.code = 3});
+  EXPECT_FALSE(root_cause.certain());
+  root_cause.add(kZero, {.code = 1});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.others(), 1);
 }
 
-TEST(Verdict, AKilledRankGoesBeforeThePeersThatNoticed) {
-  Verdict verdict;
-  verdict.add(kZero, {.code = 1});
-  verdict.add(kOne, {.signal = SIGABRT});
-  EXPECT_EQ(verdict.first()->rank, kZero);
-  verdict.add(kTwo, {.signal = SIGKILL});
-  EXPECT_EQ(verdict.first()->rank, kTwo);
-  EXPECT_EQ(verdict.others(), 2);
+TEST(RootCause, AKilledRankGoesBeforeThePeersThatNoticed) {
+  RootCause root_cause;
+  root_cause.add(kZero, {.code = 1});
+  root_cause.add(kOne, {.signal = SIGABRT});
+  EXPECT_EQ(root_cause.first()->rank, kZero);
+  root_cause.add(kTwo, {.signal = SIGKILL});
+  EXPECT_EQ(root_cause.first()->rank, kTwo);
+  EXPECT_EQ(root_cause.others(), 2);
 }
 
-TEST(Verdict, TheFirstKilledRankIsCertain) {
-  Verdict verdict;
-  verdict.add(kOne, {.signal = SIGSEGV});
-  EXPECT_TRUE(verdict.certain());
-  verdict.add(kZero, {.signal = SIGKILL});
-  EXPECT_EQ(verdict.first()->rank, kOne);
+TEST(RootCause, TheFirstKilledRankIsCertain) {
+  RootCause root_cause;
+  root_cause.add(kOne, {.signal = SIGSEGV});
+  EXPECT_TRUE(root_cause.certain());
+  root_cause.add(kZero, {.signal = SIGKILL});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
 }
 
-TEST(Verdict, ARankThatEndsBecauseOfAnotherGivesWayToIt) {
-  Verdict verdict;
-  verdict.add(kTwo, {.code = 1, .consequence = true});
-  verdict.add(kZero, {.code = 1, .consequence = true});
-  EXPECT_EQ(verdict.first()->rank, kTwo);
-  EXPECT_FALSE(verdict.certain());
-  verdict.add(kOne, {.code = 7});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  verdict.add(base::Rank(3), {.code = 8});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.others(), 3);
+TEST(RootCause, ARankThatEndsBecauseOfAnotherGivesWayToIt) {
+  RootCause root_cause;
+  root_cause.add(kTwo, {.code = 1, .consequence = true});
+  root_cause.add(kZero, {.code = 1, .consequence = true});
+  EXPECT_EQ(root_cause.first()->rank, kTwo);
+  EXPECT_FALSE(root_cause.certain());
+  root_cause.add(kOne, {.code = 7});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  root_cause.add(base::Rank(3), {.code = 8});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.others(), 3);
 }
 
-TEST(Verdict, WhoLeftIsNamedWhereItMayBeTheReason) {
-  Verdict verdict;
-  verdict.add(kOne, {.code = 1, .consequence = true});
-  verdict.add(kTwo, {});
-  EXPECT_EQ(verdict.left(), std::vector{kTwo});
-  verdict.add(kZero, {.code = 3});
-  EXPECT_EQ(verdict.left(), std::vector<base::Rank>());
+TEST(RootCause, WhoLeftIsNamedWhereItMayBeTheReason) {
+  RootCause root_cause;
+  root_cause.add(kOne, {.code = 1, .consequence = true});
+  root_cause.add(kTwo, {});
+  EXPECT_EQ(root_cause.left(), std::vector{kTwo});
+  root_cause.add(kZero, {.code = 3});
+  EXPECT_EQ(root_cause.left(), std::vector<base::Rank>());
 }
 
-TEST(Verdict, WhoLeftInTheMiddleOfAStepIsTheFirstFailureOnceAnotherFails) {
-  Verdict verdict;
-  verdict.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
-  EXPECT_FALSE(verdict.first());
-  verdict.add(kZero, {.code = 1, .consequence = true});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.first()->end.exit_code(), 1);
-  verdict.add(kTwo, {.code = 3});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.others(), 2);
+TEST(RootCause, WhoLeftInTheMiddleOfAStepIsTheFirstFailureOnceAnotherFails) {
+  RootCause root_cause;
+  root_cause.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
+  EXPECT_FALSE(root_cause.first());
+  root_cause.add(kZero, {.code = 1, .consequence = true});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.first()->end.exit_code(), 1);
+  root_cause.add(kTwo, {.code = 3});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.others(), 2);
 }
 
-TEST(Verdict, WhoLeftIsTheFirstFailureThoughNoticedLater) {
-  Verdict verdict;
-  verdict.add(kZero, {.signal = SIGABRT});
-  verdict.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.others(), 1);
+TEST(RootCause, WhoLeftIsTheFirstFailureThoughNoticedLater) {
+  RootCause root_cause;
+  root_cause.add(kZero, {.signal = SIGABRT});
+  root_cause.add(kOne, {.left = RankEnd::Left::kInStep, .step = 4});
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.others(), 1);
 }
 
-TEST(Verdict, EndsAfterTheCloseAreConsequences) {
-  Verdict verdict;
-  verdict.add(kOne, {.code = 3});
-  verdict.close();
-  EXPECT_TRUE(verdict.certain());
-  verdict.add(kZero, {.signal = SIGTERM});  // ended by us
-  verdict.add(kTwo, {});                    // handled our SIGTERM
-  EXPECT_EQ(verdict.first()->rank, kOne);
-  EXPECT_EQ(verdict.others(), 2);
+TEST(RootCause, EndsAfterTheCloseAreConsequences) {
+  RootCause root_cause;
+  root_cause.add(kOne, {.code = 3});
+  root_cause.close();
+  EXPECT_TRUE(root_cause.certain());
+  root_cause.add(kZero, {.signal = SIGTERM});  // ended by us
+  root_cause.add(kTwo, {});                    // handled our SIGTERM
+  EXPECT_EQ(root_cause.first()->rank, kOne);
+  EXPECT_EQ(root_cause.others(), 2);
 }
 
-TEST(Verdict, AnInterruptedJobHasNoFailure) {
-  Verdict verdict;
-  verdict.close();
-  verdict.add(kZero, {.signal = SIGTERM});
-  EXPECT_FALSE(verdict.first());
+TEST(RootCause, AnInterruptedJobHasNoFailure) {
+  RootCause root_cause;
+  root_cause.close();
+  root_cause.add(kZero, {.signal = SIGTERM});
+  EXPECT_FALSE(root_cause.first());
 }
 
 }  // namespace

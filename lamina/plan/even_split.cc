@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/cut.h"
+#include "lamina/plan/even_split.h"
 
 #include <algorithm>
 #include <limits>
@@ -37,7 +37,7 @@ std::int64_t smallest_limit(std::span<const std::int64_t> weights, std::size_t s
   return low;
 }
 
-// Of a suffix of the weights, cut into a number of segments: where the first one ends in the most even cut.
+// The end of the first segment in the most even cut of a suffix of the weights into a number of segments.
 struct Suffix {
   double spread = kImpossible;
   std::size_t end = 0;
@@ -102,29 +102,29 @@ class Starts {
 
 }  // namespace
 
-Cut cut_evenly(std::span<const std::int64_t> weights, int segments) {
+EvenSplit split_evenly(std::span<const std::int64_t> weights, int segments) {
   const std::size_t size = weights.size();
   const std::size_t count = std::min(size, static_cast<std::size_t>(segments));
-  Cut cut;
-  if (count == 0) return cut;
-  cut.largest = smallest_limit(weights, count);
+  EvenSplit split;
+  if (count == 0) return split;
+  split.largest = smallest_limit(weights, count);
   std::vector<Suffixes> best{{size, size}};  // by the number of segments
   best[0][size].spread = 0;
-  const Starts starts(weights, count, cut.largest);
+  const Starts starts(weights, count, split.largest);
   for (std::size_t left = 1; left <= count; ++left) {
     const std::size_t first = starts.first(count - left);
     const std::size_t last = starts.last(count - left);
     best.emplace_back(first, last);
     for (std::size_t start = first; start <= last; ++start) {
-      best[left][start] = best_first_segment(weights, start, cut.largest, best[left - 1]);
+      best[left][start] = best_first_segment(weights, start, split.largest, best[left - 1]);
     }
   }
-  cut.spread = best[count].spread(0);
+  split.spread = best[count].spread(0);
   for (std::size_t left = count, start = 0; left > 0; --left) {
     start = best[left][start].end;
-    cut.ends.push_back(start);
+    split.ends.push_back(start);
   }
-  return cut;
+  return split;
 }
 
 }  // namespace lamina::plan

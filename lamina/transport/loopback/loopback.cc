@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/transport/loopback/solo.h"
+#include "lamina/transport/loopback/loopback.h"
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
 namespace lamina::transport {
 
-void Solo::send(base::Rank to, const Message& message) {
-  if (to != rank()) throw base::UsageError(base::str("rank ", to, " is not in a world of one rank"));
+void Loopback::send(base::Rank to, const Message& message) {
+  if (to != rank()) throw base::InternalError(base::str("a message to rank ", to, " in a world of one"));
   Frame frame = pack(message);
   for (auto& buffer : frame.buffers) buffer = buffer.clone();
   events_.message(unpack(frame.head, std::move(frame.buffers)));

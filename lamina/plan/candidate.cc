@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/draft.h"
+#include "lamina/plan/candidate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -22,48 +22,49 @@ bool Score::beats(const Score& other) const {
   return objective < other.objective * (1 - kRounding);
 }
 
-Draft::Draft(const Task& task)
-    : task_(&task),
-      owners_(task.items.size(), kNobody),
-      loads_(task.goal.partitions),
-      of_ranks_us_(task.goal.partitions) {}
+Candidate::Candidate(const Problem& problem)
+    : problem_(&problem),
+      owners_(problem.items.size(), kNobody),
+      loads_(problem.goal.partitions),
+      of_ranks_us_(problem.goal.partitions) {}
 
-Draft::Draft(const Task& task, const std::vector<int>& owners) : Draft(task) {
-  for (int item = 0; item < task.items.size(); ++item) move(item, owners[item]);
+Candidate::Candidate(const Problem& problem, const std::vector<int>& owners) : Candidate(problem) {
+  for (int item = 0; item < problem.items.size(); ++item) move(item, owners[item]);
 }
 
-int Draft::rank_at(int point) const {
-  const bool inside = point >= 0 && point < static_cast<int>(task_->item_at.size());
-  return inside ? owners_[task_->item_at[point]] : 0;
+int Candidate::rank_at(int point) const {
+  const bool inside = point >= 0 && point < static_cast<int>(problem_->item_at.size());
+  return inside ? owners_[problem_->item_at[point]] : 0;
 }
 
-bool Draft::crosses(int gap) const {
-  const int before = rank_at(gap - 1);
-  const int after = rank_at(gap);
+bool Candidate::crosses(int boundary) const {
+  const int before = rank_at(boundary - 1);
+  const int after = rank_at(boundary);
   return before != after && before != kNobody && after != kNobody;
 }
 
-void Draft::move(int item, int rank) {
+void Candidate::move(int item, int rank) {
   const auto count = [&](int sign) {
-    for (int gap : task_->gaps[item]) {
-      if (!crosses(gap)) continue;
+    for (int boundary : problem_->boundaries[item]) {
+      if (!crosses(boundary)) continue;
       messages_ += sign;
-      if (gap > 0 && gap < task_->chain_end) crossings_ += sign;
-      messages_us_ += sign * task_->message_us[gap];
-      for (int rank : {rank_at(gap - 1), rank_at(gap)}) of_ranks_us_[rank] += sign * task_->of_ranks_us[gap];
+      if (boundary > 0 && boundary < problem_->chain_end) crossings_ += sign;
+      messages_us_ += sign * problem_->message_us[boundary];
+      for (int rank : {rank_at(boundary - 1), rank_at(boundary)})
+        of_ranks_us_[rank] += sign * problem_->of_ranks_us[boundary];
     }
   };
   if (owners_[item] != kNobody) {
     count(-1);
-    loads_[owners_[item]] -= task_->weights[item];
+    loads_[owners_[item]] -= problem_->loads[item];
   }
   owners_[item] = rank;
   if (rank == kNobody) return;
-  loads_[rank] += task_->weights[item];
+  loads_[rank] += problem_->loads[item];
   count(1);
 }
 
-StepShape Draft::shape() const {
+StepShape Candidate::shape() const {
   StepShape shape = shape_of_work();
   shape.path_forward_us += messages_us_;
   shape.path_backward_us += messages_us_;
@@ -76,15 +77,15 @@ StepShape Draft::shape() const {
   return shape;
 }
 
-StepShape Draft::shape_of_work() const {
+StepShape Candidate::shape_of_work() const {
   StepShape shape;
-  shape.path_forward_us = task_->total.forward_us;
-  shape.path_backward_us = task_->total.backward_us;
+  shape.path_forward_us = problem_->total.forward_us;
+  shape.path_backward_us = problem_->total.backward_us;
   const auto ranks = static_cast<double>(loads_.size());
-  shape.heaviest_forward_us = task_->total.forward_us / ranks;
-  shape.heaviest_backward_us = task_->total.backward_us / ranks;
+  shape.heaviest_forward_us = problem_->total.forward_us / ranks;
+  shape.heaviest_backward_us = problem_->total.backward_us / ranks;
   shape.heaviest_us = shape.heaviest_forward_us + shape.heaviest_backward_us;
-  for (const Weight& load : loads_) {
+  for (const Load& load : loads_) {
     shape.heaviest_forward_us = std::max(shape.heaviest_forward_us, load.forward_us);
     shape.heaviest_backward_us = std::max(shape.heaviest_backward_us, load.backward_us);
     shape.heaviest_us = std::max(shape.heaviest_us, load.time_us());
@@ -92,13 +93,13 @@ StepShape Draft::shape_of_work() const {
   return shape;
 }
 
-Score Draft::score(const Bounds& bounds) const {
-  const Goal& goal = task_->goal;
+Score Candidate::score(const Bounds& bounds) const {
+  const Goal& goal = problem_->goal;
   const double step = step_us();
-  std::int64_t fullest = task_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
-  double heaviest_cost = task_->total.cost / static_cast<double>(loads_.size());
+  std::int64_t fullest = problem_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
+  double heaviest_cost = problem_->total.cost / static_cast<double>(loads_.size());
   Score score;
-  for (const Weight& load : loads_) {
+  for (const Load& load : loads_) {
     heaviest_cost = std::max(heaviest_cost, load.cost);
     fullest = std::max(fullest, load.memory_bytes);
     const std::int64_t limit = goal.memory_limit_bytes.value_or(load.memory_bytes);
@@ -108,9 +109,9 @@ Score Draft::score(const Bounds& bounds) const {
   score.cost_excess = std::max(0.0, heaviest_cost / bounds.heaviest_cost - 1);
   score.step_excess = std::max(0.0, step / bounds.step_us - 1);
   score.compute_excess = std::max(0.0, compute_us() / bounds.compute_us - 1);
-  const double serial = goal.microbatches * task_->total.time_us();
+  const double serial = goal.microbatches * problem_->total.time_us();
   const double w = goal.memory_weight;
-  score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(task_->total.memory_bytes)) +
+  score.objective = w * ratio(static_cast<double>(fullest), static_cast<double>(problem_->total.memory_bytes)) +
                     (1 - w) * ratio(step, serial);
   score.objective *= 1 + goal.message_price * std::max(0, messages_ - goal.partitions);
   return score;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/memory_error.h"
+#include "lamina/plan/check_memory.h"
 
 #include <algorithm>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/plan/format.h"
 #include "lamina/plan/owned_names.h"
 #include "lamina/plan/prediction.h"
-#include "lamina/plan/readable.h"
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/tied_parameters.h"
 
 namespace lamina::plan {
 
-void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
+void check_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
   if (!goal.memory_limit_bytes) return;
   const std::vector<std::int64_t> needed = memory_bytes(tree, owners, goal);
   const auto fullest = std::ranges::max_element(needed) - needed.begin();
@@ -28,10 +28,10 @@ void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal
       largest = node;
     }
   }
-  throw base::ConfigError(base::str(
-      "no plan found that fits into ", *goal.memory_limit_bytes, " bytes per rank: ", missing, " bytes (",
-      readable(missing), ") are missing in partition ", fullest, ", where the largest module is ", shown(tree[largest]),
-      " with ", most, " bytes; allow more memory, more partitions, or fewer active microbatches"));
+  throw base::ConfigError(base::str("no plan found that fits into ", *goal.memory_limit_bytes, " bytes per rank: ",
+                                    missing, " bytes (", format_bytes(missing), ") are missing in partition ", fullest,
+                                    ", where the largest module is ", shown(tree[largest]), " with ", most,
+                                    " bytes; allow more memory, more partitions, or fewer active microbatches"));
 }
 
 }  // namespace lamina::plan

@@ -8,6 +8,6 @@ namespace lamina::plan {
 
 // Throws base::ConfigError where a partition needs more memory than the goal allows: how much is missing, on which
 // partition, and which module on it is the largest.
-void require_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
+void check_memory(const ModuleTree& tree, const Assignment& owners, const Goal& goal);
 
 }  // namespace lamina::plan

@@ -18,11 +18,11 @@ namespace lamina::launch {
 // Signs of life of the ranks: the steps they report (environment/progress.h), and whether a signal stopped them,
 // which the kernel tells. A job hangs when no rank has begun or ended a step for the whole timeout, which counts from
 // the start of the ranks on.
-class Vitals {
+class RankHealth {
  public:
   using Clock = base::Deadline::Clock;
 
-  explicit Vitals(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
+  explicit RankHealth(std::optional<std::chrono::seconds> hang_timeout) : hang_timeout_(hang_timeout) {}
 
   // The end of a socket that a rank is to report on; the other end is kept here under its local rank, counted from 0.
   base::Fd add();
@@ -31,13 +31,13 @@ class Vitals {
   void take_stops(const RankProcess& rank, int i);  // after SIGCHLD; `i` is the local rank
   void forget(int i);                               // it has ended
 
-  // What the rank said as it ended because of another one's error, or nothing. Before `forget`.
+  // Returns what the rank said as it ended because of another one's error, or nothing. Before `forget`.
   std::optional<std::string> consequence(int i);
 
   // How the rank's end looks in what it reported. Before `forget`.
   RankEnd seen(int i, RankEnd end);
 
-  // Whether the rank has been stopped for a while; true once per stop.
+  // True once per stop, when the rank has been stopped for a while.
   bool stopped_long(int i);
   bool hangs() const;
   std::optional<base::Deadline> next() const;  // when one of these may become true

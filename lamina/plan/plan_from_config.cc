@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/configured.h"
+#include "lamina/plan/plan_from_config.h"
 
 #include "lamina/plan/planner.h"
 #include "lamina/plan/route.h"
@@ -8,7 +8,7 @@
 namespace lamina::plan {
 namespace {
 
-// What messages take between processes of one machine: round figures within those that docs/benchmarks.md has of
+// Times of messages between processes of one machine: round figures within those that docs/benchmarks.md has of
 // call_overhead, not calibrated. Only what is said of a plan counts them, so that small models are cut as large ones
 // are.
 constexpr Link kMessages{.latency_us = 60, .bytes_per_us = 2000, .rank_us = 60};

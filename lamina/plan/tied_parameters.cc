@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/tied_parameters.h"
 
 #include <algorithm>
 #include <unordered_map>

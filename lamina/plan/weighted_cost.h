@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 
 namespace lamina::plan {
 
-// Task::cost of each item, in billionths.
-std::vector<std::int64_t> mixed_costs(const Task& task, double memory_weight);
+// Problem::cost of each item, in billionths.
+std::vector<std::int64_t> weighted_costs(const Problem& problem, double memory_weight);
 
 // Owners of items: contiguous in the order of the route, with the largest of these costs as small as possible.
-std::vector<int> cut_route(const Task& task, double memory_weight);
+std::vector<int> split_route(const Problem& problem, double memory_weight);
 
 }  // namespace lamina::plan

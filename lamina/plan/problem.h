@@ -12,16 +12,16 @@
 
 namespace lamina::plan {
 
-// What an item, or a rank, costs.
-struct Weight {
+// The cost of an item, or of a rank.
+struct Load {
   double forward_us = 0;
   double backward_us = 0;
   std::int64_t memory_bytes = 0;
   double cost = 0;  // the part of the whole's memory and of its time, as the goal weighs them
 
   double time_us() const { return forward_us + backward_us; }
-  Weight& operator+=(const Weight& other);
-  Weight& operator-=(const Weight& other);
+  Load& operator+=(const Load& other);
+  Load& operator-=(const Load& other);
 };
 
 // [Note: chain] A chain is a route that meets each item that is to be placed once, and between them no item that is
@@ -29,13 +29,13 @@ struct Weight {
 // whatever else would be more even costs messages in every microbatch, forward and backward.
 
 // A tree and a goal as the planners see them: items instead of nodes, and what moving them changes.
-struct Task {
-  Task(const ModuleTree& tree, const Goal& goal);
+struct Problem {
+  Problem(const ModuleTree& tree, const Goal& goal);
 
-  // The same for another number of partitions.
+  // This problem for another number of partitions.
   void set_partitions(int partitions);
   // The part of the whole's memory times `memory_weight`, and of its time times the rest.
-  double cost(const Weight& weight, double memory_weight) const;
+  double cost(const Load& load, double memory_weight) const;
   // Owners of all nodes from those of the items that weigh something. A module that only passes on is where the first
   // module under it is, and partitions are numbered in the order of the route, where nothing was placed by hand.
   Assignment nodes(std::vector<int> owners) const;
@@ -45,12 +45,12 @@ struct Task {
   Goal goal;
   Route route;
   Items items;
-  std::vector<int> item_at;            // per point of the route
-  std::vector<std::vector<int>> gaps;  // per item: the gaps beside its points; gap i is before point i
-  std::vector<double> message_us;      // per gap
-  std::vector<double> of_ranks_us;     // per gap: what a message there takes of each of its ranks
-  std::vector<Weight> weights;         // per item
-  Weight total;
+  std::vector<int> item_at;                  // per point of the route
+  std::vector<std::vector<int>> boundaries;  // per item: the boundaries beside its points; boundary i is before point i
+  std::vector<double> message_us;            // per boundary
+  std::vector<double> of_ranks_us;           // per boundary: what a message there takes of each of its ranks
+  std::vector<Load> loads;                   // per item
+  Load total;
   std::vector<int> movable;  // items that weigh something and are not placed by hand, in the order of the route
   bool by_hand = false;
   int chain_end = 0;          // the points of a chain end before it, 0 where there is none; see [Note: chain]

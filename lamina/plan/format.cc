@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/readable.h"
+#include "lamina/plan/format.h"
 
 #include <array>
 #include <iomanip>
@@ -18,17 +18,17 @@ std::string scaled(double value, double step, std::span<const char* const> units
 
 }  // namespace
 
-std::string readable(std::int64_t bytes) {
+std::string format_bytes(std::int64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
   return scaled(static_cast<double>(bytes), 1024, kUnits, 0);
 }
 
-std::string readable_time(double time_us) {
+std::string format_time(double time_us) {
   constexpr std::array kUnits{"us", "ms", "s"};
   return scaled(time_us, 1000, kUnits, 1);
 }
 
-std::string percent(double part, double whole) {
+std::string format_percent(double part, double whole) {
   return base::str(std::fixed, std::setprecision(1), whole > 0 ? 100 * part / whole : 0.0, " %");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/launch/ranks/vitals.h"
+#include "lamina/launch/ranks/rank_health.h"
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -16,13 +16,13 @@ namespace {
 
 constexpr std::chrono::seconds kStopIsLong{3};
 
-std::int64_t seconds_since(Vitals::Clock::time_point then) {
-  return std::chrono::duration_cast<std::chrono::seconds>(Vitals::Clock::now() - then).count();
+std::int64_t seconds_since(RankHealth::Clock::time_point then) {
+  return std::chrono::duration_cast<std::chrono::seconds>(RankHealth::Clock::now() - then).count();
 }
 
 }  // namespace
 
-base::Fd Vitals::add() {
+base::Fd RankHealth::add() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
     throw StartError("cannot make a socket: " + base::system_error());
@@ -31,13 +31,13 @@ base::Fd Vitals::add() {
   return base::Fd(ends[1]);
 }
 
-void Vitals::watch(Watch& watch) {
+void RankHealth::watch(Watch& watch) {
   for (Person& person : people_) {
     if (person.socket) watch.add(person.socket.get(), POLLIN, [this, &person] { take(person); });
   }
 }
 
-void Vitals::take(Person& person) {
+void RankHealth::take(Person& person) {
   using environment::Progress;
   std::vector<char> datagram(sizeof(Progress) + Progress::kMostWords);
   ssize_t count = 0;
@@ -60,7 +60,7 @@ void Vitals::take(Person& person) {
   if (count == 0 || (errno != EAGAIN && errno != EINTR)) person.socket.reset();
 }
 
-void Vitals::take_stops(const RankProcess& rank, int i) {
+void RankHealth::take_stops(const RankProcess& rank, int i) {
   Person& person = people_[i];
   siginfo_t info{};
   while (::waitid(P_PIDFD, static_cast<id_t>(rank.fd()), &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
@@ -76,18 +76,18 @@ void Vitals::take_stops(const RankProcess& rank, int i) {
   }
 }
 
-void Vitals::forget(int i) {
+void RankHealth::forget(int i) {
   people_[i].ended = true;
   people_[i].stopped.reset();
   people_[i].socket.reset();
 }
 
-std::optional<std::string> Vitals::consequence(int i) {
+std::optional<std::string> RankHealth::consequence(int i) {
   if (people_[i].socket) take(people_[i]);
   return people_[i].consequence;
 }
 
-RankEnd Vitals::seen(int i, RankEnd end) {
+RankEnd RankHealth::seen(int i, RankEnd end) {
   end.consequence = consequence(i).has_value();
   const Person& person = people_[i];
   if (end.failed() || !person.heard || person.closed) return end;
@@ -96,14 +96,14 @@ RankEnd Vitals::seen(int i, RankEnd end) {
   return end;
 }
 
-bool Vitals::stopped_long(int i) {
+bool RankHealth::stopped_long(int i) {
   Person& person = people_[i];
   if (!person.stopped || person.told || Clock::now() - *person.stopped < kStopIsLong) return false;
   person.told = true;
   return true;
 }
 
-Vitals::Clock::time_point Vitals::last_heard() const {
+RankHealth::Clock::time_point RankHealth::last_heard() const {
   auto last = began_;
   for (const Person& person : people_) {
     if (person.heard) last = std::max(last, *person.heard);
@@ -111,9 +111,9 @@ Vitals::Clock::time_point Vitals::last_heard() const {
   return last;
 }
 
-bool Vitals::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }
+bool RankHealth::hangs() const { return hang_timeout_ && Clock::now() - last_heard() >= *hang_timeout_; }
 
-std::optional<base::Deadline> Vitals::next() const {
+std::optional<base::Deadline> RankHealth::next() const {
   std::optional<Clock::time_point> at;
   const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
   if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
@@ -123,11 +123,11 @@ std::optional<base::Deadline> Vitals::next() const {
   return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
 }
 
-std::optional<pid_t> Vitals::process(int i) const {
+std::optional<pid_t> RankHealth::process(int i) const {
   return people_[i].heard ? std::optional<pid_t>(people_[i].last.process) : std::nullopt;
 }
 
-std::string Vitals::words(int i) const {
+std::string RankHealth::words(int i) const {
   const Person& person = people_[i];
   if (person.ended) return "has ended";
   const std::string stopped = person.stopped ? base::str("stopped by ", signal_name(person.stop_signal), " ",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/frontend/travel.h"
+#include "lamina/frontend/serializer.h"
 
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ struct Output {
   int count = 0;
 };
 template <>
-struct Travels<Output> {
+struct Serializer<Output> {
   static Value to_value(const Output& output) { return lamina::to_value(std::tuple(output.logits, output.count)); }
   static Output from_value(const Value& tree) {
     auto [logits, count] = lamina::from_value<std::tuple<at::Tensor, int>>(tree);
@@ -30,7 +30,7 @@ T sent(const T& held) {
   return from_value<T>(value::decode(encoded.meta, std::move(encoded.buffers)));
 }
 
-TEST(Travel, NumbersAndStringsArriveAsTheyWere) {
+TEST(SerializerTest, NumbersAndStringsArriveAsTheyWere) {
   EXPECT_EQ(sent(true), true);
   EXPECT_EQ(sent(std::int32_t{-7}), -7);
   EXPECT_EQ(sent(std::uint64_t{7}), 7U);
@@ -41,7 +41,7 @@ TEST(Travel, NumbersAndStringsArriveAsTheyWere) {
   EXPECT_EQ(sent(at::Device(at::kCPU)), at::Device(at::kCPU));
 }
 
-TEST(Travel, ContainersArriveAsTheyWereAtAnyDepth) {
+TEST(SerializerTest, ContainersArriveAsTheyWereAtAnyDepth) {
   using Nested = std::tuple<std::vector<std::map<std::string, int>>, std::pair<double, std::optional<std::string>>>;
   const Nested nested{{{{"a", 1}, {"b", 2}}, {}}, {0.5, std::nullopt}};
   EXPECT_EQ(sent(nested), nested);
@@ -50,23 +50,23 @@ TEST(Travel, ContainersArriveAsTheyWereAtAnyDepth) {
   EXPECT_EQ(sent(std::optional<int>(3)), 3);
 }
 
-TEST(Travel, TensorsArriveWithTheirValuesAndUndefinedOnesStaySo) {
+TEST(SerializerTest, TensorsArriveWithTheirValuesAndUndefinedOnesStaySo) {
   const auto x = at::arange(6).view({2, 3});
   EXPECT_TRUE(sent(std::vector{x, x}).at(1).equal(x));
   EXPECT_FALSE(sent(at::Tensor()).defined());
 }
 
-TEST(Travel, ATypeOfTheUserPassesWhenTravelsIsSpecialisedForIt) {
+TEST(SerializerTest, ATypeOfTheUserPassesWhenTravelsIsSpecialisedForIt) {
   const auto output = sent(std::vector{Output{at::arange(3), 5}}).at(0);
   EXPECT_TRUE(output.logits.equal(at::arange(3)));
   EXPECT_EQ(output.count, 5);
 }
 
 struct Unknown {};
-static_assert(!Travelling<Unknown> && !Travelling<std::vector<Unknown>> && !Travelling<const char*>);
-static_assert(Travelling<std::tuple<at::Tensor, std::vector<std::optional<at::Tensor>>>>);
+static_assert(!Serializable<Unknown> && !Serializable<std::vector<Unknown>> && !Serializable<const char*>);
+static_assert(Serializable<std::tuple<at::Tensor, std::vector<std::optional<at::Tensor>>>>);
 
-TEST(Travel, AValueOfAnotherKindIsAFormatError) {
+TEST(SerializerTest, AValueOfAnotherKindIsAFormatError) {
   EXPECT_THROW(from_value<int>(Value("text")), base::FormatError);
   EXPECT_THROW(from_value<at::Tensor>(Value(true)), base::FormatError);
   EXPECT_THROW((from_value<std::tuple<int, int>>(to_value(std::tuple(1)))), base::FormatError);

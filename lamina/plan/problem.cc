@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/task.h"
+#include "lamina/plan/problem.h"
 
 #include <algorithm>
 
 #include "lamina/plan/prediction.h"
-#include "lamina/plan/sharing.h"
+#include "lamina/plan/tied_parameters.h"
 
 namespace lamina::plan {
 
-Weight& Weight::operator+=(const Weight& other) {
+Load& Load::operator+=(const Load& other) {
   forward_us += other.forward_us;
   backward_us += other.backward_us;
   memory_bytes += other.memory_bytes;
@@ -16,7 +16,7 @@ Weight& Weight::operator+=(const Weight& other) {
   return *this;
 }
 
-Weight& Weight::operator-=(const Weight& other) {
+Load& Load::operator-=(const Load& other) {
   forward_us -= other.forward_us;
   backward_us -= other.backward_us;
   memory_bytes -= other.memory_bytes;
@@ -24,12 +24,12 @@ Weight& Weight::operator-=(const Weight& other) {
   return *this;
 }
 
-Task::Task(const ModuleTree& tree, const Goal& wanted)
+Problem::Problem(const ModuleTree& tree, const Goal& wanted)
     : goal(wanted),
       route(find_route(tree)),
       items(find_items(tree, route, wanted.partitions)),
-      gaps(items.size()),
-      weights(items.size()),
+      boundaries(items.size()),
+      loads(items.size()),
       passes_on_(items.size()),
       parameter_bytes_(items.size()),
       activation_bytes_(items.size()) {
@@ -44,26 +44,26 @@ Task::Task(const ModuleTree& tree, const Goal& wanted)
   of_ranks_us.push_back(goal.link.rank_time_us(0));
   for (const Point& point : route.points) {
     const int item = items.of[point.node];
-    const int gap = static_cast<int>(item_at.size());
-    if (gaps[item].empty() && !items.placed[item]) movable.push_back(item);
-    if (gaps[item].empty() || gaps[item].back() != gap) gaps[item].push_back(gap);
-    gaps[item].push_back(gap + 1);
+    const int boundary = static_cast<int>(item_at.size());
+    if (boundaries[item].empty() && !items.placed[item]) movable.push_back(item);
+    if (boundaries[item].empty() || boundaries[item].back() != boundary) boundaries[item].push_back(boundary);
+    boundaries[item].push_back(boundary + 1);
     item_at.push_back(item);
     message_us.push_back(goal.link.time_us(point.value_bytes));
     of_ranks_us.push_back(goal.link.rank_time_us(point.value_bytes));
-    weights[item] += {point.forward_us, point.backward_us, 0};
+    loads[item] += {point.forward_us, point.backward_us, 0};
   }
   for (int item = 0; item < items.size(); ++item) {
     const bool holds = parameter_bytes_[item] + activation_bytes_[item] > 0;
-    passes_on_[item] = gaps[item].empty() && !holds && !items.placed[item];
-    if (gaps[item].empty() && holds && !items.placed[item]) movable.push_back(item);
+    passes_on_[item] = boundaries[item].empty() && !holds && !items.placed[item];
+    if (boundaries[item].empty() && holds && !items.placed[item]) movable.push_back(item);
   }
   lead_with_first_module();
   chain_end = find_chain();
   set_partitions(goal.partitions);
 }
 
-int Task::find_chain() const {
+int Problem::find_chain() const {
   if (by_hand) return 0;
   std::vector<bool> met(items.size());
   int end = 0;
@@ -79,31 +79,31 @@ int Task::find_chain() const {
 }
 
 // Where the root only passes on, partitions are alike, and the first module may as well be in the first one.
-void Task::lead_with_first_module() {
-  if (by_hand || item_at.empty() || !gaps[0].empty() || parameter_bytes_[0] + activation_bytes_[0] > 0) return;
+void Problem::lead_with_first_module() {
+  if (by_hand || item_at.empty() || !boundaries[0].empty() || parameter_bytes_[0] + activation_bytes_[0] > 0) return;
   leader = item_at[0];
   items.placed[item_at[0]] = base::Partition(0);
   std::erase(movable, item_at[0]);
 }
 
-void Task::set_partitions(int partitions) {
+void Problem::set_partitions(int partitions) {
   goal.partitions = partitions;
   total = {};
   for (int item = 0; item < items.size(); ++item) {
-    weights[item].memory_bytes = held_bytes(parameter_bytes_[item], activation_bytes_[item], goal.held());
-    weights[item].cost = 0;
-    total += weights[item];
+    loads[item].memory_bytes = held_bytes(parameter_bytes_[item], activation_bytes_[item], goal.held());
+    loads[item].cost = 0;
+    total += loads[item];
   }
-  for (Weight& weight : weights) total.cost += weight.cost = cost(weight, goal.memory_weight);
+  for (Load& load : loads) total.cost += load.cost = cost(load, goal.memory_weight);
 }
 
-double Task::cost(const Weight& weight, double memory_weight) const {
+double Problem::cost(const Load& load, double memory_weight) const {
   const auto part = [](double share, double whole) { return whole > 0 ? share / whole : 0; };
-  return memory_weight * part(static_cast<double>(weight.memory_bytes), static_cast<double>(total.memory_bytes)) +
-         (1 - memory_weight) * part(weight.time_us(), total.time_us());
+  return memory_weight * part(static_cast<double>(load.memory_bytes), static_cast<double>(total.memory_bytes)) +
+         (1 - memory_weight) * part(load.time_us(), total.time_us());
 }
 
-Assignment Task::nodes(std::vector<int> owners) const {
+Assignment Problem::nodes(std::vector<int> owners) const {
   if (!by_hand) {
     std::vector<int> number(goal.partitions, -1);
     int used = 0;
@@ -128,7 +128,7 @@ Assignment Task::nodes(std::vector<int> owners) const {
   return result;
 }
 
-std::vector<int> Task::on_one_rank() const {
+std::vector<int> Problem::on_one_rank() const {
   std::vector<int> owners(items.size());
   for (int item = 0; item < items.size(); ++item) {
     if (items.placed[item]) owners[item] = static_cast<int>(items.placed[item]->value);

@@ -20,46 +20,46 @@ namespace lamina {
 
 // How a T becomes a tree of values, and is made from one. A type of your own passes when you specialise this for it:
 //
-//     template <> struct lamina::Travels<Output> {
+//     template <> struct lamina::Serializer<Output> {
 //       static lamina::Value to_value(const Output& o) { return lamina::to_value(std::tie(o.logits, o.loss)); }
 //       static Output from_value(const lamina::Value& v) { ... lamina::from_value<std::tuple<...>>(v) ... }
 //     };
 template <class T>
-struct Travels;
+struct Serializer;
 
 using value::Value;
 
 template <class T>
-concept Travelling = requires(const T& held, const Value& tree) {
-  { Travels<T>::to_value(held) } -> std::same_as<Value>;
-  { Travels<T>::from_value(tree) } -> std::same_as<T>;
+concept Serializable = requires(const T& held, const Value& tree) {
+  { Serializer<T>::to_value(held) } -> std::same_as<Value>;
+  { Serializer<T>::from_value(tree) } -> std::same_as<T>;
 };
 
 template <class T>
-constexpr void require_travelling() {
-  static_assert(Travelling<T>,
+constexpr void require_serializable() {
+  static_assert(Serializable<T>,
                 "lamina: a value of this type cannot pass between ranks. Pass tensors, numbers, bool, std::string, "
-                "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Travels for it");
+                "and std::optional, vector, pair, tuple or map of these; or specialise lamina::Serializer for it");
 }
 
 template <class T>
 Value to_value(const T& held) {
-  require_travelling<T>();
-  if constexpr (Travelling<T>) return Travels<T>::to_value(held);
+  require_serializable<T>();
+  if constexpr (Serializable<T>) return Serializer<T>::to_value(held);
 }
 
 // Throws base::FormatError when the tree holds something else.
 template <class T>
 T from_value(const Value& tree) {
-  require_travelling<T>();
-  if constexpr (Travelling<T>) return Travels<T>::from_value(tree);
+  require_serializable<T>();
+  if constexpr (Serializable<T>) return Serializer<T>::from_value(tree);
 }
 
-// What the tree holds as it is.
+// Takes what the tree holds as it is.
 template <class T>
   requires(std::same_as<T, bool> || std::same_as<T, at::Tensor> || std::same_as<T, std::string> ||
            std::same_as<T, at::ScalarType> || std::same_as<T, at::Device>)
-struct Travels<T> {
+struct Serializer<T> {
   static Value to_value(const T& held) { return Value(T(held)); }
   static T from_value(const Value& tree) {
     const T* held = tree.get_if<T>();
@@ -71,36 +71,36 @@ struct Travels<T> {
 
 template <std::integral T>
   requires(!std::same_as<T, bool>)
-struct Travels<T> {
+struct Serializer<T> {
   static Value to_value(T held) { return static_cast<std::int64_t>(held); }
   static T from_value(const Value& tree) { return static_cast<T>(tree.as<std::int64_t>()); }
 };
 
 template <std::floating_point T>
-struct Travels<T> {
+struct Serializer<T> {
   static Value to_value(T held) { return static_cast<double>(held); }
   static T from_value(const Value& tree) { return static_cast<T>(tree.as<double>()); }
 };
 
-template <Travelling T>
-struct Travels<std::optional<T>> {
-  static Value to_value(const std::optional<T>& held) { return held ? Travels<T>::to_value(*held) : Value(); }
+template <Serializable T>
+struct Serializer<std::optional<T>> {
+  static Value to_value(const std::optional<T>& held) { return held ? Serializer<T>::to_value(*held) : Value(); }
   static std::optional<T> from_value(const Value& tree) {
     if (tree.get_if<value::None>() != nullptr) return std::nullopt;
-    return Travels<T>::from_value(tree);
+    return Serializer<T>::from_value(tree);
   }
 };
 
-template <Travelling T>
-struct Travels<std::vector<T>> {
+template <Serializable T>
+struct Serializer<std::vector<T>> {
   static Value to_value(const std::vector<T>& held) {
     value::List list;
-    for (const T& item : held) list.items.push_back(Travels<T>::to_value(item));
+    for (const T& item : held) list.items.push_back(Serializer<T>::to_value(item));
     return list;
   }
   static std::vector<T> from_value(const Value& tree) {
     std::vector<T> held;
-    for (const Value& item : tree.as<value::List>().items) held.push_back(Travels<T>::from_value(item));
+    for (const Value& item : tree.as<value::List>().items) held.push_back(Serializer<T>::from_value(item));
     return held;
   }
 };
@@ -112,10 +112,10 @@ inline const std::vector<Value>& items_of(const Value& tree, std::size_t count) 
   return items;
 }
 
-template <Travelling... T>
-struct Travels<std::tuple<T...>> {
+template <Serializable... T>
+struct Serializer<std::tuple<T...>> {
   static Value to_value(const std::tuple<T...>& held) {
-    return std::apply([](const T&... item) -> Value { return value::Tuple{{Travels<T>::to_value(item)...}}; }, held);
+    return std::apply([](const T&... item) -> Value { return value::Tuple{{Serializer<T>::to_value(item)...}}; }, held);
   }
   static std::tuple<T...> from_value(const Value& tree) {
     return from_items(items_of(tree, sizeof...(T)), std::index_sequence_for<T...>());
@@ -124,28 +124,28 @@ struct Travels<std::tuple<T...>> {
  private:
   template <std::size_t... I>
   static std::tuple<T...> from_items(const std::vector<Value>& items, std::index_sequence<I...>) {
-    return std::tuple<T...>(Travels<T>::from_value(items[I])...);
+    return std::tuple<T...>(Serializer<T>::from_value(items[I])...);
   }
 };
 
-template <Travelling A, Travelling B>
-struct Travels<std::pair<A, B>> {
+template <Serializable A, Serializable B>
+struct Serializer<std::pair<A, B>> {
   static Value to_value(const std::pair<A, B>& held) {
-    return value::Tuple{{Travels<A>::to_value(held.first), Travels<B>::to_value(held.second)}};
+    return value::Tuple{{Serializer<A>::to_value(held.first), Serializer<B>::to_value(held.second)}};
   }
   static std::pair<A, B> from_value(const Value& tree) {
     const auto& items = items_of(tree, 2);
-    return {Travels<A>::from_value(items[0]), Travels<B>::from_value(items[1])};
+    return {Serializer<A>::from_value(items[0]), Serializer<B>::from_value(items[1])};
   }
 };
 
 template <class Map>
 concept MapOfTravelling = (std::same_as<Map, std::map<typename Map::key_type, typename Map::mapped_type>> ||
                            std::same_as<Map, std::unordered_map<typename Map::key_type, typename Map::mapped_type>>) &&
-                          Travelling<typename Map::key_type> && Travelling<typename Map::mapped_type>;
+                          Serializable<typename Map::key_type> && Serializable<typename Map::mapped_type>;
 
 template <MapOfTravelling Map>
-struct Travels<Map> {
+struct Serializer<Map> {
   static Value to_value(const Map& held) {
     value::Dict dict;
     for (const auto& [key, item] : held) dict.items.emplace_back(lamina::to_value(key), lamina::to_value(item));

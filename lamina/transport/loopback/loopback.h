@@ -6,7 +6,7 @@
 namespace lamina::transport {
 
 // The transport of a world of one rank: what it sends, to itself, is delivered in the sender's thread.
-class Solo : public Transport {
+class Loopback : public Transport {
  public:
   base::Rank rank() const override { return base::Rank(0); }
   int size() const override { return 1; }
