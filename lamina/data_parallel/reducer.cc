@@ -11,7 +11,7 @@
 #include "lamina/base/error.h"
 #include "lamina/data_parallel/agreement.h"
 #include "lamina/data_parallel/buffers.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
 namespace lamina::data_parallel {
 namespace {

@@ -10,7 +10,7 @@
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/model.h"
 #include "lamina/rendezvous/job_store.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
 namespace lamina::frontend {
 namespace {

@@ -3,9 +3,9 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
-// What a model does in steps.
+// The part of a model that works in steps.
 namespace lamina::frontend {
 namespace {
 

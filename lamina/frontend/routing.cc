@@ -11,7 +11,7 @@
 
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/remote/anywhere.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
 namespace lamina::frontend {
 namespace {
@@ -35,7 +35,7 @@ bool varies(const torch::nn::Module& module) {
 }
 
 struct InStream : Router::Scope {
-  std::optional<runtime::Stream> stream = runtime::stream_here();
+  std::optional<runtime::RngStream> stream = runtime::rng_stream_here();
 };
 
 // Modules of several parents that keep running statistics: their calls are waited for, so that they see them in the
@@ -106,7 +106,7 @@ Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, const s
     const base::Partition owner(owners[node]);
     ranks.push_back(anywhere[node] ? remote::kAnywhere : session.owner(owner));
     const bool elsewhere = !anywhere[node] && owner != session.partition();
-    if (!elsewhere && !anywhere[node] && !modules->starts_stream(id)) continue;
+    if (!elsewhere && !anywhere[node] && !modules->starts_rng_stream(id)) continue;
     places_[tree.nodes()[node].module.get()] = {this, id, elsewhere, anywhere[node]};
   }
   session.job().set_model(modules, std::move(ranks));
@@ -123,7 +123,7 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 }
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
-  return modules_->starts_stream(id) ? std::make_unique<InStream>() : nullptr;
+  return modules_->starts_rng_stream(id) ? std::make_unique<InStream>() : nullptr;
 }
 
 }  // namespace lamina::frontend

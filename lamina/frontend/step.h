@@ -62,7 +62,7 @@ Argument argument_of(const Along<T>& argument) {
   return {argument_of(argument.held).batch, argument.axis};
 }
 
-// What was said of the batches of a step function, which is said once.
+// Remarks on the batches of a step function, each made once.
 struct Said {
   std::atomic<bool> split = false, nothing = false, fewer = false;
 };

@@ -15,14 +15,14 @@ class Functions : public Modules {
  public:
   using Function = std::function<value::Value(value::Value)>;
 
-  base::ModuleId add(std::string name, Function function, bool starts_stream = false) {
-    functions_.emplace_back(std::move(name), std::move(function), starts_stream);
+  base::ModuleId add(std::string name, Function function, bool starts_rng_stream = false) {
+    functions_.emplace_back(std::move(name), std::move(function), starts_rng_stream);
     return base::ModuleId(static_cast<std::int64_t>(functions_.size()) - 1);
   }
 
   std::string name(base::ModuleId id) const override { return functions_.at(id.value).name; }
   std::string capture_state(base::ModuleId) override { return ""; }
-  bool starts_stream(base::ModuleId id) const override { return functions_.at(id.value).starts_stream; }
+  bool starts_rng_stream(base::ModuleId id) const override { return functions_.at(id.value).starts_rng_stream; }
   value::Value call(base::ModuleId id, const std::string&, value::Value arguments) override {
     return functions_.at(id.value).function(std::move(arguments));
   }
@@ -31,7 +31,7 @@ class Functions : public Modules {
   struct Named {
     std::string name;
     Function function;
-    bool starts_stream;
+    bool starts_rng_stream;
   };
   std::vector<Named> functions_;
 };

@@ -24,12 +24,12 @@ class Modules {
   // predicted from calls of an equal state: what they depend on is in it, whether or not call() applies it.
   virtual std::string capture_state(base::ModuleId id) = 0;
 
-  // True where a call of the module runs in a random stream of its own (runtime/streams.h).
-  virtual bool starts_stream(base::ModuleId) const { return false; }
+  // True where a call of the module runs in a random stream of its own (runtime/rng_streams.h).
+  virtual bool starts_rng_stream(base::ModuleId) const { return false; }
 
   // How many streams a call of it starts by draws from its caller's: its own, or, for several modules that are called
   // as one, those of each.
-  virtual int streams(base::ModuleId id) const { return starts_stream(id) ? 1 : 0; }
+  virtual int rng_streams(base::ModuleId id) const { return starts_rng_stream(id) ? 1 : 0; }
 
   // Runs the module on `arguments` under `state`, in the calling thread, recording a graph where grad mode is on. May
   // throw anything.

@@ -6,13 +6,13 @@
 #include "lamina/pipeline/first_call.h"
 
 #include "lamina/base/error.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 
 namespace lamina::pipeline {
 
 void FirstCall::ask(Cut cut) {
-  auto* const activity = runtime::Activity::current();
-  if (activity == nullptr) {
+  auto* const context = runtime::ExecutionContext::current();
+  if (context == nullptr) {
     throw base::UsageError(
         "the model was called in a thread of its own in its first step: call it in the thread that runs the step's "
         "body");
@@ -23,7 +23,7 @@ void FirstCall::ask(Cut cut) {
     if (!cut_) cut_ = std::move(cut);
   }
   step_.wake();
-  activity->lend_state([&] {
+  context->lend_state([&] {
     std::unique_lock lock(mutex_);
     base::wait_until(
         lock, changed_, patience_, [&] { return cut_ran_ || ended_; },

@@ -18,7 +18,7 @@ using base::Deadline;
 // raised without it.
 constexpr auto kDrain = std::chrono::seconds(30);
 
-// The same when nothing comes after: a rank was lost, the user is in a hurry, or the job is closed.
+// That time when nothing comes after: a rank was lost, the user is in a hurry, or the job is closed.
 constexpr auto kLastWords = std::chrono::seconds(1);
 
 Deadline::Clock::duration to_duration(std::chrono::duration<double> span) {
@@ -33,7 +33,7 @@ JobOptions checked(JobOptions options, base::Rank rank) {
   return options;
 }
 
-// What is in the end of a step, whose failure is thrown.
+// Reads the end of a step; throws the failure in it.
 EndOfStep well_ended(transport::Message&& message) {
   auto end = to_end_of_step(std::move(message));
   if (end.failure) throw value::RemoteFailure(*end.failure);
@@ -60,8 +60,8 @@ std::optional<base::Rank> place_of(const value::Value& arguments) {
   value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {
     if (!source && tensor.defined() && value::is_pending(tensor)) source = remote::remote_value_of(tensor);
   });
-  if (!source || source->taken() || runtime::Activity::current() == nullptr) return std::nullopt;
-  for (const auto& made : remote::issued(*runtime::Activity::current()).calls) {
+  if (!source || source->taken() || runtime::ExecutionContext::current() == nullptr) return std::nullopt;
+  for (const auto& made : remote::issued(*runtime::ExecutionContext::current()).calls) {
     if (made->call->id == source->call()) return made->call->owner;
   }
   return std::nullopt;
@@ -247,14 +247,14 @@ std::shared_ptr<Job::Bodies> Job::start_bodies(remote::StepScope& step, const St
   for (int i = 0; i < spec.microbatches; ++i) {
     const base::Microbatch microbatch(i);
     step.run([this, &step, microbatch, seed = seeds_.of(microbatch), run, bodies] {
-      runtime::Activity activity(step, microbatch, schedule::Phase::kStart, seed);
+      runtime::ExecutionContext context(step, microbatch, schedule::Phase::kStart, seed);
       auto outputs = run(microbatch);
       value::for_each_tensor(outputs, value::materialise);
-      activity.end_body();
-      auto& issued = remote::issued(activity);
+      context.end_body();
+      auto& issued = remote::issued(context);
       issued.learn_views();
-      activity.retire();
-      calls_.settle(activity, issued.held({}));
+      context.retire();
+      calls_.settle(context, issued.held({}));
       bodies->outputs[microbatch.value] = std::move(outputs);
       ++bodies->ready;
     });
@@ -392,10 +392,11 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   const auto placed = owners_.at(id.value);
   const auto owner = placed == remote::kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
-    const auto stream = modules_->starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>();
+    const auto stream =
+        modules_->starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>();
     return modules_->call(id, modules_->capture_state(id), std::move(arguments));
   }
-  if (runtime::Activity::current() == nullptr) {
+  if (runtime::ExecutionContext::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
                                      ": call it inside a step function, in the thread that runs the step's body"));
   }
@@ -403,14 +404,14 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
 }
 
 void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale) {
-  runtime::Activity* activity = runtime::Activity::current();
-  if (activity == nullptr || !activity->leads()) {
+  runtime::ExecutionContext* context = runtime::ExecutionContext::current();
+  if (context == nullptr || !context->leads()) {
     throw base::UsageError("backward of the model outside the body of a step function");
   }
   ++backwards_;
-  activity->end_forward();
-  activity->enter_backward();
-  activity->queue_again(schedule::Phase::kBackwardStart);
+  context->end_forward();
+  context->enter_backward();
+  context->queue_again(schedule::Phase::kBackwardStart);
   remote::run_backward(tensors, gradients, scale);
 }
 
@@ -482,7 +483,7 @@ void Job::lose(base::Rank lost, const std::string& why) {
   const base::Loss loss{lost, why, known};
   mailbox_.lose(loss);
   if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
-  // What another follower's loss means is for the leader to say: one that left may have had its end of the step.
+  // The meaning of another follower's loss is for the leader to say: one that left may have had its end of the step.
   if (!leads() && lost != options_.pipeline.front()) return;
   steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }

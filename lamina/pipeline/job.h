@@ -18,7 +18,7 @@
 #include "lamina/remote/execution_server.h"
 #include "lamina/remote/remote_calls.h"
 #include "lamina/remote/steps.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::pipeline {
@@ -51,7 +51,7 @@ struct StepSpec {
   std::function<bool()> saw_backward = {};
 };
 
-// What is known of a step after its end, on every rank.
+// Facts of a step after its end, on every rank.
 struct StepResult {
   std::vector<value::Value> outputs;  // of the body, one per microbatch
   bool backward = false;              // there was one
@@ -123,20 +123,20 @@ class Job {
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale);
 
-  // What this rank does in steps, from start_timeline() to stop_timeline(). Throws base::UsageError where events are
-  // kept already.
+  // Records what this rank does in steps, from start_timeline() to stop_timeline(). Throws base::UsageError where
+  // events are kept already.
   void start_timeline();
   observe::Timeline stop_timeline() { return recorder_.stop(); }
   bool records_events() const { return recorder_.keeps_events(); }
   observe::Recorder& recorder() { return recorder_; }
-  // The same in numbers, since the last call; the first one begins to count.
+  // Sums of that since the last call; the first one begins to count.
   observe::Totals take_totals();
 
   // Ends the job; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's code
   // of a step that failed: then the job must never be destroyed.
   bool close(bool orderly);
-  // The same, but the connections stay until the process ends, so that the peers learn of its end and of nothing before
-  // it but, where it was `interrupted` (Ctrl-C), that. Afterwards the job must never be destroyed.
+  // Closes the job, but the connections stay until the process ends, so that the peers learn of its end and of nothing
+  // before it but, where it was `interrupted` (Ctrl-C), that. Afterwards the job must never be destroyed.
   bool leave(bool interrupted = false);
 
  private:
@@ -155,7 +155,7 @@ class Job {
   std::shared_ptr<Bodies> start_bodies(remote::StepScope& step, const StepSpec& spec);
   // Those of this rank's step bodies, and those of other ranks' modules that it has asked for.
   std::int64_t all_backwards() const { return backwards_ + calls_.backwards(); }
-  // Whether there was a backward in the step, so far.
+  // Says that there was a backward in the step, so far.
   bool saw_backward(const StepSpec& spec, std::int64_t backwards_before) const;
   // To the ranks that wait for it, of this pipeline; those that are lost are left out.
   void announce(const transport::Message& message);
@@ -169,7 +169,7 @@ class Job {
   // Waits for the step's threads; an interrupt meanwhile is its error.
   void drain(remote::StepScope& step, const std::function<void()>& check_interrupt);
 
-  // Whether microbatches are under way at the same time.
+  // Says that microbatches are under way at the same time.
   bool overlaps() const;
   std::unique_ptr<schedule::Schedule> schedule() const;
   observe::Timeline empty_timeline() const;

@@ -19,7 +19,7 @@ std::uint64_t hash_of(const base::CallId& call, std::uint64_t hash) {
   return hash;
 }
 
-// The same where it leaves and where it arrives, and another one for every other message of the job.
+// One number where it leaves and where it arrives, and another one for every other message of the job.
 std::uint64_t name_of(const Message& message, base::Rank to) {
   const auto hash = base::hash64(to.value, base::hash64(message.kind.words()));
   return base::hash64(message.fields, hash_of(message.call, hash));
@@ -48,7 +48,7 @@ observe::Recorder* recorder_for(const Message& message, observe::Recorder& recor
 
 }  // namespace
 
-// Who sent it is known when all ranks' events are together: see observe::complete().
+// Its sender is known when all ranks' events are together: see observe::complete().
 void RecordingTransport::start(Events events) {
   auto message = [this, deliver = std::move(events.message)](Message message) {
     const observe::Span span(recorder_for(message, recorder_),

@@ -9,8 +9,9 @@
 #include "lamina/transport/message.h"
 #include "lamina/value/failure.h"
 
-// What the ranks of a pipeline tell each other of their steps: see [Note: step identity]. Each struct is one message,
-// from rank `from`; to_message() writes it, and the reader with its name reads it. The readers throw base::FormatError.
+// Messages by which the ranks of a pipeline tell each other of their steps: see [Note: step identity]. Each struct is
+// one message, from rank `from`; to_message() writes it, and the reader with its name reads it. The readers throw
+// base::FormatError.
 namespace lamina::pipeline {
 
 inline constexpr transport::Kind kNewStep = "new step";

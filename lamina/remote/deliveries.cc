@@ -7,7 +7,7 @@
 // close() forgets them in any state; cancel() wakes the waiters.
 //
 // Threads: arrive() runs in the transport's, or in a worker that delivers to its own rank; expect() in the
-// transport's; wait() and poll() in an activity's.
+// transport's; wait() and poll() in a context's.
 //
 // Locks: mutex_; under it only the compute slot's, as what arrives takes the place of the thread that waits for it.
 // Readers are called without it. See docs/thread-model.md.

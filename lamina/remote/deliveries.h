@@ -20,8 +20,8 @@ using Arrival = std::variant<at::Tensor, value::Failure>;
 // The tensor; throws value::RemoteFailure for a failure.
 at::Tensor tensor_of(const Arrival& arrival);
 
-// What other ranks deliver to this one in a step: see [Note: deliveries]. Each name arrives once and is taken once, in
-// any order of the two.
+// Values that other ranks deliver to this one in a step: see [Note: deliveries]. Each name arrives once and is taken
+// once, in any order of the two.
 class Deliveries {
  public:
   using Reader = std::function<void(Arrival)>;
@@ -33,7 +33,7 @@ class Deliveries {
   // base::CancelledError when the step ended, base::TimeoutError.
   Arrival wait(const base::CallId& name, const base::Patience& patience, const std::function<std::string()>& what,
                std::function<void()> arrives = nullptr);
-  // The same when it is there already.
+  // Takes it when it is there already.
   std::optional<Arrival> poll(const base::CallId& name);
 
   void arrive(const base::CallId& name, Arrival arrival);  // from any thread

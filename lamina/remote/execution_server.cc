@@ -23,7 +23,7 @@
 #include "lamina/remote/signature.h"
 #include "lamina/remote/views.h"
 #include "lamina/runtime/modes.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/value/encoding.h"
 
 namespace lamina::remote {
@@ -174,20 +174,20 @@ void ExecutionServer::await_inputs(StepScope& step, const std::shared_ptr<Parked
 
 void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlot::Place& place) {
   const auto& request = parked.request();
-  runtime::Activity activity(step, place, request.call.microbatch, parked.phase());
-  if (activity.recorder() && modules_) activity.set_name(modules_->name(request.module));
-  if (request.after >= 0) issued(activity).latest = step.served.take_order(with_counter(request.call, request.after));
+  runtime::ExecutionContext context(step, place, request.call.microbatch, parked.phase());
+  if (context.recorder() && modules_) context.set_name(modules_->name(request.module));
+  if (request.after >= 0) issued(context).latest = step.served.take_order(with_counter(request.call, request.after));
   Answer answer{request.call};
   Tensors outputs;
   std::optional<value::Failure> failure;
   try {
     parked.fill();
-    if (step.flags) activity.set_flags(step.flags->from_bytes(parked.flags()));
-    const auto flags = activity.flags();
+    if (step.flags) context.set_flags(step.flags->from_bytes(parked.flags()));
+    const auto flags = context.flags();
     auto* const asks_forward = std::get_if<ForwardRequest>(&parked.asked);
     outputs = asks_forward != nullptr ? forward(step, *asks_forward, answer) : backward(step, parked, answer);
-    require_flags(request, flags, activity);
-    issued(activity).learn_views();
+    require_flags(request, flags, context);
+    issued(context).learn_views();
   } catch (const base::CancelledError&) {
     throw;
   } catch (const base::PeerError&) {
@@ -197,15 +197,15 @@ void ExecutionServer::serve(StepScope& step, Parked& parked, runtime::ComputeSlo
     failure = failures_.describe_to_send(std::current_exception(), transport_.rank());
     if (step.slot().cancelled()) throw;  // a consequence of the error that ended the step, which is announced by itself
   }
-  answer.note = activity.take_note();
-  finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), activity);
+  answer.note = context.take_note();
+  finish(step, parked, std::move(outputs), std::move(failure), std::move(answer), context);
 }
 
 void ExecutionServer::require_flags(const Request& request, const runtime::ParameterFlags::Flags& given,
-                                    runtime::Activity& activity) {
-  const auto& flags = activity.step().flags;
+                                    runtime::ExecutionContext& context) {
+  const auto& flags = context.step().flags;
   if (!flags) return;
-  const auto name = flags->difference(given, activity.flags());
+  const auto name = flags->difference(given, context.flags());
   if (name.empty()) return;
   throw base::UsageError(
       base::str(modules_->name(request.module), " changed requires_grad of ", name, " on rank ", transport_.rank(),
@@ -224,9 +224,9 @@ Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answe
   {
     std::optional<DataWatch> watch;
     if (request.expected == 0) watch.emplace();
-    std::optional<runtime::Stream> stream;
+    std::optional<runtime::RngStream> stream;
     std::optional<runtime::GivenSeeds> seeds;
-    if (modules_->starts_stream(request.module)) {
+    if (modules_->starts_rng_stream(request.module)) {
       stream.emplace(state.seeds.at(0));
     } else {
       seeds.emplace(state.seeds);
@@ -242,7 +242,7 @@ Tensors ExecutionServer::forward(StepScope& step, ForwardRequest& request, Answe
   copy_what_others_hold(result.outputs);
   Tensors outputs;
   if (request.expected != 0) {
-    const auto found = outline(result.outputs, result.views);
+    const auto found = output_spec(result.outputs, result.views);
     if (!found || found->fingerprint != request.expected || !result.written.items.empty()) {
       throw_unexpected(modules_->name(request.module), "the results of");
     }
@@ -285,13 +285,14 @@ Tensors ExecutionServer::backward(StepScope& step, Parked& parked, Answer& answe
 }
 
 void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outputs,
-                             std::optional<value::Failure> failure, Answer&& answer, runtime::Activity& activity) {
+                             std::optional<value::Failure> failure, Answer&& answer,
+                             runtime::ExecutionContext& context) {
   const auto& request = parked.request();
   const auto caller = request.call.origin;
-  const auto held = failure ? Issued::Held() : issued(activity).held(outputs);
+  const auto held = failure ? Issued::Held() : issued(context).held(outputs);
   auto results = Results(modules_ ? modules_->name(request.module) : "", std::move(outputs), !parked.is_forward());
   const auto garbage = step.served.take_garbage();
-  auto ended = step.served.finish(request.call, results, failure, issued(activity).latest);
+  auto ended = step.served.finish(request.call, results, failure, issued(context).latest);
   if (!ended) return;  // the step is over
   auto& [owed, readers] = *ended;
   for (const auto& reader : readers) reader();
@@ -302,8 +303,8 @@ void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outp
   fulfil(step, taken_if(owed, here), results, failure);
   // A note holds for whatever the caller does next: no answer of the one that the slot passes to may overtake it.
   const bool noted = !answer.note.empty();
-  if (!noted) activity.retire();
-  // What the caller wants itself goes with the answer.
+  if (!noted) context.retire();
+  // Deliveries to the caller itself go with the answer.
   const auto elsewhere = [&](const Delivery& delivery) {
     if (delivery.to != caller) return true;
     return !failure && (value::is_pending(results.tensors.at(delivery.output)) || results.written(delivery.output));
@@ -315,15 +316,15 @@ void ExecutionServer::finish(StepScope& step, const Parked& parked, Tensors outp
   }
   answer.failure = failure;
   results = {};
-  const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(activity));
+  const bool done = answer.done = failure || (held.empty() && !calls_.unsettled(context));
   const bool says_more = failure || !answer.names.empty() || noted || request.expected == 0 || !done;
   for (auto& due : step.served.bursts.due(std::move(answer), says_more))
     transport_.send(caller, to_message(std::move(due)));
-  if (noted) activity.retire();
+  if (noted) context.retire();
   if (done) return;
   Answer end{request.call};
   try {
-    calls_.settle(activity, held);
+    calls_.settle(context, held);
   } catch (const value::RemoteFailure& late) {
     end.failure = late.failure();
   }

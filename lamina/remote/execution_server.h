@@ -12,7 +12,7 @@
 #include "lamina/model/modules.h"
 #include "lamina/remote/remote_calls.h"
 #include "lamina/remote/steps.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/transport/transport.h"
 #include "lamina/value/failure.h"
 
@@ -40,12 +40,13 @@ class ExecutionServer {
   void await_inputs(StepScope& step, const std::shared_ptr<Parked>& parked);
   void serve(StepScope& step, Parked& parked, runtime::ComputeSlot::Place& place);
   // See [Note: flags of parameters]: a module has those that its request brings, and leaves them so.
-  void require_flags(const Request& request, const runtime::ParameterFlags::Flags& given, runtime::Activity& activity);
+  void require_flags(const Request& request, const runtime::ParameterFlags::Flags& given,
+                     runtime::ExecutionContext& context);
   Tensors forward(StepScope& step, ForwardRequest& request, Answer& answer);
   Tensors backward(StepScope& step, Parked& parked, Answer& answer);
   // The call's end: what is owed goes out, then the answer; a failure takes the place of both.
   void finish(StepScope& step, const Parked& parked, Tensors outputs, std::optional<value::Failure> failure,
-              Answer&& answer, runtime::Activity& activity);
+              Answer&& answer, runtime::ExecutionContext& context);
   void fulfil(StepScope& step, const std::vector<Delivery>& owed, const Results& results,
               const std::optional<value::Failure>& failure);
 

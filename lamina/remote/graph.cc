@@ -74,7 +74,7 @@ void for_each_edge(autograd::edge_list open, const Visit& visit) {
   }
 }
 
-// Of the backward that this thread is in.
+// State of the backward that this thread is in.
 BackwardOptions current_options() {
   const auto* asked = autograd::get_current_graph_task_exec_info();
   BackwardOptions options{autograd::get_current_graph_task_keep_graph(), asked == nullptr || asked->empty(), {}, {}};

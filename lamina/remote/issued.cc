@@ -17,7 +17,7 @@ bool held_by_others(const at::Tensor& tensor) {
   return tensor.use_count() - (in_python ? 1 : 0) > 1 || used_there;
 }
 
-// Whether somebody holds references to `source`, `count` in all, other than those in `results`.
+// Says that somebody holds references to `source`, `count` in all, other than those in `results`.
 bool held_beside(const RemoteValue& source, long count, const Tensors& results) {
   for (const auto& tensor : results) {
     if (!tensor.defined() || value::source_of(tensor).get() != &source) continue;
@@ -34,7 +34,7 @@ bool alike(const value::Failure& a, const value::Failure& b) {
 }  // namespace
 
 void tell(const base::CallId& id, const value::Failure& failure) {
-  if (auto* activity = runtime::Activity::current()) issued(*activity).told.push_back({id.counter, failure});
+  if (auto* context = runtime::ExecutionContext::current()) issued(*context).told.push_back({id.counter, failure});
   throw value::RemoteFailure(failure);
 }
 
@@ -72,8 +72,8 @@ void Issued::add_sources(std::int64_t call, const std::function<bool(const Pendi
   for (const auto given : (*pending)->given) add_sources(given, counts, found);
 }
 
-// Whether the code was told of the failure of this call: by this one, or by one that failed for the same cause. It and
-// the calls before it are done.
+// Says that the code was told of the failure of this call: by this one, or by one that failed for the same cause. It
+// and the calls before it are done.
 bool Issued::was_told(const PendingCall& call) const {
   const auto is_same = [&](const value::Failure& failure) { return alike(failure, *call.failure); };
   std::set<std::int64_t> causes;
@@ -88,11 +88,11 @@ bool Issued::was_told(const PendingCall& call) const {
 }
 
 void Issued::learn_views() {
-  for (auto& [call, outline, shared] : std::exchange(views, {})) {
+  for (auto& [call, output_spec, shared] : std::exchange(views, {})) {
     const bool written = any_written(shared.counts);
-    if (outline) {
-      outline->fetches_views = written;
-      call->learned->learn_outline(std::move(outline));
+    if (output_spec) {
+      output_spec->fetches_views = written;
+      call->profile->learn_output_spec(std::move(output_spec));
     } else if (written) {
       const auto text = base::str(
           "a result of ", call->name.empty() ? "the model" : call->name,

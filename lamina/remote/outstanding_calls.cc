@@ -7,7 +7,7 @@
 // An answer to a call that was predicted says only that it is done. cancel() wakes whoever waits in any state, with a
 // CancelledError.
 //
-// Threads: activities add and wait; answer() runs in the transport's thread, cancel() in the one that ends the step.
+// Threads: contexts add and wait; answer() runs in the transport's thread, cancel() in the one that ends the step.
 //
 // Locks: mutex_; under it only the compute slot's, as an answer takes the place of the thread that waits for it. See
 // docs/thread-model.md.

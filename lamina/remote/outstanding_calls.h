@@ -20,7 +20,7 @@ namespace lamina::remote {
 // A call whose end this rank waits for. Guarded by the mutex of OutstandingCalls.
 struct PendingCall {
   std::shared_ptr<IssuedCall> call;
-  std::vector<std::int64_t> given;  // the numbers of the calls of the same activity whose results it was given
+  std::vector<std::int64_t> given;  // the numbers of the calls of the same context whose results it was given
   std::condition_variable changed;
   std::function<void()> ready;  // of the thread that waits for the answer
   std::optional<value::Value> answer;
@@ -45,7 +45,7 @@ class OutstandingCalls {
   void wait_answer(PendingCall& pending, const base::Patience& patience, const std::function<void()>& ready);
   // Waits until nothing runs any more that the call has set off. Throws the same.
   void wait_done(PendingCall& pending, const base::Patience& patience);
-  // Whether each of these has ended, and well.
+  // Says that each of these has ended, and well.
   bool all_done(const std::vector<Pending>& calls);
 
   std::vector<base::Rank> awaited();  // ranks whose answers this one waits for
@@ -56,7 +56,7 @@ class OutstandingCalls {
   void ask_for(base::Microbatch microbatch, const Tensors& leaves);
   Tensors asked(base::Microbatch microbatch);
 
-  // Whether this is the first to say that a wait of this step is long: all its microbatches wait alike.
+  // True for the first to say that a wait of this step is long: all its microbatches wait alike.
   bool says_first() { return !said_.exchange(true); }
 
   void cancel();  // from any thread: every wait ends with base::CancelledError

@@ -53,7 +53,7 @@ struct Release {
 // The state that a call brings. Calls that are alike have the same modes and the same state of the face.
 struct CallState {
   std::string modes;                 // torch's: runtime/modes.h
-  std::vector<std::uint64_t> seeds;  // of the streams that the call starts: runtime/streams.h
+  std::vector<std::uint64_t> seeds;  // of the streams that the call starts: runtime/rng_streams.h
   std::string of_face;               // model/modules.h
   std::string flags;                 // ParameterFlags::to_bytes()
 

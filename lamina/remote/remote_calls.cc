@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads: an activity calls, waits and settles in its own, and what it has called (Issued) has no lock. receive() runs
+// Threads: a context calls, waits and settles in its own, and what it has called (Issued) has no lock. receive() runs
 // in the transport's thread.
 //
 // Locks: mutex_, under which nothing else is taken: what was asked last of each rank, and notes. The calls of a step
@@ -15,7 +15,7 @@
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/protocol.h"
 #include "lamina/runtime/modes.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/value/released.h"
 
 namespace lamina::remote {
@@ -23,7 +23,7 @@ namespace {
 
 using transport::Message;
 
-// What calls that are alike have in common: see [Note: prediction].
+// The key that calls which are alike have in common: see [Note: prediction].
 std::string kind_of(base::ModuleId id, const std::string& state, const value::Value& arguments) {
   return base::str(id, '|', state) + signature(arguments);
 }
@@ -72,8 +72,8 @@ RemoteCalls::RemoteCalls(transport::Transport& transport, messaging::Handlers& h
       steps_(steps),
       patience_{timeout, nullptr,
                 [](const std::string& line) {
-                  const auto* activity = runtime::Activity::current();
-                  if (activity == nullptr || scope_of(*activity).calls.says_first()) base::log_warning(line);
+                  const auto* context = runtime::ExecutionContext::current();
+                  if (context == nullptr || scope_of(*context).calls.says_first()) base::log_warning(line);
                 },
                 base::str("rank ", transport.rank(), " waited for the ")},
       hooks_(std::move(hooks)),
@@ -99,11 +99,11 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   state = {runtime::capture_modes(),
            {},
            modules.capture_state(id),
-           runtime::ParameterFlags::to_bytes(runtime::Activity::current()->flags())};
-  call->learned = experience_.of(kind_of(id, to_bytes(state), arguments));
-  call->ordinal = issued(*runtime::Activity::current()).counts[call->learned.get()]++;
-  const auto outline = !predicts_ || modules.dynamic(id) ? nullptr : call->learned->outline();
-  for (int left = modules.streams(id); left > 0; --left) state.seeds.push_back(runtime::next_seed());
+           runtime::ParameterFlags::to_bytes(runtime::ExecutionContext::current()->flags())};
+  call->profile = profiles_.of(kind_of(id, to_bytes(state), arguments));
+  call->ordinal = issued(*runtime::ExecutionContext::current()).counts[call->profile.get()]++;
+  const auto output_spec = !predicts_ || modules.dynamic(id) ? nullptr : call->profile->output_spec();
+  for (int left = modules.rng_streams(id); left > 0; --left) state.seeds.push_back(runtime::next_seed());
   request.arguments = departing(arguments, *pending);
   const auto given = distinct_tensors(arguments);
 
@@ -119,13 +119,13 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
     return backward(*call, gradients, options, targets);
   };
   CallerGraph node(arguments, call->name, owner, run_backward);
-  if (outline) {
-    auto outputs = expected_outputs(*pending, *outline, request);
+  if (output_spec) {
+    auto outputs = expected_outputs(*pending, *output_spec, request);
     send(pending, std::move(request));
-    node.attach(outputs, outline->reached);
-    auto shared = share_views(outputs, outline->views, given, outline->fetches_views);
+    node.attach(outputs, output_spec->reached);
+    auto shared = share_views(outputs, output_spec->views, given, output_spec->fetches_views);
     if (shared.left_apart)
-      issued(*runtime::Activity::current()).views.push_back({call, std::nullopt, std::move(shared)});
+      issued(*runtime::ExecutionContext::current()).views.push_back({call, std::nullopt, std::move(shared)});
     hand_back(outputs, given);
     return outputs;
   }
@@ -135,37 +135,38 @@ value::Value RemoteCalls::call(base::Rank owner, base::ModuleId id, model::Modul
   node.attach(body, answer.reached);
   if (answer.saw_data) DataWatch::note();
   const bool predictable = !answer.saw_data && answer.written.items.empty();
-  auto learned = predictable ? remote::outline(answer.outputs, answer.views) : std::nullopt;
+  auto learned = predictable ? remote::output_spec(answer.outputs, answer.views) : std::nullopt;
   if (learned) learned->reached = answer.reached;
   write_arguments(call->name, answer.written, given);
   auto shared = share_views(answer.outputs, answer.views, given, /*fetches=*/true);
   if (!answer.views.empty() && learned) {
-    issued(*runtime::Activity::current()).views.push_back({call, std::move(learned), std::move(shared)});
+    issued(*runtime::ExecutionContext::current()).views.push_back({call, std::move(learned), std::move(shared)});
   } else {
-    call->learned->learn_outline(std::move(learned));
+    call->profile->learn_output_spec(std::move(learned));
   }
   hand_back(answer.outputs, given);
   return std::move(answer.outputs);
 }
 
 // The outputs as references. Where they were read the last time they are sent at once.
-value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const Outline& outline, Request& request) {
+value::Value RemoteCalls::expected_outputs(const PendingCall& pending, const OutputSpec& output_spec,
+                                           Request& request) {
   const auto& call = *pending.call;
-  request.expected = outline.fingerprint;
-  std::vector<std::vector<Delivery>> prepared(outline.outputs.size());
-  for (const auto& [output, reader] : call.learned->route(call.ordinal)) {
+  request.expected = output_spec.fingerprint;
+  std::vector<std::vector<Delivery>> prepared(output_spec.outputs.size());
+  for (const auto& [output, reader] : call.profile->route(call.ordinal)) {
     const Delivery delivery{output, reader, new_name(call)};
     prepared.at(output).push_back(delivery);
     request.deliveries.push_back(delivery);
   }
   const auto lease = std::make_shared<const Lease>(releases_, call.owner, call.id, /*graph=*/false);
   std::vector<at::Tensor> tensors;
-  for (std::size_t i = 0; i < outline.outputs.size(); ++i) {
-    tensors.push_back(reference(pending, static_cast<std::int64_t>(i), outline.outputs[i].spec,
+  for (std::size_t i = 0; i < output_spec.outputs.size(); ++i) {
+    tensors.push_back(reference(pending, static_cast<std::int64_t>(i), output_spec.outputs[i].spec,
                                 value::Strides::kAsSpecified, lease, std::move(prepared[i])));
-    tensors.back().set_requires_grad(outline.outputs[i].requires_grad);
+    tensors.back().set_requires_grad(output_spec.outputs[i].requires_grad);
   }
-  return filled(outline, tensors);
+  return filled(output_spec, tensors);
 }
 
 at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
@@ -174,14 +175,14 @@ at::Tensor RemoteCalls::reference(const PendingCall& pending, std::int64_t outpu
   const auto source = std::make_shared<RemoteValue>(static_cast<Fetcher&>(*this), alive_, pending.call,
                                                     std::move(lease), output, std::move(prepared));
   auto tensor = value::make_reference(spec, source, strides);
-  issued(*runtime::Activity::current()).references.emplace_back(source);
+  issued(*runtime::ExecutionContext::current()).references.emplace_back(source);
   return tensor;
 }
 
 Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradients, const BackwardOptions& options,
                               const GradientTargets& targets) {
-  runtime::Activity* activity = runtime::Activity::current();
-  if (activity == nullptr || activity->step().number() != forward.id.step) {
+  runtime::ExecutionContext* context = runtime::ExecutionContext::current();
+  if (context == nullptr || context->step().number() != forward.id.step) {
     throw base::UsageError(base::str("backward through the ", forward.what(), ": it must run inside that step"),
                            base::Code{"step-earlier-graph"});
   }
@@ -192,19 +193,19 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
                   value::where_released(leaf), "; use model.backward() and read .grad on the rank that owns it"),
         base::Code{"step-autograd-grad"});
   }
-  if (!options.asked.empty()) scope_of(*activity).calls.ask_for(forward.id.microbatch, options.asked);
+  if (!options.asked.empty()) scope_of(*context).calls.ask_for(forward.id.microbatch, options.asked);
   ++backwards_;
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   BackwardRequest request;
-  request.flags = runtime::ParameterFlags::to_bytes(activity->flags());
+  request.flags = runtime::ParameterFlags::to_bytes(context->flags());
   pending->given.push_back(forward.id.counter);
   request.forward = forward.id.counter;
   request.options = options;
   auto& departed = request.gradients.as<value::List>().items;
   for (const auto& gradient : gradients) departed.push_back(departing_gradient(gradient, *pending));
   const auto given = pattern(gradients);
-  const auto known = predicts_ ? forward.learned->gradient_pattern(given) : std::nullopt;
+  const auto known = predicts_ ? forward.profile->gradient_pattern(given) : std::nullopt;
   if (!known || known->size() != targets.size()) {
     send(pending, std::move(request));
     auto result = to_tensors(wait_answer(*pending));
@@ -212,7 +213,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
       const bool lost = result[i].defined() && i < targets.size() && targets[i].kind == GradientTarget::Kind::kNowhere;
       if (lost) throw_unexpected(forward.name, "the gradients of the arguments of");
     }
-    forward.learned->learn_gradient_pattern(given, pattern(result));
+    forward.profile->learn_gradient_pattern(given, pattern(result));
     return result;
   }
   request.expected = fingerprint(*known);
@@ -268,9 +269,9 @@ value::Value RemoteCalls::departing_gradient(const at::Tensor& gradient, Pending
 }
 
 RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
-  const runtime::Activity& activity = *runtime::Activity::current();
-  auto& step = scope_of(activity);
-  call.id = step.calls.new_name(rank(), step.number(), activity.microbatch());
+  const runtime::ExecutionContext& context = *runtime::ExecutionContext::current();
+  auto& step = scope_of(context);
+  call.id = step.calls.new_name(rank(), step.number(), context.microbatch());
   auto pending = std::make_shared<PendingCall>();
   pending->call = std::make_shared<IssuedCall>(std::move(call));
   return pending;
@@ -279,11 +280,11 @@ RemoteCalls::Pending RemoteCalls::begin(IssuedCall call) {
 template <class AnyRequest>
 void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
   const auto& call = *pending->call;
-  auto& made = issued(*runtime::Activity::current());
+  auto& made = issued(*runtime::ExecutionContext::current());
   made.calls.push_back(pending);
   const auto [latest, first] = made.latest.try_emplace({call.module, call.backward}, call.id.counter);
   if (!first) request.after = std::exchange(latest->second, call.id.counter);
-  scope_of(*runtime::Activity::current()).calls.add(pending);
+  scope_of(*runtime::ExecutionContext::current()).calls.add(pending);
   {
     std::lock_guard guard(mutex_);
     latest_[call.owner] = pending->call;
@@ -295,18 +296,18 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
 }
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
-  auto& calls = scope_of(*runtime::Activity::current()).calls;
+  auto& calls = scope_of(*runtime::ExecutionContext::current()).calls;
   give_way(*pending.call, [&](const std::function<void()>& ready) { calls.wait_answer(pending, patience_, ready); });
   if (pending.failure) tell(pending.call->id, *pending.failure);
   return std::move(*pending.answer);
 }
 
-void RemoteCalls::settle(runtime::Activity& activity, const Issued::Held& held) {
-  issued(activity).settle(held, scope_of(activity).calls, patience_);
+void RemoteCalls::settle(runtime::ExecutionContext& context, const Issued::Held& held) {
+  issued(context).settle(held, scope_of(context).calls, patience_);
 }
 
-bool RemoteCalls::unsettled(runtime::Activity& activity) {
-  return !scope_of(activity).calls.all_done(issued(activity).calls);
+bool RemoteCalls::unsettled(runtime::ExecutionContext& context) {
+  return !scope_of(context).calls.all_done(issued(context).calls);
 }
 
 std::shared_ptr<StepScope> RemoteCalls::step_of(const IssuedCall& call) {
@@ -336,15 +337,15 @@ at::Tensor RemoteCalls::receive(const base::CallId& name, const IssuedCall& call
 }
 
 void RemoteCalls::give_way(const IssuedCall& awaited, const Wait& wait) {
-  runtime::Activity* const activity = runtime::Activity::current();
-  const auto ready = [activity] {
-    if (activity != nullptr) activity->take_place();
+  runtime::ExecutionContext* const context = runtime::ExecutionContext::current();
+  const auto ready = [context] {
+    if (context != nullptr) context->take_place();
   };
   const auto recorded = [&] {
-    const observe::Span span(activity ? activity->recorder() : nullptr, [&] { return wait_for(awaited); });
+    const observe::Span span(context ? context->recorder() : nullptr, [&] { return wait_for(awaited); });
     wait(ready);
   };
-  const auto without_slot = [&] { activity ? activity->without_slot(activity->phase(), recorded) : recorded(); };
+  const auto without_slot = [&] { context ? context->without_slot(context->phase(), recorded) : recorded(); };
   hooks_.blocking ? hooks_.blocking(without_slot) : without_slot();
 }
 

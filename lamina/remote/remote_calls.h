@@ -16,7 +16,7 @@
 #include "lamina/remote/issued.h"
 #include "lamina/remote/remote_value.h"
 #include "lamina/remote/steps.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/worker_pool.h"
 #include "lamina/transport/transport.h"
 #include "lamina/value/failure.h"
@@ -30,15 +30,15 @@ class RemoteCalls : private Fetcher {
   RemoteCalls(transport::Transport& transport, messaging::Handlers& handlers, Steps& steps,
               base::Deadline::Clock::duration timeout, runtime::WorkerPool::Hooks hooks, bool predicts = true);
 
-  // Calls module `id` of `owner` from the current activity; gradients flow back through the result. Returns at once,
+  // Calls module `id` of `owner` from the current context; gradients flow back through the result. Returns at once,
   // with references, when a call like it was made before (see [Note: prediction]). Throws value::RemoteFailure when the
   // other rank raised, base::CancelledError when the step ended, base::TimeoutError, and base::UsageError for
   // what cannot cross ranks.
   value::Value call(base::Rank owner, base::ModuleId id, model::Modules& modules, value::Value arguments);
 
-  // The end of an activity: see Issued::settle(). unsettled(): whether it would wait for a call, or throw.
-  void settle(runtime::Activity& activity, const Issued::Held& held);
-  bool unsettled(runtime::Activity& activity);
+  // The end of a context: see Issued::settle(). unsettled(): whether it would wait for a call, or throw.
+  void settle(runtime::ExecutionContext& context, const Issued::Held& held);
+  bool unsettled(runtime::ExecutionContext& context);
 
   std::int64_t backwards() const { return backwards_; }  // that were asked for, ever
 
@@ -62,11 +62,11 @@ class RemoteCalls : private Fetcher {
   const base::Patience& patience() const override { return patience_; }
 
   Pending begin(IssuedCall call);
-  // Of a ForwardRequest or a BackwardRequest.
+  // Sends a ForwardRequest or a BackwardRequest.
   template <class AnyRequest>
   void send(const Pending& pending, AnyRequest&& request);
   value::Value wait_answer(PendingCall& pending);
-  value::Value expected_outputs(const PendingCall& pending, const Outline& outline, Request& request);
+  value::Value expected_outputs(const PendingCall& pending, const OutputSpec& output_spec, Request& request);
   at::Tensor reference(const PendingCall& pending, std::int64_t output, const value::TensorSpec& spec,
                        value::Strides strides, std::shared_ptr<const Lease> lease, std::vector<Delivery> prepared);
   // The tree with references in the place of what lies, or is made, elsewhere.
@@ -84,7 +84,7 @@ class RemoteCalls : private Fetcher {
   const runtime::WorkerPool::Hooks hooks_;
   const bool predicts_;
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
-  Experience experience_;
+  CallProfiles profiles_;
   std::mutex mutex_;
   std::map<base::Rank, std::shared_ptr<const IssuedCall>> latest_;  // by owner
   std::vector<std::string> notes_;

@@ -4,7 +4,7 @@
 //   elsewhere --take()--> fetched by one thread (taking_) --> here (value_), or what came instead (error_)
 //      ^--------- the step was ended ----------'
 //
-// Threads: any activity of the rank. Those that come while another one fetches wait for it, without the lock and
+// Threads: any context of the rank. Those that come while another one fetches wait for it, without the lock and
 // without the compute slot: the other one may need that.
 //
 // Locks: mutex_; under it, so that each reader's value is asked for once, those of the calls and of what they learned,
@@ -42,8 +42,8 @@ RemoteValue::RemoteValue(Fetcher& calls, std::weak_ptr<const bool> alive, std::s
       prepared_(std::move(prepared)) {}
 
 RemoteValue::~RemoteValue() {
-  if (!call_->learned || call_->backward) return;
-  for (const auto& unclaimed : prepared_) call_->learned->forget_reader(call_->ordinal, output_, unclaimed.to);
+  if (!call_->profile || call_->backward) return;
+  for (const auto& unclaimed : prepared_) call_->profile->forget_reader(call_->ordinal, output_, unclaimed.to);
 }
 
 at::Tensor RemoteValue::take() {
@@ -106,7 +106,7 @@ base::CallId RemoteValue::route(base::Rank reader) {
     return name;
   }
   const auto name = calls_.new_name(*call_);
-  if (!call_->backward) call_->learned->learn_reader(call_->ordinal, output_, reader);
+  if (!call_->backward) call_->profile->learn_reader(call_->ordinal, output_, reader);
   calls_.ask(*call_, {output_, reader, name});
   return name;
 }

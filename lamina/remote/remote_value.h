@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lamina/base/wait.h"
-#include "lamina/remote/learned.h"
+#include "lamina/remote/call_profile.h"
 #include "lamina/remote/protocol.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -25,13 +25,13 @@ struct IssuedCall {
   base::ModuleId module;
   std::string name;  // of the module
   bool backward = false;
-  std::shared_ptr<Learned> learned;
-  int ordinal = 0;  // among the calls of the same kind in its activity
+  std::shared_ptr<CallProfile> profile;
+  int ordinal = 0;  // among the calls of the same kind in its context
 
   std::string what() const;  // "forward of h.5 on rank 1 (step 3, microbatch 2)"
 };
 
-// What of earlier calls other ranks may forget; told to them with the next request. Thread-safe.
+// Parts of earlier calls that other ranks may forget; told to them with the next request. Thread-safe.
 class Releases {
  public:
   void add(base::Rank owner, const Release& release);
@@ -70,10 +70,10 @@ class Fetcher {
   virtual base::CallId new_name(const IssuedCall& call) = 0;
   // Asks the call's owner for a delivery that its request did not prepare.
   virtual void ask(const IssuedCall& call, const Delivery& delivery) = 0;
-  // Waits for what is delivered as `name`. Throws what came instead, in this thread, whose activity then knows of it.
+  // Waits for what is delivered as `name`. Throws what came instead, in this thread, whose context then knows of it.
   virtual at::Tensor receive(const base::CallId& name, const IssuedCall& call) = 0;
   // Runs a wait of this thread with the compute slot, and what the face must not hold, given up. `ready` is for whoever
-  // brings what it waits for; see Activity::take_place().
+  // brings what it waits for; see ExecutionContext::take_place().
   using Wait = std::function<void(const std::function<void()>& ready)>;
   virtual void give_way(const IssuedCall& awaited, const Wait& wait) = 0;
   virtual const base::Patience& patience() const = 0;
@@ -99,7 +99,7 @@ class RemoteValue : public value::Source {
   // Has the value sent to the reader that another call named.
   void redirect(Delivery delivery);
   const base::CallId& call() const { return call_->id; }
-  // Whether the value is here.
+  // Says that the value is here.
   bool taken();
 
  private:

@@ -17,7 +17,7 @@
 
 namespace lamina::remote {
 
-// What a call returned, which is to be sent as it was then.
+// Results of a call, which are to be sent as they were then.
 struct Results {
   Results() = default;
   Results(std::string module, Tensors tensors, bool gradients);
@@ -58,7 +58,7 @@ class ServedCalls {
   std::shared_ptr<CalleeGraph> graph_of(Call& forward, bool keep);
   void keep_graph(const base::CallId& id, std::shared_ptr<CalleeGraph> graph);
 
-  // What an earlier call has called last of each module, for the one that takes its place in the order: so their
+  // Gives what an earlier call has called last of each module, for the one that takes its place in the order: so their
   // children keep the order too. Once.
   CallOrder take_order(const base::CallId& id);
 
@@ -70,7 +70,7 @@ class ServedCalls {
   std::optional<End> finish(const base::CallId& id, const Results& results, std::optional<value::Failure> failure,
                             const CallOrder& order);
 
-  // What is to be delivered of a call that has finished; nothing where it has not: then it is owed.
+  // Results of a call that has finished, to be delivered; nothing where it has not: then it is owed.
   struct Made {
     Results results;
     std::optional<value::Failure> failure;

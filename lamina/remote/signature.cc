@@ -88,16 +88,16 @@ void for_each_item(Value& tree, const std::function<void(Value&)>& visit) {
   visit(tree);
 }
 
-bool can_be_outlined(const at::Tensor& tensor) {
+bool can_be_predicted(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
          !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-std::uint64_t fingerprint(const Outline& outline) {
+std::uint64_t fingerprint(const OutputSpec& output_spec) {
   value::Writer out;
-  out.put_block(signature(outline.tree));
-  for (const auto& [spec, requires_grad] : outline.outputs) put_spec(out, spec, requires_grad);
-  out.put_block(outline.views);
+  out.put_block(signature(output_spec.tree));
+  for (const auto& [spec, requires_grad] : output_spec.outputs) put_spec(out, spec, requires_grad);
+  out.put_block(output_spec.views);
   return base::hash64(out.take()) | 1;
 }
 
@@ -120,14 +120,14 @@ std::string signature(const Value& tree) {
   return writer.take();
 }
 
-std::optional<Outline> outline(const Value& outputs, std::string views) {
-  Outline made{.tree = outputs, .views = std::move(views)};
+std::optional<OutputSpec> output_spec(const Value& outputs, std::string views) {
+  OutputSpec made{.tree = outputs, .views = std::move(views)};
   bool possible = true;
   std::unordered_map<const void*, std::int64_t> index;
   for_each_item(made.tree, [&](Value& leaf) {
     if (leaf.get_if<value::None>() || leaf.get_if<value::Reference>()) return;
     const at::Tensor* tensor = leaf.get_if<at::Tensor>();
-    if (tensor == nullptr || !can_be_outlined(*tensor)) {
+    if (tensor == nullptr || !can_be_predicted(*tensor)) {
       possible = false;
       return;
     }
@@ -140,8 +140,8 @@ std::optional<Outline> outline(const Value& outputs, std::string views) {
   return made;
 }
 
-Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors) {
-  Value tree = outline.tree;
+Value filled(const OutputSpec& output_spec, const std::vector<at::Tensor>& tensors) {
+  Value tree = output_spec.tree;
   for_each_item(tree, [&](Value& leaf) {
     if (const auto* number = leaf.get_if<std::int64_t>()) leaf = at::Tensor(tensors.at(*number));
   });

@@ -9,7 +9,7 @@
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/value.h"
 
-// What a tree looks like, apart from the contents of its tensors. Nothing here waits for a reference.
+// Descriptions of trees, apart from the contents of their tensors. Nothing here waits for a reference.
 namespace lamina::remote {
 
 // The tensors of a tree, each tensor object once, in the order of for_each_tensor.
@@ -20,7 +20,7 @@ std::vector<at::Tensor> distinct_tensors(const value::Value& tree);
 std::string signature(const value::Value& tree);
 
 // A tree that can be made before its tensors are known: containers, None and tensors alone.
-struct Outline {
+struct OutputSpec {
   struct Output {
     value::TensorSpec spec;
     bool requires_grad = false;
@@ -28,16 +28,16 @@ struct Outline {
   // In the place of each tensor its number in `outputs`, as an int; arguments that are handed back are references.
   value::Value tree;
   std::vector<Output> outputs;
-  std::uint64_t fingerprint = 0;  // never 0; equal for equal outlines
+  std::uint64_t fingerprint = 0;  // never 0; equal for equal ones
   std::string reached;            // CalleeGraph::reached(): not in the fingerprint
   std::string views;              // views.h
   bool fetches_views = false;     // somebody writes to them, or to their arguments; not in the fingerprint
 };
 
 // That of a call's outputs, where references stand for arguments; nothing for any other kind of tree.
-std::optional<Outline> outline(const value::Value& outputs, std::string views = {});
+std::optional<OutputSpec> output_spec(const value::Value& outputs, std::string views = {});
 
 // The tree with `tensors` for its outputs.
-value::Value filled(const Outline& outline, const std::vector<at::Tensor>& tensors);
+value::Value filled(const OutputSpec& output_spec, const std::vector<at::Tensor>& tensors);
 
 }  // namespace lamina::remote

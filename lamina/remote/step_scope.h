@@ -4,7 +4,7 @@
 #include "lamina/remote/deliveries.h"
 #include "lamina/remote/outstanding_calls.h"
 #include "lamina/remote/served_calls.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/step_context.h"
 
 namespace lamina::remote {
@@ -33,7 +33,7 @@ class StepScope : public runtime::StepContext {
   }
 };
 
-// The step of an activity: steps of a job are made so.
-inline StepScope& scope_of(const runtime::Activity& activity) { return static_cast<StepScope&>(activity.step()); }
+// The step of a context: steps of a job are made so.
+inline StepScope& scope_of(const runtime::ExecutionContext& context) { return static_cast<StepScope&>(context.step()); }
 
 }  // namespace lamina::remote

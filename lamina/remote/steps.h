@@ -76,7 +76,7 @@ class Steps {
     base::Rank leader;
     base::Call call;
   };
-  // What has come of a step that has not begun here.
+  // Messages of a step that has not begun here.
   struct Coming {
     std::optional<Announced> announced;
     std::deque<std::pair<Handle, transport::Message>> messages;

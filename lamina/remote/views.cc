@@ -46,7 +46,7 @@ bool is_plain_view(autograd::Node& node) {
          node.retains_grad_hooks().empty() && node.num_outputs() == 1;
 }
 
-// Whether the gradient of `output` is that of a view of `argument`, too.
+// Says that the gradient of `output` is that of a view of `argument`, too.
 bool leads_to(const at::Tensor& output, const at::Tensor& argument) {
   const auto end = autograd::impl::gradient_edge(argument);
   auto edge = autograd::impl::gradient_edge(output);

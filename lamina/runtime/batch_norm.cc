@@ -3,7 +3,7 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/running_statistics.h"
 #include "lamina/value/reference_tensor.h"
 
@@ -15,8 +15,8 @@ at::Tensor batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& 
                       const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
                       const std::optional<at::Tensor>& running_var, bool training, double momentum, double epsilon,
                       bool cudnn_enabled) {
-  auto* activity = Activity::current();
-  auto* statistics = activity != nullptr ? activity->statistics() : nullptr;
+  auto* context = ExecutionContext::current();
+  auto* statistics = context != nullptr ? context->statistics() : nullptr;
   if (statistics != nullptr && running_mean && running_mean->defined() && !(training && momentum == 0)) {
     value::for_user([&] { statistics->note_call(*running_mean, training); });
   }

@@ -4,7 +4,7 @@
 //   waits --the schedule picks it--> granted --release(), queue_again()--> gone
 //     `--cancel(), its deadline, the end of a Place that nobody came for--> gone
 //
-// Threads: activities wait, each on a condition of its own, so that the one that is picked wakes alone. The
+// Threads: contexts wait, each on a condition of its own, so that the one that is picked wakes alone. The
 // transport's thread takes places for them and never waits. cancel() runs in the one that ends the step.
 //
 // Locks: mutex_, under which nothing else is taken; it is the last one of the order, and nobody waits here holding any

@@ -3,7 +3,7 @@
 
 #include <c10/core/DefaultDtype.h>
 
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/process_state.h"
 
 namespace lamina::runtime {
@@ -13,7 +13,7 @@ DefaultDtype::DefaultDtype(at::ScalarType dtype) : before_(c10::get_default_dtyp
 }
 
 DefaultDtype::~DefaultDtype() {
-  if (Activity::has_process_state()) set_default_dtype(before_);
+  if (ExecutionContext::has_process_state()) set_default_dtype(before_);
 }
 
 }  // namespace lamina::runtime

@@ -5,7 +5,7 @@
 
 namespace lamina::runtime {
 
-// The process's default dtype while it lives, in an activity or outside any.
+// The process's default dtype while it lives, in a context or outside any.
 class DefaultDtype {
  public:
   explicit DefaultDtype(at::ScalarType dtype);

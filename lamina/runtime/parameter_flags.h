@@ -16,7 +16,7 @@ namespace lamina::runtime {
 
 // [Note: flags of parameters] A parameter says itself whether it requires grad, once per process. A step body that sets
 // this expects it to hold for all that it calls from then on, here or elsewhere, and for the next microbatch. So each
-// activity has flags of its own, which move with the compute slot as ProcessState does. What a body has set goes along
+// context has flags of its own, which move with the compute slot as ProcessState does. What a body has set goes along
 // with each of its requests, the backward ones too: autograd asks a leaf again when it accumulates. What the last
 // microbatch leaves is everybody's after the step. While nobody sets any this costs one look at each per turn.
 //
@@ -44,17 +44,17 @@ class ParameterFlags {
   // `flags`, which were installed, and what was set since: the same object where that is nothing.
   Flags read(Flags flags);
 
-  // What was set since an install(nullptr) is as if the step had begun with it.
+  // Takes what was set since an install(nullptr) as if the step had begun with it.
   void adopt();
 
   // The name of a tensor of which the two say different things; "" for none.
   std::string difference(const Flags& a, const Flags& b) const;
 
-  // Of step bodies: what the body of `microbatch` begins with, and what it has left. Throws base::UsageError where the
-  // next one has begun with something else.
+  // Flags of step bodies: what the body of `microbatch` begins with, and what it has left. Throws base::UsageError
+  // where the next one has begun with something else.
   Flags begin_body(base::Microbatch microbatch);
   void end_body(base::Microbatch microbatch, const Flags& left);
-  // Whether the others are to wait for the end of this body, which has set `flags`.
+  // Says that the others are to wait for the end of this body, which has set `flags`.
   bool keeps_others(base::Microbatch microbatch, const Flags& flags) const;
   Flags left_by(base::Microbatch microbatch) const;
 

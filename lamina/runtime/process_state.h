@@ -9,8 +9,9 @@
 
 namespace lamina::runtime {
 
-// What torch keeps once per process and a step body expects to be its own: the state of the CPU generator and the
-// default dtype. It moves with the compute slot: see Activity. The generators of CUDA devices are left as they are.
+// State that torch keeps once per process and a step body expects to be its own: the state of the CPU generator and the
+// default dtype. It moves with the compute slot: see ExecutionContext. The generators of CUDA devices are left as they
+// are.
 //
 // Where several jobs of one process compute at once, as in tests, they share one generator: its numbers are then
 // anybody's.

@@ -66,7 +66,8 @@ class RunningStatistics {
     at::Tensor spread(const std::vector<double>& of_modules) const;  // to the elements
     void write(const at::Tensor& flat);                              // what the buffers have after the step
   };
-  // Of each module, after a microbatch: own * what that has + sum * what there was - before * what the step found.
+  // Factors of each module, after a microbatch: own * what that has + sum * what there was - before * what the step
+  // found.
   struct Weights {
     std::vector<double> own, sum, before;
   };

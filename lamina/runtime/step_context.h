@@ -41,23 +41,23 @@ class StepContext : public std::enable_shared_from_this<StepContext> {
   base::Step number() const { return number_; }
   ComputeSlot& slot() { return slot_; }
 
-  // What moves with the slot, to the microbatch that computes; nothing where none is to.
+  // State that moves with the slot, to the microbatch that computes; nothing where none is to.
   std::optional<OrderedGradients> gradients;
   std::optional<ParameterFlags> flags;
   RunningStatistics statistics;
-  // What notes who had the slot, and when; nullptr for nothing.
+  // Notes who had the slot, and when; nullptr for nobody.
   observe::Recorder* recorder() const { return recorder_ != nullptr && recorder_->on() ? recorder_ : nullptr; }
 
   // Runs `work` on a thread of the step; what it throws ends the step. wait() and wait_end() look again when it is
   // over.
   void run(std::function<void()> work);
-  // The same for what another rank has set off: dropped when the step has failed, and where there is no thread to have,
+  // Runs what another rank has set off: dropped when the step has failed, and where there is no thread to have,
   // that is the step's error.
   void serve(std::function<void()> work);
 
   // Ends the step with `error`, unless it has one; wakes whoever waits in it.
   void fail(std::exception_ptr error);
-  // The same unless how it ends is known already: what its threads meet then, and ranks that leave, changes nothing.
+  // Fails it unless its end is known already: what its threads meet then, and ranks that leave, changes nothing.
   void fail_unless_settled(std::exception_ptr error);
   std::exception_ptr error() const;
   // From whoever hears how it ends.

@@ -14,7 +14,7 @@ namespace lamina::runtime {
 // without bound, since tasks wait for tasks: a bounded pool would deadlock on nested calls.
 class WorkerPool {
  public:
-  // What a face knows of threads.
+  // Knowledge that a face has of threads.
   struct Hooks {
     std::function<void()> thread_begins;  // called on each thread when it begins, and when it ends
     std::function<void()> thread_ends;

@@ -3,8 +3,8 @@
 
 #include "lamina/base/log.h"
 #include "lamina/observe/timeline_part.h"
-#include "lamina/runtime/activity.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/execution_context.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
 
@@ -54,14 +54,14 @@ using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
 collective::JobLinks links_of(pipeline::Job& job, Blocking blocking) {
   collective::JobLinks links{&job.mailbox(), &job.presence(), &job.recorder()};
   links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait) {
-    auto* activity = runtime::Activity::current();
-    const auto without_slot = [&] { activity == nullptr ? wait() : activity->without_slot(activity->phase(), wait); };
+    auto* context = runtime::ExecutionContext::current();
+    const auto without_slot = [&] { context == nullptr ? wait() : context->without_slot(context->phase(), wait); };
     blocking ? blocking(without_slot) : without_slot();
   };
   links.check_step = [] {
-    const auto* activity = runtime::Activity::current();
-    if (activity != nullptr && activity->cancelled()) {
-      throw base::CancelledError(base::str("step ", activity->step().number(), " has ended"));
+    const auto* context = runtime::ExecutionContext::current();
+    if (context != nullptr && context->cancelled()) {
+      throw base::CancelledError(base::str("step ", context->step().number(), " has ended"));
     }
   };
   return links;

@@ -78,8 +78,8 @@ class PythonModules : public model::Modules {
         dynamic_(std::move(dynamic)) {}
 
   std::string name(base::ModuleId id) const override { return names_.at(id.value); }
-  bool starts_stream(base::ModuleId id) const override { return own_stream_.at(id.value); }
-  int streams(base::ModuleId id) const override { return streams_.at(id.value); }
+  bool starts_rng_stream(base::ModuleId id) const override { return own_stream_.at(id.value); }
+  int rng_streams(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   std::string capture_state(base::ModuleId id) override {
     py::gil_scoped_acquire gil;

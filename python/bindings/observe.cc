@@ -2,7 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/session/session.h"
 #include "lamina/session/timeline.h"
 #include "python/bindings/bindings.h"
@@ -25,8 +25,8 @@ py::dict take_totals(Session& session) {
 
 // "" outside of steps: nothing is recorded there.
 std::string name_turn(std::string name) {
-  auto* activity = runtime::Activity::current();
-  return activity == nullptr ? "" : activity->go_on_as(std::move(name));
+  auto* context = runtime::ExecutionContext::current();
+  return context == nullptr ? "" : context->go_on_as(std::move(name));
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"

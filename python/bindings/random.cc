@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/runtime/activity.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/execution_context.h"
+#include "lamina/runtime/rng_streams.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -14,7 +14,7 @@ PyObject* call_in_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count
     return nullptr;
   }
   const auto call = [&] { return PyObject_Vectorcall(arguments[0], arguments + 1, count - 1, keywords); };
-  const auto stream = runtime::stream_here();
+  const auto stream = runtime::rng_stream_here();
   return call();
 }
 
@@ -28,11 +28,11 @@ PyMethodDef kCallInStream = {"call_in_stream",
 void bind_random(py::module_& module) {
   module.def("in_step", &runtime::in_step);
   module.def("microbatch", [] {
-    const auto* activity = runtime::Activity::current();
-    return activity ? activity->microbatch().value : -1;
+    const auto* context = runtime::ExecutionContext::current();
+    return context ? context->microbatch().value : -1;
   });
   module.def("leave_note", [](const std::string& note) {
-    if (auto* activity = runtime::Activity::current()) activity->leave_note(note);
+    if (auto* context = runtime::ExecutionContext::current()) context->leave_note(note);
   });
   module.attr("call_in_stream") = py::reinterpret_steal<py::object>(PyCFunction_New(&kCallInStream, nullptr));
 }

@@ -96,7 +96,7 @@ TEST(MutualWaits, EndACallForThoseWhoHaveOnlyJoinedIt) {
   expect_exact(boxes, 0);
 }
 
-// What rank 1 does next may have the number of what rank 0 waits in.
+// The next operation of rank 1 may have the number of the one that rank 0 waits in.
 TEST(MutualWaits, AreWithdrawnAsSoonAsAnotherRankGivesUpThoughNobodyLooksHere) {
   Mailboxes boxes(2, 7);
   std::exception_ptr error;

@@ -28,7 +28,7 @@ void run_seed(const std::string& schedule, std::uint64_t seed) {
   const auto make = [&](Job&) {
     return [&](Value x) {
       at::Tensor y = x.as<at::Tensor>() * 2;
-      const auto microbatch = runtime::Activity::current()->microbatch().value;
+      const auto microbatch = runtime::ExecutionContext::current()->microbatch().value;
       ++counts.forward[microbatch];
       if (y.requires_grad()) {
         y.register_hook([&counts, microbatch](const at::Tensor&) { ++counts.backward[microbatch]; });
@@ -83,7 +83,7 @@ void expect_limit(const std::string& schedule, std::uint64_t seed) {
   std::vector<std::atomic<int>> backwards(kMicrobatches);
   const auto module = pipeline.add("module", 1, [&](Job&) {
     return [&](Value x) {
-      const auto microbatch = runtime::Activity::current()->microbatch().value;
+      const auto microbatch = runtime::ExecutionContext::current()->microbatch().value;
       whole.enter(microbatch);
       at::Tensor y = x.as<at::Tensor>() * 2;
       y.register_hook([&, microbatch](const at::Tensor&) {

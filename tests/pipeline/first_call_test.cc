@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "lamina/base/error.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -86,7 +86,7 @@ TEST_F(FirstCalls, AreRefusedWhereNoBodyRuns) {
 TEST_F(FirstCalls, WhoseCutNobodyMakesEndAtTheirDeadline) {
   const auto error = step(
       [&](base::Microbatch) -> Value {
-        FirstCall first(runtime::Activity::current()->step(), 50ms);
+        FirstCall first(runtime::ExecutionContext::current()->step(), 50ms);
         first.ask([] {});
         return {};
       },

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <future>
 
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -17,7 +17,7 @@ TEST(Notes, ComeWithTheAnswerOfACallThatIsWaitedForAndByTheEndOfAStepWithAllOthe
   int calls = 0;
   const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
     return [&](value::Value x) {
-      runtime::Activity::current()->leave_note("note " + std::to_string(calls++));
+      runtime::ExecutionContext::current()->leave_note("note " + std::to_string(calls++));
       return value::Value(x.as<at::Tensor>() * 2);
     };
   });
@@ -40,7 +40,7 @@ TEST(Notes, ReachTheCallerBeforeTheAnswersOfCallsThatComputeLater) {
   std::atomic<int> calls = 0;
   const auto leaves = pipeline.add("leaves", 1, [&](Job&) {
     return [&](value::Value x) {
-      if (calls++ == 0) runtime::Activity::current()->leave_note("note");
+      if (calls++ == 0) runtime::ExecutionContext::current()->leave_note("note");
       return value::Value(x.as<at::Tensor>() * 2);
     };
   });
@@ -67,7 +67,7 @@ TEST(Notes, ComeWithAnErrorToo) {
   Pipeline pipeline(2, "simple");
   const auto raises = pipeline.add("raises", 1, [](Job&) {
     return [](value::Value) -> value::Value {
-      runtime::Activity::current()->leave_note("before");
+      runtime::ExecutionContext::current()->leave_note("before");
       throw std::runtime_error("no");
     };
   });

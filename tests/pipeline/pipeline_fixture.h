@@ -36,9 +36,9 @@ class Pipeline {
 
   // `make(job)` gives the function as the rank with that job runs it.
   base::ModuleId add(const std::string& name, int owner, const std::function<model::Functions::Function(Job&)>& make,
-                     bool starts_stream = false) {
+                     bool starts_rng_stream = false) {
     base::ModuleId id;
-    for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)), starts_stream);
+    for (int rank = 0; rank < size(); ++rank) id = modules_[rank]->add(name, make(job(rank)), starts_rng_stream);
     owners_.emplace_back(owner);
     for (int rank = 0; rank < size(); ++rank) job(rank).set_model(modules_[rank], owners_);
     return id;
@@ -73,7 +73,7 @@ class Pipeline {
   std::vector<std::unique_ptr<Job>> jobs_;
 };
 
-// What `error` says; "" for none.
+// The text of `error`; "" for none.
 inline std::string message_of(std::exception_ptr error) {
   if (!error) return "";
   try {

@@ -19,7 +19,7 @@ inline at::Tensor leaf(double number, std::int64_t size = 3) {
   return at::full({size}, number, at::kDouble).set_requires_grad(true);
 }
 
-// What threads wait at between shut() and open().
+// A gate that threads wait at between shut() and open().
 class Gate {
  public:
   void shut() {

@@ -54,7 +54,7 @@ struct Busy {
     last = model.add_scaling("last", 2, weights[3]);
   }
 
-  // Of the four microbatches one is only evaluated, and one is not read at all.
+  // One of the four microbatches is only evaluated, and one is not read at all.
   void step() {
     model.run(4, [this](base::Microbatch microbatch) {
       const auto outputs = model.job(0).call(middle, model.call(first, at::ones({kSize}, at::kDouble)));

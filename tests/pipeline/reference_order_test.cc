@@ -65,7 +65,7 @@ TEST(ReferenceOrder, WhatGoesOnWithAResultOnItsRankComesBeforeTheNextMicrobatch)
   const auto noted = [&](const std::string& name) {
     return model.add_function(name, 1, [&, name](const at::Tensor& x) {
       gate.pass();
-      order.push_back(base::str(name, " of ", runtime::Activity::current()->microbatch()));
+      order.push_back(base::str(name, " of ", runtime::ExecutionContext::current()->microbatch()));
       return x * 1;
     });
   };

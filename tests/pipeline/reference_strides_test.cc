@@ -31,8 +31,8 @@ struct Widening {
   base::ModuleId widens, sums, overlaps;
 };
 
-// What `loss(widens, sums, overlaps, x)` is, and its gradients, with calls of other ranks as with functions here; in
-// the first step results are waited for, in the others they are references.
+// The value of `loss(widens, sums, overlaps, x)`, and its gradients, with calls of other ranks as with functions here;
+// in the first step results are waited for, in the others they are references.
 using Function = std::function<at::Tensor(const at::Tensor&)>;
 using Loss = std::function<at::Tensor(const Function&, const Function&, const Function&, const at::Tensor&)>;
 
@@ -87,7 +87,7 @@ TEST(ReferenceStrides, OfOverlappingOutputsAndTheirGradients) {
   });
 }
 
-// What arrives is memory of its own, so that it may be written to where torch would refuse to write to the original.
+// Values arrive in memory of their own, so that it may be written to where torch would refuse to write to the original.
 TEST(ReferenceStrides, AnExpandedOutputThatArrivedMayBeWrittenTo) {
   Widening w(0);
   for (int step = 0; step < 3; ++step) {

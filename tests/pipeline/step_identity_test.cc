@@ -50,7 +50,7 @@ class OutOfStep {
     pipeline.job(rank).mailbox().barrier(all, patience(name));
   }
 
-  // What each rank's program threw, as text.
+  // Errors of each rank's program, as text.
   std::vector<std::string> run(const std::function<void(int)>& program) {
     std::vector<std::string> errors(pipeline.size());
     std::vector<std::thread> mains;

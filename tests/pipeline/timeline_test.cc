@@ -199,7 +199,8 @@ TEST(Timeline, OfASessionIsAFile) {
   EXPECT_EQ(events(observe::read_file(folder / "timeline.json"), What::kStep).size(), 1);
 }
 
-// What rank 0 of three gathers, where the clock of rank r is ahead by `ahead[r]` and has the name `names[r]`.
+// The timeline that rank 0 of three gathers, where the clock of rank r is ahead by `ahead[r]` and has the name
+// `names[r]`.
 Timeline gathered(const std::vector<std::int64_t>& ahead, const std::vector<std::string>& names) {
   messaging::Mailboxes boxes(3);
   std::vector<Timeline> results(3);

@@ -15,7 +15,7 @@
 
 namespace lamina::pipeline {
 
-// What the ranks of a pipeline sent each other.
+// Messages that the ranks of a pipeline sent each other.
 class Traffic {
  public:
   struct Sent {
@@ -60,7 +60,7 @@ class Traffic {
     }
     return bytes;
   }
-  // Of the tensors that went from one rank to the other.
+  // Sums over the tensors that went from one rank to the other.
   std::int64_t elements(std::int64_t from, std::int64_t to) const {
     std::lock_guard guard(mutex_);
     std::int64_t sum = 0;

@@ -31,7 +31,7 @@ class Chain {
     }
   }
 
-  // What one more step sends.
+  // The traffic of one more step.
   Bytes step(bool train) {
     pipeline_.traffic().clear();
     const auto body = [&](base::Microbatch) {

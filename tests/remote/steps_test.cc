@@ -59,7 +59,7 @@ class Step : public ::testing::Test {
     step_->wait_end(patience, base::Rank(0), done);
     return step_->error() ? std::nullopt : steps_.take_end();
   }
-  // What the step ended with.
+  // The error that the step ended with.
   std::string end() {
     step_->wait_idle(kPatience);
     const auto error = step_->error();

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "lamina/base/error.h"
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 
 namespace lamina::runtime {
 namespace {
@@ -41,12 +41,12 @@ TEST(ComputeSlot, OneThreadAtATimeComputes) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(step, Microbatch(i), Phase::kStart);
+      ExecutionContext context(step, Microbatch(i), Phase::kStart);
       for (int turn = 0; turn < 100; ++turn) {
         EXPECT_EQ(++computing, 1);
         ++turns;
         --computing;
-        activity.without_slot(turn % 2 == 0 ? Phase::kForward : Phase::kBackward, [] { std::this_thread::yield(); });
+        context.without_slot(turn % 2 == 0 ? Phase::kForward : Phase::kBackward, [] { std::this_thread::yield(); });
       }
     });
   }
@@ -66,9 +66,9 @@ TEST(ComputeSlot, ThreadsThatHandItOnKeepTheirProcessors) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(step, Microbatch(i), Phase::kStart);
+      ExecutionContext context(step, Microbatch(i), Phase::kStart);
       for (int turn = 0; turn < 100; ++turn) {
-        activity.without_slot(Phase::kForward, [] { std::this_thread::yield(); });
+        context.without_slot(Phase::kForward, [] { std::this_thread::yield(); });
         const auto now = mine();
         EXPECT_TRUE(CPU_EQUAL(&now, &all)) << CPU_COUNT(&now) << " of " << CPU_COUNT(&all);
       }
@@ -83,39 +83,39 @@ TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
   auto& slot = alone.slot;
   int told = 0;
   slot.when_idle([&] { ++told; });
-  std::optional<Activity> first(std::in_place, step, Microbatch(0), Phase::kForward);
+  std::optional<ExecutionContext> first(std::in_place, step, Microbatch(0), Phase::kForward);
   const auto place = slot.reserve(Phase::kForward, Microbatch(1));
   first.reset();
   EXPECT_EQ(told, 0);
-  std::optional<Activity> second(std::in_place, step, *place, Microbatch(1), Phase::kForward);
+  std::optional<ExecutionContext> second(std::in_place, step, *place, Microbatch(1), Phase::kForward);
   second->without_slot(Phase::kForward, [&] { EXPECT_EQ(told, 1); });
   second.reset();
   EXPECT_EQ(told, 2);
 }
 
-TEST(Activity, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
+TEST(ExecutionContext, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
   Alone alone("simple", 3);
   auto& step = alone.step;
   auto& slot = alone.slot;
   std::latch gave_way(1), may_wake(1);
   std::vector<int> order;  // guarded by the slot
-  Activity* waiting = nullptr;
+  ExecutionContext* waiting = nullptr;
   std::thread first([&] {
-    Activity activity(step, Microbatch(0), Phase::kForward);
-    waiting = &activity;
-    activity.without_slot(Phase::kForward, [&] {
+    ExecutionContext context(step, Microbatch(0), Phase::kForward);
+    waiting = &context;
+    context.without_slot(Phase::kForward, [&] {
       gave_way.count_down();
       may_wake.wait();
     });
     order.push_back(0);
   });
   gave_way.wait();
-  std::optional<Activity> holder(std::in_place, step, Microbatch(2), Phase::kForward);
+  std::optional<ExecutionContext> holder(std::in_place, step, Microbatch(2), Phase::kForward);
   waiting->take_place();
   std::atomic<bool> asks = false;
   std::thread second([&] {
     asks = true;
-    Activity activity(step, Microbatch(1), Phase::kForward);
+    ExecutionContext context(step, Microbatch(1), Phase::kForward);
     order.push_back(1);
   });
   while (!asks) std::this_thread::yield();
@@ -133,10 +133,10 @@ TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
   std::atomic<bool> began = false, ended = false;
   std::thread other;
   {
-    Activity activity(step, Microbatch(0), Phase::kStart);
+    ExecutionContext context(step, Microbatch(0), Phase::kStart);
     const auto fail = [&] {
       other = std::thread([&] {
-        Activity next(step, Microbatch(1), Phase::kStart);
+        ExecutionContext next(step, Microbatch(1), Phase::kStart);
         began = true;
         for (int i = 0; i < 1000; ++i) std::this_thread::yield();
         ended = true;
@@ -144,7 +144,7 @@ TEST(ComputeSlot, AThreadHoldsItAgainAfterAWaitThatFailed) {
       while (!began) std::this_thread::yield();
       throw base::TimeoutError("no answer");
     };
-    EXPECT_THROW(activity.without_slot(Phase::kForward, fail), base::TimeoutError);
+    EXPECT_THROW(context.without_slot(Phase::kForward, fail), base::TimeoutError);
     EXPECT_TRUE(ended);
   }
   other.join();
@@ -154,11 +154,11 @@ TEST(ComputeSlot, CodeThatSwallowsTheEndOfItsStepDoesNotGiveAwayAnothersTurn) {
   Alone alone("interleaved", 2);
   auto& step = alone.step;
   auto& slot = alone.slot;
-  Activity holder(step, Microbatch(0), Phase::kStart);
+  ExecutionContext holder(step, Microbatch(0), Phase::kStart);
   std::atomic<bool> waits = false;
   std::thread swallower([&] {
     try {
-      Activity never(step, Microbatch(1), Phase::kStart);
+      ExecutionContext never(step, Microbatch(1), Phase::kStart);
       FAIL();
     } catch (const base::CancelledError&) {
       waits = true;
@@ -181,7 +181,7 @@ TEST(ComputeSlot, PlacesAreServedInTheirOrderWhicheverThreadComesFirst) {
   std::vector<std::thread> threads;
   for (int i = 3; i >= 0; --i) {
     threads.emplace_back([&, i] {
-      Activity activity(step, *places[i], Microbatch(0), Phase::kForward);
+      ExecutionContext context(step, *places[i], Microbatch(0), Phase::kForward);
       served.push_back(i);
     });
   }
@@ -198,22 +198,22 @@ TEST(ComputeSlot, APlaceThatNobodyComesForIsGivenBackWhetherItWasGrantedOrNot) {
   auto last = slot.reserve(Phase::kForward, Microbatch(0));
   waiting.reset();
   granted.reset();
-  Activity activity(step, *last, Microbatch(0), Phase::kForward);  // would wait for ever
+  ExecutionContext context(step, *last, Microbatch(0), Phase::kForward);  // would wait for ever
 }
 
 TEST(ComputeSlot, APlaceOfACancelledStepThrowsWhenItsThreadComes) {
   Alone alone("interleaved", 1);
-  Activity holder(alone.step, Microbatch(0), Phase::kForward);
+  ExecutionContext holder(alone.step, Microbatch(0), Phase::kForward);
   const auto place = alone.slot.reserve(Phase::kForward, Microbatch(0));
   alone.slot.cancel();
-  EXPECT_THROW(Activity(alone.step, *place, Microbatch(0), Phase::kForward), base::CancelledError);
+  EXPECT_THROW(ExecutionContext(alone.step, *place, Microbatch(0), Phase::kForward), base::CancelledError);
 }
 
 TEST(ComputeSlot, ATurnThatDoesNotComeIsATimeoutThatNamesTheMicrobatch) {
   Alone alone("simple", 2, std::chrono::milliseconds(20));
   auto& step = alone.step;
   auto& slot = alone.slot;
-  Activity holder(step, Microbatch(0), Phase::kStart);
+  ExecutionContext holder(step, Microbatch(0), Phase::kStart);
   std::thread waiter([&] {
     try {
       slot.acquire(Phase::kForward, Microbatch(1));
@@ -232,33 +232,33 @@ TEST(ComputeSlot, SimpleStartsNoBackwardBeforeTheLastForwardHasEnded) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, i] {
-      Activity activity(step, Microbatch(i), Phase::kStart);
+      ExecutionContext context(step, Microbatch(i), Phase::kStart);
       ++forwards;
-      activity.end_forward();
-      activity.without_slot(Phase::kBackwardStart, [] {});
+      context.end_forward();
+      context.without_slot(Phase::kBackwardStart, [] {});
       EXPECT_EQ(forwards, 3);
     });
   }
   for (auto& thread : threads) thread.join();
 }
 
-// Of two threads that wait the schedule takes the backward, also when it is the one that has just computed.
+// Among two threads that wait the schedule takes the backward, also when it is the one that has just computed.
 TEST(ComputeSlot, QueuingAgainDoesNotLetThroughWhoComesLaterByTheSchedule) {
   Alone alone("interleaved", 2);
   auto& step = alone.step;
   std::atomic<bool> waits = false, started = false;
   std::thread next;
   {
-    Activity activity(step, Microbatch(0), Phase::kStart);
+    ExecutionContext context(step, Microbatch(0), Phase::kStart);
     next = std::thread([&] {
       waits = true;
-      Activity other(step, Microbatch(1), Phase::kStart);
+      ExecutionContext other(step, Microbatch(1), Phase::kStart);
       started = true;
     });
     while (!waits) std::this_thread::yield();
     for (int turn = 0; turn < 200; ++turn) {
       std::this_thread::yield();
-      activity.queue_again(Phase::kBackwardStart);
+      context.queue_again(Phase::kBackwardStart);
       EXPECT_FALSE(started) << "turn " << turn;
     }
   }
@@ -272,23 +272,23 @@ TEST(ComputeSlotDeathTest, ADebugBuildEndsWhoeverWaitsHoldingTheInterpretersLock
   bool holds = false;
   Alone alone("simple", 2, std::chrono::seconds(30), {.holds_interpreter_lock = [&] { return holds; }});
   auto& step = alone.step;
-  Activity activity(step, Microbatch(0), Phase::kStart);
+  ExecutionContext context(step, Microbatch(0), Phase::kStart);
   holds = true;
-  EXPECT_DEBUG_DEATH(activity.without_slot(Phase::kForward, [&] { holds = false; }), "holding the GIL");
+  EXPECT_DEBUG_DEATH(context.without_slot(Phase::kForward, [&] { holds = false; }), "holding the GIL");
   holds = true;
-  EXPECT_DEBUG_DEATH(activity.queue_again(Phase::kForward), "holding the GIL");
+  EXPECT_DEBUG_DEATH(context.queue_again(Phase::kForward), "holding the GIL");
 }
 
-TEST(Activity, IsThatOfItsThreadAndOfNoOther) {
+TEST(ExecutionContext, IsThatOfItsThreadAndOfNoOther) {
   Alone alone("simple", 1);
   auto& step = alone.step;
-  EXPECT_EQ(Activity::current(), nullptr);
+  EXPECT_EQ(ExecutionContext::current(), nullptr);
   {
-    Activity activity(step, Microbatch(0), Phase::kStart);
-    EXPECT_EQ(Activity::current(), &activity);
-    std::thread([] { EXPECT_EQ(Activity::current(), nullptr); }).join();
+    ExecutionContext context(step, Microbatch(0), Phase::kStart);
+    EXPECT_EQ(ExecutionContext::current(), &context);
+    std::thread([] { EXPECT_EQ(ExecutionContext::current(), nullptr); }).join();
   }
-  EXPECT_EQ(Activity::current(), nullptr);
+  EXPECT_EQ(ExecutionContext::current(), nullptr);
 }
 
 }  // namespace

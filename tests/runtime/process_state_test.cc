@@ -13,10 +13,10 @@
 #include <stdexcept>
 
 #include "lamina/base/error.h"
-#include "lamina/runtime/activity.h"
 #include "lamina/runtime/default_dtype.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/modes.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::runtime {
@@ -39,7 +39,7 @@ class Process : public testing::Test {
  protected:
   Process() { at::manual_seed(5); }
 
-  // Whether the process goes on as if nothing had happened since `at::manual_seed(5)` and `before` draws.
+  // Says that the process goes on as if nothing had happened since `at::manual_seed(5)` and `before` draws.
   static bool undisturbed(int before) {
     const auto next = draw();
     at::manual_seed(5);
@@ -65,12 +65,12 @@ TEST_F(StateOfTheProcess, OfEachActivityIsItsOwnWhateverTheOrderOfTheirTurns) {
   draw();
   std::barrier both(2);
   const auto body = [&](Microbatch microbatch, std::uint64_t seed, const std::vector<at::Tensor>& numbers) {
-    Activity activity(step_, microbatch, Phase::kStart, seed);
+    ExecutionContext context(step_, microbatch, Phase::kStart, seed);
     c10::set_default_dtype(numbers.front().dtype());
     for (const auto& number : numbers) {
       EXPECT_TRUE(at::equal(draw(), number)) << "microbatch " << microbatch;
-      activity.without_slot(Phase::kForward, [&] { both.arrive_and_wait(); });
-      activity.queue_again(Phase::kBackwardStart);
+      context.without_slot(Phase::kForward, [&] { both.arrive_and_wait(); });
+      context.queue_again(Phase::kBackwardStart);
     }
   };
   std::thread first([&] { body(Microbatch(0), 11, in_float); });
@@ -83,14 +83,14 @@ TEST_F(StateOfTheProcess, OfEachActivityIsItsOwnWhateverTheOrderOfTheirTurns) {
 TEST_F(StateOfTheProcess, IsNotChangedByAnActivityThatHasLostItsTurn) {
   draw();
   {
-    Activity activity(step_, Microbatch(0), Phase::kStart, 11);
+    ExecutionContext context(step_, Microbatch(0), Phase::kStart, 11);
     EXPECT_THROW(
         {
           const DefaultDtype dtype(at::kDouble);
-          const Stream stream(12);
+          const RngStream stream(12);
           draw();
           step_.slot().cancel();
-          activity.without_slot(Phase::kForward, [] {});
+          context.without_slot(Phase::kForward, [] {});
         },
         base::CancelledError);
   }
@@ -100,10 +100,10 @@ TEST_F(StateOfTheProcess, IsNotChangedByAnActivityThatHasLostItsTurn) {
 TEST_F(Streams, BeginAndEndWithinTheCallersAlsoWhenTheWorkThrows) {
   draw();
   try {
-    const Stream stream(11);
+    const RngStream stream(11);
     const auto drawn = draws(2);
     {
-      const Stream inner(12);
+      const RngStream inner(12);
       draw();
     }
     const auto after = draw();
@@ -127,7 +127,7 @@ TEST_F(Streams, AreInABodyAndAnActivityAndNowhereElse) {
     draw();
   }
   {
-    Activity activity(step_, Microbatch(0), Phase::kStart);
+    ExecutionContext context(step_, Microbatch(0), Phase::kStart);
     EXPECT_TRUE(in_step());
   }
   EXPECT_FALSE(in_step());
@@ -174,7 +174,7 @@ TEST_F(Streams, AreSeededByAllBitsOfWhatIsMixed) {
   EXPECT_EQ(low.size(), 128) << "torch's engine takes the low 32 bits of a seed";
 }
 
-// What the two microbatches of a step draw after a module that draws `count` times.
+// Numbers that the two microbatches of a step draw after a module that draws `count` times.
 std::vector<at::Tensor> drawn_after_a_module_that_draws(int count) {
   pipeline::Pipeline alone(1, "interleaved");
   const auto draws_too = [&](pipeline::Job&) {
@@ -183,7 +183,7 @@ std::vector<at::Tensor> drawn_after_a_module_that_draws(int count) {
       return x;
     };
   };
-  const auto module = alone.add("draws", 0, draws_too, /*starts_stream=*/true);
+  const auto module = alone.add("draws", 0, draws_too, /*starts_rng_stream=*/true);
   at::manual_seed(5);
   std::vector<at::Tensor> found;
   const auto body = [&](Microbatch) {

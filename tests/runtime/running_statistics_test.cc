@@ -15,7 +15,7 @@ using value::Value;
 
 constexpr int kMicrobatches = 5, kChannels = 3;
 
-// What torch's module does.
+// Norms as torch's module does.
 struct Norm {
   explicit Norm(std::optional<double> momentum) : momentum(momentum) {}
 

@@ -111,7 +111,7 @@ def without_backward(job: current.Job, body: Callable[[], Any]) -> Any:
 
 
 def _gradients(job: current.Job) -> dict[int, Any]:
-    """What a backward changes."""
+    """Returns what a backward changes."""
     model = job.model
     parameters = [] if model is None else model.local_parameters() if model.partitioned else model.parameters()
     gradients = {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}

@@ -35,7 +35,7 @@ from lamina.tracing.trace import TraceOptions
 
 
 class Cut:
-    """What becomes of a job's model: whole at first, then cut, then one whose calls go to the owners of its modules.
+    """The life of a job's model: whole at first, then cut, then one whose calls go to the owners of its modules.
 
     Args:
         module: says which model is wrapped.
@@ -73,8 +73,8 @@ class Cut:
 
     @property
     def whole_everywhere(self) -> bool:
-        """Whether each rank has all of the model, so that nobody is asked for values: until it is cut, and after that
-        where it is in one piece. Alike on all ranks."""
+        """True where each rank has all of the model, so that nobody is asked for values: until it is cut, and after
+        that where it is in one piece. Alike on all ranks."""
         return self.model is None or self.model.whole_everywhere
 
     def enter_step(self) -> FirstCall | None:
@@ -138,7 +138,7 @@ class Cut:
         self.name_turns(_lamina.records_events(current.session()))
 
     def name_turns(self, recorded: bool = True) -> None:
-        """Whether a timeline shows the modules that this rank calls itself."""
+        """Has a timeline show the modules that this rank calls itself, or not."""
         if self.routed and self.pipelined:
             module_call.name_turns(self.model.whole_parts() if recorded else {})
 

@@ -292,11 +292,11 @@ class DistributedModel(nn.Module):
         given = {name: value for name, value in given.items() if value is not None}
         return super().to(non_blocking=non_blocking, **given) if given else self
 
-    # What it is made of.
+    # Returns its parts.
 
     @property
     def partitioned(self) -> bool:
-        """Whether it is known who owns what: from the first step on, with one partition from the start."""
+        """True where it is known who owns what: from the first step on, with one partition from the start."""
         return self._cut.model is not None
 
     def partition_report(self) -> dict[str, Any]:
@@ -530,7 +530,7 @@ class DistributedModel(nn.Module):
         return optimizers[-1].optimizer if optimizers else None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        """What `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
+        """Does what `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
         cut = self._cut
         if cut.whole:
             cut.model.conversions += 1

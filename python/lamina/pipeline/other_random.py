@@ -10,7 +10,7 @@ _told = False
 
 
 def states() -> list[Any]:
-    """Of Python's generator and, where a script uses it, NumPy's."""
+    """States of Python's generator and, where a script uses it, NumPy's."""
     found: list[Any] = [random.getstate()]
     if "numpy.random" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()

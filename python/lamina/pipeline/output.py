@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step function returns."""
+"""Results of a step function."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -57,11 +57,11 @@ class Splitter:
         return self._pieces(value, axis, name, ())
 
     def splits(self) -> bool:
-        """Whether anything was split."""
+        """True where anything was split."""
         return bool(self._sizes)
 
     def summary(self) -> str:
-        """What was split along which axis, and which lists of the batch's length were not."""
+        """Says what was split along which axis, and which lists of the batch's length were not."""
         named = ", ".join(self._sizes[:_NAMED])
         more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
         whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]
@@ -146,7 +146,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Parts | None:
-    """What stands in a container, with labels, and what makes one like it around other values. None: no container."""
+    """Returns what stands in a container, with labels, and what makes one like it around other values; None for no
+    container."""
     if isinstance(value, torch.nn.Module):
         return None
     if isinstance(value, Mapping) and not isinstance(value, dict):

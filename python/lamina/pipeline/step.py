@@ -135,8 +135,8 @@ class StepFunction:
         first_call: FirstCall | None,
         saw_backward: Callable[[], bool] | None = None,
     ) -> tuple[list[Any], bool]:
-        """What the function returned for each microbatch, and whether there was a backward: one that the engine ran, or
-        that `saw_backward` tells of at the end. With `first_call` the model is cut in this step."""
+        """Returns what the function did for each microbatch, and whether there was a backward: one that the engine
+        ran, or that `saw_backward` tells of at the end. With `first_call` the model is cut in this step."""
         if not job.pipelined:
             outputs = []
             bodies = self._bodies(job, owner, args, kwargs)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
 #include <utility>
 
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 
 namespace lamina::runtime {
 namespace {
@@ -46,14 +46,15 @@ std::optional<std::uint64_t> GivenSeeds::take() {
   return taken_ < seeds_.size() ? std::optional(seeds_[taken_++]) : std::nullopt;
 }
 
-Stream::Stream(std::uint64_t seed) : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
+RngStream::RngStream(std::uint64_t seed)
+    : callers_(ProcessState::current()), given_(std::exchange(given_seeds, nullptr)) {
   callers_.seed(seed);
   callers_.swap_generator();
 }
 
-Stream::~Stream() {
+RngStream::~RngStream() {
   given_seeds = given_;
-  if (Activity::has_process_state()) callers_.swap_generator();
+  if (ExecutionContext::has_process_state()) callers_.swap_generator();
 }
 
 InlineBody::InlineBody(std::uint64_t root_seed) : callers_(ProcessState::current()) {
@@ -67,11 +68,11 @@ InlineBody::~InlineBody() {
   callers_.swap();
 }
 
-bool in_step() { return inline_bodies > 0 || Activity::current() != nullptr; }
+bool in_step() { return inline_bodies > 0 || ExecutionContext::current() != nullptr; }
 
-std::optional<Stream> stream_here() {
+std::optional<RngStream> rng_stream_here() {
   if (!in_step()) return std::nullopt;
-  return std::optional<Stream>(std::in_place, next_seed());
+  return std::optional<RngStream>(std::in_place, next_seed());
 }
 
 void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }

@@ -8,11 +8,11 @@
 #include "lamina/base/ids.h"
 #include "lamina/runtime/process_state.h"
 
-// [Note: streams] The random numbers of a step are the same in every layout. Each microbatch has a root stream, seeded
-// by the step and by which microbatch of all replicas it is. A module that may draw random numbers, or that holds one
-// that may, runs in a stream of its own, seeded by one draw from its caller's: so what it draws does not depend on
-// where it runs, and what its caller draws afterwards does not depend on how much it drew. The draw is from what the
-// caller's stream is at the call: activation checkpointing, which sets that back, gets the same numbers again.
+// [Note: RNG streams] The random numbers of a step are the same in every layout. Each microbatch has a root stream,
+// seeded by the step and by which microbatch of all replicas it is. A module that may draw random numbers, or that
+// holds one that may, runs in a stream of its own, seeded by one draw from its caller's: so what it draws does not
+// depend on where it runs, and what its caller draws afterwards does not depend on how much it drew. The draw is from
+// what the caller's stream is at the call: activation checkpointing, which sets that back, gets the same numbers again.
 namespace lamina::runtime {
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither of them is seen in
@@ -40,19 +40,19 @@ class GivenSeeds {
 };
 
 // While it lives the process's CPU generator is the stream of `seed`; afterwards it goes on where it was.
-class Stream {
+class RngStream {
  public:
-  explicit Stream(std::uint64_t seed);
-  ~Stream();
-  Stream(const Stream&) = delete;
+  explicit RngStream(std::uint64_t seed);
+  ~RngStream();
+  RngStream(const RngStream&) = delete;
 
  private:
   ProcessState callers_;
   GivenSeeds* const given_;  // to what this one is in
 };
 
-// A step body in the thread that called the step function, which has no Activity. While it lives the process's state is
-// the body's own, and its generator the body's root stream.
+// A step body in the thread that called the step function, which has no ExecutionContext. While it lives the process's
+// state is the body's own, and its generator the body's root stream.
 class InlineBody {
  public:
   explicit InlineBody(std::uint64_t root_seed);
@@ -63,11 +63,11 @@ class InlineBody {
   ProcessState callers_;
 };
 
-// Whether this thread runs a step body, or a module for another rank: where modules have streams.
+// True where this thread runs a step body, or a module for another rank: there modules have streams.
 bool in_step();
 
 // The stream of a module that is called here: in a step it begins by one draw, elsewhere there is none.
-std::optional<Stream> stream_here();
+std::optional<RngStream> rng_stream_here();
 
 // The seeds of the root streams.
 class RootSeeds {

@@ -21,14 +21,14 @@ namespace lamina::remote {
 // A prediction was wrong: `what` ("the results of") `module` is not what it was the last time.
 [[noreturn]] void throw_unexpected(const std::string& module, const char* what);
 
-// What this rank learned from calls of one kind. Thread-safe.
-class Learned {
+// Experience of this rank with calls of one kind. Thread-safe.
+class CallProfile {
  public:
-  // What such a call returns; nothing while that is not known.
-  std::shared_ptr<const Outline> outline() const;
-  void learn_outline(std::optional<Outline> outline);  // nothing: this kind is never predicted
+  // Describes what such a call returns; nothing while that is not known.
+  std::shared_ptr<const OutputSpec> output_spec() const;
+  void learn_output_spec(std::optional<OutputSpec> output_spec);  // nothing: this kind is never predicted
 
-  // [Note: routes] Which ranks read which output of the n-th such call of an activity: the maker sends it there without
+  // [Note: routes] Which ranks read which output of the n-th such call of a context: the maker sends it there without
   // being asked.
   using Route = std::multiset<std::pair<std::int64_t, base::Rank>>;  // output, reader: as often as it reads it
   Route route(int ordinal) const;
@@ -41,20 +41,20 @@ class Learned {
 
  private:
   mutable std::mutex mutex_;
-  std::shared_ptr<const Outline> outline_;
+  std::shared_ptr<const OutputSpec> output_spec_;
   bool predictable_ = true;
   std::map<int, Route> routes_;
   std::map<std::string, std::string> gradient_patterns_;
 };
 
 // Everything that this rank learned, by kind of call. Thread-safe.
-class Experience {
+class CallProfiles {
  public:
-  std::shared_ptr<Learned> of(const std::string& kind);
+  std::shared_ptr<CallProfile> of(const std::string& kind);
 
  private:
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Learned>> learned_;
+  std::map<std::string, std::shared_ptr<CallProfile>> profiles_;
 };
 
 }  // namespace lamina::remote

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of an activity: it holds the slot, or has given it up (to wait, or for good: retired_). While it holds it,
+// States of a context: it holds the slot, or has given it up (to wait, or for good: retired_). While it holds it,
 // what moves with the slot is its own: ProcessState, flags, statistics, ordered gradients.
 //
-// Threads: all is touched by the activity's own thread alone, but place_: take_place() runs in the thread that brings
+// Threads: all is touched by the context's own thread alone, but place_: take_place() runs in the thread that brings
 // what it waits for, under the lock under which that wait ends, so that the waiting thread sees it.
 //
 // Locks: none of its own. It takes the slot, and with it the state, before any code of a face takes the GIL. See
 // docs/thread-model.md.
-#include "lamina/runtime/activity.h"
+#include "lamina/runtime/execution_context.h"
 
 #include "lamina/runtime/autocast.h"
 
 namespace lamina::runtime {
 namespace {
 
-thread_local Activity* this_thread = nullptr;
+thread_local ExecutionContext* this_thread = nullptr;
 
 }  // namespace
 
-Activity::Activity(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed)
-    : Activity(step, nullptr, microbatch, begin, seed) {}
+ExecutionContext::ExecutionContext(StepContext& step, base::Microbatch microbatch, schedule::Phase begin,
+                                   std::uint64_t seed)
+    : ExecutionContext(step, nullptr, microbatch, begin, seed) {}
 
-Activity::Activity(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin)
-    : Activity(step, &place, microbatch, begin, /*seed=*/0) {}
+ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch,
+                                   schedule::Phase begin)
+    : ExecutionContext(step, &place, microbatch, begin, /*seed=*/0) {}
 
-Activity::Activity(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
-                   std::uint64_t seed)
+ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch,
+                                   schedule::Phase begin, std::uint64_t seed)
     : step_(step),
       microbatch_(microbatch),
       outer_(this_thread),
@@ -37,66 +39,66 @@ Activity::Activity(StepContext& step, ComputeSlot::Place* place, base::Microbatc
   this_thread = this;
 }
 
-Activity::~Activity() {
+ExecutionContext::~ExecutionContext() {
   this_thread = outer_;
   end_forward();
   if (leads_) step_.slot().finished();
   release();
 }
 
-Activity* Activity::current() { return this_thread; }
+ExecutionContext* ExecutionContext::current() { return this_thread; }
 
-void Activity::end_forward() {
+void ExecutionContext::end_forward() {
   if (leads_ && !std::exchange(forward_ended_, true)) step_.slot().forward_done();
 }
 
-void Activity::queue_again(schedule::Phase phase) {
+void ExecutionContext::queue_again(schedule::Phase phase) {
   if (!holds_) return acquire(phase);
   leave_state();
   step_.slot().queue_again(phase, microbatch_);
   take_state();
 }
 
-const ParameterFlags::Flags& Activity::flags() {
+const ParameterFlags::Flags& ExecutionContext::flags() {
   if (holds_ && step_.flags) flags_ = step_.flags->read(flags_);
   return flags_;
 }
 
-void Activity::set_flags(ParameterFlags::Flags flags) {
+void ExecutionContext::set_flags(ParameterFlags::Flags flags) {
   flags_ = std::move(flags);
   if (step_.flags) step_.flags->install(flags_);
 }
 
-void Activity::end_body() {
+void ExecutionContext::end_body() {
   if (!step_.flags) return;
   step_.flags->end_body(microbatch_, flags());
   step_.slot().hold_starts(false);
 }
 
-void Activity::retire() {
+void ExecutionContext::retire() {
   release();
   retired_ = true;
 }
 
-void Activity::take_place() {
+void ExecutionContext::take_place() {
   if (!retired_) place_ = step_.slot().reserve(phase(), microbatch_);
 }
 
-void Activity::acquire(schedule::Phase phase) {
+void ExecutionContext::acquire(schedule::Phase phase) {
   if (retired_) return;
   const auto place = std::exchange(place_, nullptr);
   place ? step_.slot().acquire(*place) : step_.slot().acquire(phase, microbatch_);
   take_state();
 }
 
-void Activity::release() {
+void ExecutionContext::release() {
   // Code that swallows the end of its step may come here again without the slot, which is then another's.
   if (!holds_) return;
   leave_state();
   step_.slot().release();
 }
 
-void Activity::take_state() {
+void ExecutionContext::take_state() {
   if (!state_) {
     state_ = ProcessState::current();
     state_->seed(seed_);
@@ -111,7 +113,7 @@ void Activity::take_state() {
   turn_began_ns_ = recorder() ? observe::now_ns() : 0;
 }
 
-void Activity::leave_state() {
+void ExecutionContext::leave_state() {
   if (leads_ && step_.flags && step_.flags->keeps_others(microbatch_, flags())) step_.slot().hold_starts(true);
   flags();
   holds_ = false;
@@ -120,7 +122,7 @@ void Activity::leave_state() {
   if (auto* recorder = turn_began_ns_ == 0 ? nullptr : this->recorder()) record_turn(*recorder);
 }
 
-std::string Activity::go_on_as(std::string name) {
+std::string ExecutionContext::go_on_as(std::string name) {
   if (auto* recorder = turn_began_ns_ == 0 || !holds_ ? nullptr : this->recorder()) {
     record_turn(*recorder);
     turn_began_ns_ = observe::now_ns();
@@ -128,7 +130,7 @@ std::string Activity::go_on_as(std::string name) {
   return std::exchange(name_, std::move(name));
 }
 
-void Activity::record_turn(observe::Recorder& recorder) const {
+void ExecutionContext::record_turn(observe::Recorder& recorder) const {
   const bool backward = turn_ == schedule::Phase::kBackward;
   recorder.record({.what = backward ? observe::What::kBackward : observe::What::kForward,
                    .begin_ns = turn_began_ns_,

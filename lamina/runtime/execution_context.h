@@ -13,28 +13,28 @@
 
 namespace lamina::runtime {
 
-// What this thread works on: one microbatch's step body, or one request of another rank. Holds the compute slot except
-// while it waits for another rank (see [Note: compute slot]). With the slot comes the process's state: each activity
+// The work of this thread: one microbatch's step body, or one request of another rank. Holds the compute slot except
+// while it waits for another rank (see [Note: compute slot]). With the slot comes the process's state: each context
 // has its own, and where none computes the process has that of its main thread.
-class Activity {
+class ExecutionContext {
  public:
   // Waits for the slot. Its random numbers are the stream of `seed`; its default dtype is at first the main thread's.
   // Throws base::CancelledError.
-  Activity(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed = 0);
-  // The same for a request that has a place already.
-  Activity(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin);
-  ~Activity();
-  Activity(const Activity&) = delete;
+  ExecutionContext(StepContext& step, base::Microbatch microbatch, schedule::Phase begin, std::uint64_t seed = 0);
+  // Takes the place that a request has already.
+  ExecutionContext(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch, schedule::Phase begin);
+  ~ExecutionContext();
+  ExecutionContext(const ExecutionContext&) = delete;
 
   // That of this thread, or nullptr outside any step.
-  static Activity* current();
+  static ExecutionContext* current();
 
-  // Whether the process's state is this thread's to change: in an activity that has lost the slot it is another's.
+  // Says that the process's state is this thread's to change: in a context that has lost the slot it is another's.
   static bool has_process_state() { return current() == nullptr || current()->holds_; }
 
   StepContext& step() const { return step_; }
   base::Microbatch microbatch() const { return microbatch_; }
-  bool leads() const { return leads_; }                 // it is a step body, whose progress the schedule follows
+  bool leads() const { return leads_; }                        // it is a step body, whose progress the schedule follows
   bool cancelled() const { return step_.slot().cancelled(); }  // its step has ended
 
   // Gives the slot up while `wait` runs, and waits for it again as a thread about to do `phase`, or in the place that
@@ -105,7 +105,7 @@ class Activity {
   // Gives the slot up for good: what is left to do is no computing.
   void retire();
 
-  // State that a folder above keeps with an activity, touched by its thread alone: one T, made at the first call.
+  // State that a folder above keeps with a context, touched by its thread alone: one T, made at the first call.
   template <class T>
   T& attached() {
     if (!attached_) attached_ = std::make_shared<T>();
@@ -122,12 +122,12 @@ class Activity {
   // Where its turns are recorded; nullptr for nowhere. `name` is the module that it runs; "": a step body.
   observe::Recorder* recorder() const { return step_.recorder(); }
   void set_name(std::string name) { name_ = std::move(name); }
-  // The same from here on: what it did before in this turn is recorded under the name before, which it gives.
+  // Names it from here on: what it did before in this turn is recorded under the name before, which it gives.
   std::string go_on_as(std::string name);
 
  private:
-  Activity(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
-           std::uint64_t seed);
+  ExecutionContext(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch, schedule::Phase begin,
+                   std::uint64_t seed);
   void acquire(schedule::Phase phase);
   void release();
   void take_state();
@@ -136,7 +136,7 @@ class Activity {
 
   StepContext& step_;
   const base::Microbatch microbatch_;
-  Activity* const outer_;
+  ExecutionContext* const outer_;
   const bool leads_;
   const std::uint64_t seed_;
   std::shared_ptr<ComputeSlot::Place> place_;
