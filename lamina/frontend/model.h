@@ -14,6 +14,7 @@
 #include "lamina/data_parallel/reducer.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/model/cut.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backward_watch.h"
 
@@ -77,13 +78,12 @@ class Model {
  private:
   void cut(const std::optional<Example>& example);
   void keep_order();
-  // The partition of each node.
-  std::vector<int> agree(const std::optional<Example>& example);
+  void agree(const std::optional<Example>& example);
   std::vector<value::Value> run_pipelined(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
   std::vector<value::Value> run_first(int microbatches, const pipeline::Job::Body& body, const base::Call& call);
   using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
   Changeable changeable() const;  // by a backward: gradients
-  model::ParameterTable make_table(const std::vector<int>& owners) const;
+  model::ParameterTable make_table() const;
   void give_values();
 
   // Replicas: see [Note: backward pass].
@@ -96,9 +96,9 @@ class Model {
 
   Current& job_;
   const ModelOptions options_;
-  const ModuleTree tree_;
+  ModuleTree tree_;
+  std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut
-  std::vector<bool> anywhere_;                  // by node; see [Note: anywhere] in remote/anywhere.h
   std::string report_;
   std::shared_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

@@ -48,7 +48,7 @@ void Model::note_gradient() {
   });
 }
 
-bool Model::training() const { return tree_.nodes().front().module->is_training(); }
+bool Model::training() const { return tree_.root()->is_training(); }
 
 NamedTensors Model::own(const std::vector<Held>& all) const {
   NamedTensors mine;

@@ -135,7 +135,7 @@ void Recording::note_inputs(const at::RecordFunction& operation) {
   for (const c10::IValue& input : operation.inputs()) {
     for_each_tensor_of(input, [&](const at::Tensor& tensor) {
       if (outermost) counted_.insert(memory_of(tensor));
-      const auto holders = tree_.holders(tensor);
+      const auto& holders = tree_.holders(tensor);
       if (std::ranges::find(holders, stack_.back()) != holders.end()) return;
       costs_[stack_.back()].reads.insert(holders.begin(), holders.end());
     });

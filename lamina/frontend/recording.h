@@ -5,14 +5,16 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <unordered_set>
 #include <vector>
 
 #include "lamina/frontend/calls.h"
-#include "lamina/frontend/tracer.h"
+#include "lamina/frontend/module_tree.h"
+#include "lamina/model/plan.h"
 
 namespace lamina::frontend {
+
+using model::Cost;
 
 // One run of a model in this thread, while it lives: what happens belongs to the innermost node that runs.
 class Recording : public Router {
