@@ -5,11 +5,9 @@
 
 #include <algorithm>
 
-#include "lamina/model/agreement.h"
+#include "lamina/model/cut.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
-#include "lamina/plan/call_order.h"
-#include "lamina/plan/configured.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -22,25 +20,23 @@ using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
 
-py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
-  plan::ModuleTree tree;
-  for (const py::dict& row : rows) tree.push_back(to_node(row));
-  const plan::Report report = plan::plan_for(session.config(), tree);
-  std::vector<std::int64_t> owners;
-  for (auto owner : report.owners) owners.push_back(owner.value);
-  return py::make_tuple(owners, plan::printed(tree, report, session.config()), to_dict(tree, report));
+model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures) {
+  return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
+                           session.topology().size(Group::kPp));
 }
 
-py::list agree(Session& session, const std::string& description, const std::string& error, const py::object& word) {
-  const model::Statement statement{description, error, to_value(word)};
-  std::vector<value::Value> words;
-  {
+py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan* plan, const std::string& error,
+              const py::object& word) {
+  model::Proposal proposal{std::nullopt, error, to_value(word)};
+  if (plan != nullptr) proposal.plan = *plan;
+  const auto agreed = [&] {
     const Release release;
-    words = model::agree(statement, session.members(Group::kWorld), session.job().mailbox(), session.patience());
-  }
-  py::list objects;
-  for (const auto& each : words) objects.append(to_object(each));
-  return objects;
+    return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld),
+                               session.job().mailbox(), session.patience());
+  }();
+  py::list words;
+  for (const auto& each : agreed.words) words.append(to_object(each));
+  return py::make_tuple(agreed.cut, agreed.table, words);
 }
 
 // (name, tensor, is a buffer, partition)
@@ -110,7 +106,19 @@ Group group_of(const std::string& kind) {
 }
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
-  module.def("call_order", &plan::call_order, py::arg("parents"), py::arg("called"));
+  bind_plan(module);
+  py::class_<model::Cut>(module, "Cut")
+      .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
+                       int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
+           py::arg("tree"), py::arg("owners"), py::arg("anywhere"), py::arg("here"))
+      .def_property_readonly("owners", &model::Cut::owners)
+      .def_property_readonly("anywhere", &model::Cut::anywhere)
+      .def_property_readonly("here", [](const model::Cut& cut) { return cut.here().value; })
+      .def(
+          "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
+          py::arg("name"))
+      .def("owns", &model::Cut::owns, py::arg("name"))
+      .def("position_of", &model::Cut::position_of, py::arg("name"));
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
       .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),
@@ -123,8 +131,8 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           },
           py::arg("tensors"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
-  kind.def("plan", &plan_model)
-      .def("agree", &agree, py::arg("description"), py::arg("error"), py::arg("word"))
+  kind.def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
+      .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
       .def("give_values", &give_values, py::arg("table"), py::arg("make"),
            py::arg("portion_bytes") = model::kPortionBytes)
       .def(

@@ -14,10 +14,10 @@ from lamina.job import current
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
 from lamina.model.statistics import Statistics
 from lamina.modules import rng_streams, runs
-from lamina.modules.dynamic import waited_for
 from lamina.modules.slots import Slots
+from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
-from lamina.pipeline.first_call import FirstCall, Tracer
+from lamina.pipeline.first_call import FirstCall
 from lamina.remote import closures
 from lamina.remote.calls import call_remote
 from lamina.saved_state.state_dicts import ModelState
@@ -31,6 +31,7 @@ from lamina.torch_patches import (
     sequential,
     swapping,
 )
+from lamina.tracing.proposal import Tracer, propose
 from lamina.tracing.trace import TraceOptions
 
 
@@ -99,7 +100,8 @@ class Cut:
         if self.model is not None:
             return
         job = current.job()
-        model = partition(self._module(), job.session, tracer)
+        tree = ModuleTree(self._module())
+        model = partition(tree, job.session, propose(tree, job.session, tracer))
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
@@ -161,9 +163,10 @@ class Cut:
             session.set_statistics(self._statistics.rows())
 
     def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
-        own_stream = rng_streams.agree(model.tree.modules, session)
+        filled = model.tree.filled()
+        own_stream = rng_streams.agree([id(each) in filled.starting_stream for each in model.tree.modules], session)
         if self.pipelined:
-            waited = waited_for(model.tree.modules)
+            waited = [id(each) in filled.waited_for for each in model.tree.modules]
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
             session.set_model(
                 [*model.tree.names, *(run.name for run in model.runs)],
