@@ -39,6 +39,23 @@ py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan
   return py::make_tuple(agreed.cut, agreed.table, words);
 }
 
+// The parts of the model's state that ranks of this pipeline own as one, in the order of the plain model's; nothing on
+// all but the first of them where they go `to_first`.
+py::dict gather_state(Session& session, const model::Cut& cut, const py::dict& own, bool to_first,
+                      std::size_t portion_bytes) {
+  std::vector<model::Named> parts;
+  for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
+  {
+    const Release release;
+    parts = model::gather(std::move(parts), to_first, session.members(Group::kPp), session.job().mailbox(),
+                          session.patience(), portion_bytes);
+    std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut.position_of(each.first); });
+  }
+  py::dict state;
+  for (const auto& [name, part] : parts) state[py::str(name)] = to_object(part);
+  return state;
+}
+
 // (name, tensor, is a buffer, partition)
 using Row = std::tuple<std::string, at::Tensor, bool, int>;
 
@@ -133,6 +150,8 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
   kind.def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
+      .def("gather_state", &gather_state, py::arg("cut"), py::arg("own"), py::arg("to_first"),
+           py::arg("portion_bytes") = model::kPortionBytes)
       .def("give_values", &give_values, py::arg("table"), py::arg("make"),
            py::arg("portion_bytes") = model::kPortionBytes)
       .def(

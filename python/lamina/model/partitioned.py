@@ -3,7 +3,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,10 +85,10 @@ class PartitionedModel:
         partition = self.owner_of(name)
         return f"partition {partition} on rank {session.translate('pp', partition)}"
 
-    def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """The owners' parts of a state dict as one, in the order that the plain model's has."""
-        parts = [item for state in states for item in state.items()]
-        return dict(sorted(parts, key=lambda item: self._cut.position_of(item[0])))
+    def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
+        """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
+        all ranks but the first. Collective over the pipeline."""
+        return self._session.gather_state(self._cut, own, to_first)
 
     def owns(self, name: str) -> bool:
         """Whether this rank owns what has that name; see `owner_of`."""
@@ -195,7 +195,7 @@ def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
     session.release_others(model.table)
 
 
-def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+def bring_together(model: PartitionedModel) -> None:
     """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
     pipeline."""
     root = model.tree.root
@@ -203,10 +203,9 @@ def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
     own = {
         name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
     }
-    for part in session.all_gather("pp", own):
-        for name, (value, is_parameter) in part.items():
-            if not model.owns(name):
-                _give(root, name, value, is_parameter)
+    for name, (value, is_parameter) in model.gathered(own).items():
+        if not model.owns(name):
+            _give(root, name, value, is_parameter)
 
 
 def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:

@@ -126,7 +126,7 @@ class Cut:
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
         over the pipeline."""
-        bring_together(self.model, current.session())
+        bring_together(self.model)
         _end_routing()
         self.whole = True
 
