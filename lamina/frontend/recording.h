@@ -27,8 +27,7 @@ class Recording : public Router {
   std::optional<Place> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId, std::int64_t, value::Value) override { return {}; }  // nothing is elsewhere
   std::unique_ptr<Scope> enter(base::ModuleId id) override;
-  bool wants_results() const override { return true; }
-  void returned(base::ModuleId id, const value::Value& result) override;
+  void returned(int node, const value::Value& result);
 
  private:
   struct Popped;

@@ -11,8 +11,20 @@ namespace {
 
 constexpr char kEndOfTraining = '|';
 
-struct InStream : Router::Scope {
-  std::optional<runtime::Stream> stream = runtime::stream_here();
+// A call that runs here, in a stream of its own, with hooks, or both.
+struct Here : Router::Scope {
+  Here(const TorchModules& modules, const model::CallHooks& hooks, base::ModuleId id)
+      : call(hooks.has(id) ? hooks.begin(id, /*remote=*/false) : nullptr),
+        stream(modules.starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>()) {}
+  bool wants_result() const override { return call != nullptr; }
+  void returned(const value::Value& result) override {
+    std::vector<at::Tensor> outputs;
+    value::for_each_tensor(result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
+    call->end(outputs);
+  }
+
+  const std::unique_ptr<model::HookedCall> call;
+  const std::optional<runtime::Stream> stream;
 };
 
 }  // namespace
@@ -58,6 +70,10 @@ void TorchModules::apply(base::ModuleId id, const std::string& state) {
 Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session& session) : session_(session) {
   const auto modules = std::make_shared<TorchModules>(tree);
   modules_ = modules;
+  auto& hooks = session.job().call_hooks();
+  std::vector<std::string> names;
+  for (const auto& node : tree.nodes()) names.push_back(node.name);
+  hooks.number(names);
   std::vector<base::Rank> ranks;
   for (int node = 0; node < tree.size(); ++node) {
     const base::ModuleId id(node);
@@ -65,7 +81,7 @@ Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session
     const bool anywhere = cut.anywhere()[node];
     ranks.push_back(anywhere ? remote::kAnywhere : session.owner(owner));
     const bool elsewhere = !anywhere && owner != session.partition();
-    if (!elsewhere && !anywhere && !modules->starts_stream(id)) continue;
+    if (!elsewhere && !anywhere && !modules->starts_stream(id) && !hooks.has(id)) continue;
     places_[tree.module(node).get()] = {this, id, elsewhere, anywhere};
   }
   session.job().set_model(modules, std::move(ranks));
@@ -82,7 +98,8 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 }
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
-  return modules_->starts_stream(id) ? std::make_unique<InStream>() : nullptr;
+  const auto& hooks = session_.job().call_hooks();
+  return modules_->starts_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
 }
 
 }  // namespace lamina::frontend

@@ -45,7 +45,7 @@ std::vector<Cost> run(const ModuleTree& tree, const Example& example) {
     if (tensor.defined()) tensor = tensor.detach().clone();
   });
   Recording one(tree);
-  one.returned(base::ModuleId(0), call_kind(example.kind)(*tree.root(), std::move(arguments)));
+  one.returned(0, call_kind(example.kind)(*tree.root(), std::move(arguments)));
   return one.finish();
 }
 

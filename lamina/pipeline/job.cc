@@ -120,7 +120,7 @@ Job::~Job() { close(false); }
 void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners) {
   modules_ = std::move(modules);
   owners_ = std::move(owners);
-  server_.set_modules(modules_);
+  server_.set_modules(call_hooks_.around(modules_));
 }
 
 void Job::set_order(remote::Tensors parameters, bool forwards_change_the_model) {
@@ -338,7 +338,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   const auto owner = placed == remote::kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
     const auto stream = modules_->starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>();
-    return modules_->call(id, modules_->capture_state(id), std::move(arguments));
+    return call_hooks_.call(*modules_, id, modules_->capture_state(id), std::move(arguments), /*remote=*/false);
   }
   if (runtime::Activity::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,

@@ -39,6 +39,27 @@ py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan
   return py::make_tuple(agreed.cut, agreed.table, words);
 }
 
+std::vector<int> hooked_modules(Session& session, const std::vector<std::string>& names) {
+  auto& hooks = session.job().call_hooks();
+  hooks.number(names);
+  std::vector<int> hooked;
+  for (int module = 0; module < static_cast<int>(names.size()); ++module) {
+    if (hooks.has(base::ModuleId(module))) hooked.push_back(module);
+  }
+  return hooked;
+}
+
+// Ends, and begins, without the GIL: hooks may wait for other ranks.
+struct BegunCall {
+  std::unique_ptr<model::HookedCall> call;
+  void end(const std::vector<at::Tensor>& outputs) { call->end(outputs); }
+  void fail() { call.reset(); }
+};
+
+std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote) {
+  return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote));
+}
+
 // The parts of the model's state that ranks of this pipeline own as one, in the order of the plain model's; nothing on
 // all but the first of them where they go `to_first`.
 py::dict gather_state(Session& session, const model::Cut& cut, const py::dict& own, bool to_first,
@@ -124,6 +145,9 @@ Group group_of(const std::string& kind) {
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
   bind_plan(module);
+  py::class_<BegunCall>(module, "HookedCall")
+      .def("end", &BegunCall::end, py::arg("outputs"), py::call_guard<Release>())
+      .def("fail", &BegunCall::fail, py::call_guard<Release>());
   py::class_<model::Cut>(module, "Cut")
       .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
                        int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
@@ -148,7 +172,9 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           },
           py::arg("tensors"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
-  kind.def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
+  kind.def("hooked_modules", &hooked_modules, py::arg("names"))
+      .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
+      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
       .def("gather_state", &gather_state, py::arg("cut"), py::arg("own"), py::arg("to_first"),
            py::arg("portion_bytes") = model::kPortionBytes)

@@ -196,6 +196,10 @@ class Session:
         """Collective over this rank's pipeline: the norms of what its ranks measure of the model's parameters, in the
         model's order; those of other tensors come last. Given as (a parameter or its gradient, what is measured of
         it)."""
+    def hooked_modules(self, names: Sequence[str]) -> list[int]:
+        """Numbers the model's modules; returns those whose calls have hooks."""
+    def begin_call(self, module: int, remote: bool) -> HookedCall:
+        """A call of such a module on this rank."""
     def set_model(
         self,
         names: Sequence[str],
@@ -314,6 +318,12 @@ class Plan:
     """
 
     report: dict[str, Any]
+
+class HookedCall:
+    """A call of a module that has hooks: see [Note: call hooks] in lamina/model/call_hooks.h. Either ends it."""
+
+    def end(self, outputs: Sequence[torch.Tensor]) -> None: ...
+    def fail(self) -> None: ...
 
 class Cut:
     """A model that is cut: see lamina/model/cut.h.

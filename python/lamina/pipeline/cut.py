@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cut of a job's model: made in the first step, taken back for a while by `cpu()`; the way of its calls since."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -177,7 +178,11 @@ class Cut:
             )
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere)
+        hooked = {
+            id(model.tree.modules[node]): functools.partial(session.begin_call, node)
+            for node in session.hooked_modules(model.tree.names)
+        }
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, hooked)
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):
@@ -194,8 +199,8 @@ class Cut:
             self.model.parts.clear()
 
     def _intercept(self) -> None:
-        remote, _, streamed, anywhere = self._interception
-        if remote or streamed or anywhere:
+        remote, _, *others = self._interception
+        if remote or any(others):
             module_call.install(*self._interception)
         if self.pipelined:
             model = self.model
