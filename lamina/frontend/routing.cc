@@ -4,7 +4,7 @@
 #include <torch/nn/module.h>
 
 #include "lamina/remote/anywhere.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 
 namespace lamina::frontend {
 namespace {
@@ -15,7 +15,7 @@ constexpr char kEndOfTraining = '|';
 struct Here : Router::Scope {
   Here(const TorchModules& modules, const model::CallHooks& hooks, base::ModuleId id)
       : call(hooks.has(id) ? hooks.begin(id, /*remote=*/false) : nullptr),
-        stream(modules.starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>()) {}
+        stream(modules.starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>()) {}
   bool wants_result() const override { return call != nullptr; }
   void returned(const value::Value& result) override {
     std::vector<at::Tensor> outputs;
@@ -24,12 +24,12 @@ struct Here : Router::Scope {
   }
 
   const std::unique_ptr<model::HookedCall> call;
-  const std::optional<runtime::Stream> stream;
+  const std::optional<runtime::RngStream> stream;
 };
 
 }  // namespace
 
-TorchModules::TorchModules(const ModuleTree& tree) : streams_(tree.starts_stream()), dynamic_(tree.waited_for()) {
+TorchModules::TorchModules(const ModuleTree& tree) : streams_(tree.starts_rng_stream()), dynamic_(tree.waited_for()) {
   for (int node = 0; node < tree.size(); ++node) {
     const auto& name = tree.nodes()[node].name;
     names_.push_back(name.empty() ? "the model" : name);
@@ -81,7 +81,7 @@ Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session
     const bool anywhere = cut.anywhere()[node];
     ranks.push_back(anywhere ? remote::kAnywhere : session.owner(owner));
     const bool elsewhere = !anywhere && owner != session.partition();
-    if (!elsewhere && !anywhere && !modules->starts_stream(id) && !hooks.has(id)) continue;
+    if (!elsewhere && !anywhere && !modules->starts_rng_stream(id) && !hooks.has(id)) continue;
     places_[tree.module(node).get()] = {this, id, elsewhere, anywhere};
   }
   session.job().set_model(modules, std::move(ranks));
@@ -99,7 +99,7 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
   const auto& hooks = session_.job().call_hooks();
-  return modules_->starts_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
+  return modules_->starts_rng_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
 }
 
 }  // namespace lamina::frontend

@@ -17,7 +17,7 @@ class TorchModules : public model::Modules {
   explicit TorchModules(const ModuleTree& tree);
 
   std::string name(base::ModuleId id) const override;
-  bool starts_stream(base::ModuleId id) const override { return streams_.at(id.value); }
+  bool starts_rng_stream(base::ModuleId id) const override { return streams_.at(id.value); }
   bool dynamic(base::ModuleId id) const override { return dynamic_.at(id.value); }
   // Whether each module under it is in training, one letter when all are alike; then, for predictions alone, which
   // parameters require gradients.

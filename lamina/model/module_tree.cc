@@ -127,7 +127,7 @@ std::vector<bool> ModuleTree::of_nodes(const std::vector<bool>& of_modules) cons
   return nodes;
 }
 
-std::vector<bool> ModuleTree::starts_stream() const {
+std::vector<bool> ModuleTree::starts_rng_stream() const {
   std::vector<bool> draws;
   for (const auto& module : modules_) draws.push_back(module.draws);
   return of_nodes(with_any(std::move(draws)));

@@ -83,7 +83,7 @@ class ModuleTree {
   std::vector<std::pair<std::string, int>> paths() const;
 
   // Says of each node whether its calls run in a random stream of their own: it, or what is under it, may draw.
-  std::vector<bool> starts_stream() const;
+  std::vector<bool> starts_rng_stream() const;
   // Says of each node whether its calls are waited for: it, or a module under it, is dynamic, or keeps statistics and
   // has parents in several nodes. So it sees its calls in the order of the program.
   std::vector<bool> waited_for() const;

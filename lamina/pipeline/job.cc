@@ -65,8 +65,8 @@ std::optional<base::Rank> place_of(const value::Value& arguments) {
   value::for_each_tensor(arguments, [&](const at::Tensor& tensor) {
     if (!source && tensor.defined() && value::is_pending(tensor)) source = remote::remote_value_of(tensor);
   });
-  if (!source || source->taken() || runtime::Activity::current() == nullptr) return std::nullopt;
-  for (const auto& made : remote::issued(*runtime::Activity::current()).calls) {
+  if (!source || source->taken() || runtime::ExecutionContext::current() == nullptr) return std::nullopt;
+  for (const auto& made : remote::issued(*runtime::ExecutionContext::current()).calls) {
     if (made->call->id == source->call()) return made->call->owner;
   }
   return std::nullopt;
@@ -220,13 +220,13 @@ std::vector<value::Value> Job::lead(base::Step step, int microbatches, const Bod
   for (int i = 0; i < microbatches; ++i) {
     const base::Microbatch microbatch(i);
     state_.run([this, step, microbatch, seed = seeds_.of(microbatch), body, results] {
-      runtime::Activity activity(slot_, step, microbatch, schedule::Phase::kStart, seed);
+      runtime::ExecutionContext context(slot_, step, microbatch, schedule::Phase::kStart, seed);
       auto outputs = body(microbatch);
       value::for_each_tensor(outputs, value::materialise);
-      activity.end_body();
-      calls_.learn_views(activity);
-      activity.retire();
-      calls_.settle(activity, calls_.held(activity, {}));
+      context.end_body();
+      calls_.learn_views(context);
+      context.retire();
+      calls_.settle(context, calls_.held(context, {}));
       results->outputs[microbatch.value] = std::move(outputs);
       ++results->ready;
     });
@@ -337,10 +337,10 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   const auto placed = owners_.at(id.value);
   const auto owner = placed == remote::kAnywhere ? place_of(arguments).value_or(rank()) : placed;
   if (owner == rank()) {
-    const auto stream = modules_->starts_stream(id) ? runtime::stream_here() : std::optional<runtime::Stream>();
+    const auto stream = modules_->starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>();
     return call_hooks_.call(*modules_, id, modules_->capture_state(id), std::move(arguments), /*remote=*/false);
   }
-  if (runtime::Activity::current() == nullptr) {
+  if (runtime::ExecutionContext::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
                                      ": call it inside a step function, in the thread that runs the step's body"));
   }
@@ -348,13 +348,13 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
 }
 
 void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale) {
-  runtime::Activity* activity = runtime::Activity::current();
-  if (activity == nullptr || !activity->leads()) {
+  runtime::ExecutionContext* context = runtime::ExecutionContext::current();
+  if (context == nullptr || !context->leads()) {
     throw base::UsageError("backward of the model outside the body of a step function");
   }
-  activity->end_forward();
-  activity->enter_backward();
-  activity->queue_again(schedule::Phase::kBackwardStart);
+  context->end_forward();
+  context->enter_backward();
+  context->queue_again(schedule::Phase::kBackwardStart);
   remote::run_backward(tensors, gradients, scale);
 }
 

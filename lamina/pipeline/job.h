@@ -20,7 +20,7 @@
 #include "lamina/runtime/parameter_flags.h"
 #include "lamina/runtime/running_statistics.h"
 #include "lamina/runtime/step_state.h"
-#include "lamina/runtime/streams.h"
+#include "lamina/runtime/rng_streams.h"
 #include "lamina/value/failure.h"
 
 namespace lamina::pipeline {

@@ -147,7 +147,7 @@ void bind_plan(py::module_& module) {
       .def_property_readonly(
           "ids", [](const ModuleTree& tree) { return of_nodes<std::uintptr_t>(tree, &ModuleTree::Node::id); })
       .def_property_readonly("homes", &ModuleTree::homes)
-      .def_property_readonly("starting_stream", [](const ModuleTree& tree) { return ids(tree, tree.starts_stream()); })
+      .def_property_readonly("starting_stream", [](const ModuleTree& tree) { return ids(tree, tree.starts_rng_stream()); })
       .def_property_readonly("waited_for", [](const ModuleTree& tree) { return ids(tree, tree.waited_for()); })
       .def("paths", &ModuleTree::paths)
       .def("tensors",

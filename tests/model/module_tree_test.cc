@@ -105,7 +105,7 @@ TEST(ModuleTree, StartsStreamsInWhatDrawsAndInAllAboveIt) {
   auto drawing = part(module("b.c", 4));
   drawing.draws = true;
   const auto tree = filled({module("", 1), module("a", 2), module("b", 3), drawing});
-  EXPECT_THAT(tree.starts_stream(), ElementsAre(true, false, true));
+  EXPECT_THAT(tree.starts_rng_stream(), ElementsAre(true, false, true));
 }
 
 TEST(ModuleTree, WaitsForWhatIsDynamicAndForStatisticsOfSeveralParents) {
