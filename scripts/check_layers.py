@@ -18,8 +18,6 @@ HASHES = Path("lamina/base/ids.h")  # keys of containers
 KNOWN_CIRCLES = {
     # The model that a job of the C++ face has made, and the job that a model belongs to.
     ("lamina/frontend/current", "lamina/frontend/model"),
-    # Recordings know nodes by the tracer's tree; the tracer turns recordings on.
-    ("lamina/frontend/recording", "lamina/frontend/tracer"),
     # The contract of references and the tensor that implements it, whose headers torch makes heavy.
     ("lamina/value/reference_impl", "lamina/value/reference_tensor"),
 }

@@ -61,10 +61,10 @@ class Router {
   // State kept while a call runs here.
   struct Scope {
     virtual ~Scope() = default;
+    virtual bool wants_result() const { return false; }
+    virtual void returned(const value::Value&) {}
   };
-  virtual std::unique_ptr<Scope> enter(base::ModuleId id) = 0;
-  virtual bool wants_results() const { return false; }
-  virtual void returned(base::ModuleId, const value::Value&) {}
+  virtual std::unique_ptr<Scope> enter(base::ModuleId id) = 0;  // may be nullptr
 };
 
 // True of an argument that stands for a value of another rank.

@@ -81,7 +81,7 @@ class Child : public frontend::HolderOf<T> {
     }
     const auto scope = place->router->enter(place->id);
     Result result(module.forward(std::forward<Args>(args)...));
-    if (place->router->wants_results()) place->router->returned(place->id, to_value(result));
+    if (scope && scope->wants_result()) scope->returned(to_value(result));
     return result;
   }
 

@@ -9,9 +9,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/frontend/serializer.h"
-#include "lamina/model/agreement.h"
 #include "lamina/model/values.h"
-#include "lamina/plan/plan_from_config.h"
 #include "lamina/value/released.h"
 
 namespace lamina::frontend {
@@ -20,7 +18,7 @@ namespace {
 using topology::Group;
 
 // Nothing where the model throws: it will do so again in the step, whose error that is.
-std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& example) {
+model::Costs traced(const ModuleTree& tree, const Example& example) {
   try {
     return trace(tree, example);
   } catch (const std::exception& error) {
@@ -32,10 +30,11 @@ std::optional<std::vector<Cost>> traced(const ModuleTree& tree, const Example& e
 
 // For whoever wonders why a Partition has no effect.
 void tell_of_ignored_scopes(const ModuleTree& tree) {
-  const auto count = std::ranges::count_if(tree.nodes(), [](const auto& node) {
-    const RegisteredChild* known = find_child(node.module.get());
-    return known != nullptr && known->scope;
-  });
+  int count = 0;
+  for (int node = 0; node < tree.size(); ++node) {
+    const RegisteredChild* known = find_child(tree.module(node).get());
+    if (known != nullptr && known->scope) ++count;
+  }
   if (count == 0) return;
   base::log_warning(base::str(count,
                               " modules became a Child while a Partition lived, which auto_partition ignores: set "
@@ -52,7 +51,7 @@ base::UsageError before_partition() {
 Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
-      tree_(std::move(root)),
+      tree_(std::move(root), !job_.session->config().auto_partition),
       backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
       noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
@@ -81,44 +80,32 @@ const std::string& Model::report() const {
 
 // Cutting.
 
-std::vector<int> Model::agree(const std::optional<Example>& example) {
+void Model::agree(const std::optional<Example>& example) {
   auto& session = *job_.session;
-  model::Statement statement{tree_.description()};
-  using Word = std::tuple<std::string, std::vector<int>, std::vector<int>>;
-  auto [table, owners, anywhere] = Word("", std::vector<int>(tree_.size()), {});
+  const bool scopes_count = !session.config().auto_partition;
+  tree_ = ModuleTree(tree_.root(), scopes_count);  // what was said of its modules by now counts
+  model::Proposal proposal;
   if (session.world().rank == base::Rank(0)) {
     try {
-      std::optional<std::vector<Cost>> costs;
+      model::Costs costs;
       if (example) costs = traced(tree_, *example);
-      const bool scopes_count = !session.config().auto_partition;
       if (!scopes_count) tell_of_ignored_scopes(tree_);
-      auto [rows, nodes] = planned_tree(tree_, costs, scopes_count);
-      if (session.world().size == 1) {  // whose partitions have become one
-        for (auto& row : rows) row.placed_at.reset();
-      }
-      const auto report = plan::plan_for(session.config(), rows);
-      table = plan::printed(rows, report, session.config());
-      for (std::size_t row = 0; job_.pipelined() && row < nodes.size(); ++row) {
-        owners[nodes[row]] = static_cast<int>(report.owners[row].value);
-        if (rows[row].anywhere) anywhere.push_back(nodes[row]);
-      }
+      proposal.plan =
+          model::plan_model(tree_, costs, session.config(), session.world().size, session.topology().size(Group::kPp));
     } catch (const std::exception& wrong) {
-      statement.error = wrong.what();
+      proposal.error = wrong.what();
     }
-    statement.word = to_value(Word(table, owners, anywhere));
   }
-  const auto words =
-      model::agree(statement, session.members(Group::kWorld), session.job().mailbox(), session.patience());
-  std::tie(report_, owners, anywhere) = from_value<Word>(words.front());
+  auto agreed = model::agree_on_cut(tree_, proposal, session.partition(), session.members(Group::kWorld),
+                                    session.job().mailbox(), session.patience());
+  cut_ = std::move(agreed.cut);
+  report_ = std::move(agreed.table);
   if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(report_.c_str(), stderr);
-  anywhere_.assign(tree_.size(), false);
-  for (const int node : anywhere) anywhere_[node] = true;
-  return owners;
 }
 
 void Model::cut(const std::optional<Example>& example) {
-  const auto owners = agree(example);
-  table_ = make_table(owners);
+  agree(example);
+  table_ = make_table();
   give_values();
   for (const auto& weak : job_.callbacks) {
     if (const auto callback = weak.lock())
@@ -126,13 +113,13 @@ void Model::cut(const std::optional<Example>& example) {
   }
   if (job_.pipelined()) keep_order();
   watch();
-  routing_ = std::make_shared<Routing>(tree_, owners, anywhere_, *job_.session);
+  routing_ = std::make_shared<Routing>(tree_, *cut_, *job_.session);
   set_router(routing_.get());
 }
 
 void Model::keep_order() {
   auto& job = job_.session->job();
-  const auto statistics = batch_norms(*tree_.nodes().front().module);
+  const auto statistics = batch_norms(*tree_.root());
   if (job_.session->config().deterministic_server) {
     remote::Tensors parameters;
     for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
@@ -150,13 +137,13 @@ void Model::keep_order() {
   job.set_statistics(std::move(here));
 }
 
-model::ParameterTable Model::make_table(const std::vector<int>& owners) const {
+model::ParameterTable Model::make_table() const {
   const auto& topology = job_.session->topology();
   std::vector<model::Parameter> rows;
   const auto add = [&](const std::vector<Held>& all, bool buffers) {
     for (const auto& held : all) {
-      rows.push_back(model::whole_in(base::Partition(owners[held.node]), held.name, held.tensor, buffers,
-                                     topology.size(Group::kDp)));
+      rows.push_back(
+          model::whole_in(cut_->owner_of(held.name), held.name, held.tensor, buffers, topology.size(Group::kDp)));
     }
   };
   add(tree_.parameters(), false);

@@ -15,6 +15,7 @@
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
 #include "lamina/frontend/tracer.h"
+#include "lamina/model/cut.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backward_watch.h"
 #include "lamina/pipeline/job.h"
@@ -92,13 +93,12 @@ class Model {
  private:
   void cut(const std::optional<Example>& example);
   void keep_order();
-  // The partition of each node.
-  std::vector<int> agree(const std::optional<Example>& example);
+  void agree(const std::optional<Example>& example);
   pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
   pipeline::StepResult run_first(pipeline::StepSpec spec);
   using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
   Changeable changeable() const;  // by a backward: gradients
-  model::ParameterTable make_table(const std::vector<int>& owners) const;
+  model::ParameterTable make_table() const;
   void give_values();
 
   // Replicas: see [Note: backward pass].
@@ -111,9 +111,9 @@ class Model {
 
   Current& job_;
   const ModelOptions options_;
-  const ModuleTree tree_;
+  ModuleTree tree_;
+  std::optional<model::Cut> cut_;               // none before the model is cut
   std::optional<model::ParameterTable> table_;  // none before the model is cut
-  std::vector<bool> anywhere_;                  // by node; see [Note: anywhere] in remote/anywhere.h
   std::string report_;
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;

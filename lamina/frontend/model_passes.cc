@@ -68,7 +68,7 @@ void Model::join(const std::function<void()>& loop, const JoinOptions& options) 
   reducer_->end_join();
 }
 
-bool Model::training() const { return tree_.nodes().front().module->is_training(); }
+bool Model::training() const { return tree_.root()->is_training(); }
 
 NamedTensors Model::own(const std::vector<Held>& all) const {
   NamedTensors mine;

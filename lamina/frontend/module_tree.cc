@@ -1,96 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/module_tree.h"
 
+#include <c10/util/Type.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <sstream>
+#include <array>
 
+#include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/calls.h"
 
 namespace lamina::frontend {
 namespace {
 
-std::string join(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
-
-// torch's Sequential calls what it holds by itself, not as a Child.
-bool calls_by_itself(const torch::nn::Module& module) {
-  return dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr;
+// [Note: drawing modules] Which modules run in a random stream of their own: those that may draw random numbers, and
+// those above them. Only of torch's own classes is it known which do not, so the rule looks at names of classes: it is
+// then the same in every layout.
+bool may_draw(const std::string& type) {
+  constexpr std::array kDraw = {"Dropout", "RReLU", "FractionalMaxPool", "RNN",
+                                "LSTM",    "GRU",   "Transformer",       "MultiheadAttention"};
+  return !type.starts_with("torch::nn::") ||
+         std::ranges::any_of(kDraw, [&](const char* word) { return type.find(word) != std::string::npos; });
 }
 
 }  // namespace
 
-ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root) {
-  add(root, "", -1, true);
-  for (const auto& named : root->named_parameters()) named_.emplace_back(named.key(), named.value());
-  for (const auto& named : root->named_buffers()) named_.emplace_back(named.key(), named.value());
+ModuleTree::ModuleTree(std::shared_ptr<torch::nn::Module> root, bool scopes_count) : scopes_count_(scopes_count) {
+  visit(root, "", true);
 }
 
-void ModuleTree::add(const std::shared_ptr<torch::nn::Module>& module, const std::string& name, int parent,
-                     bool called) {
-  const auto [place, is_new] = seen_.emplace(module.get(), called ? size() : -1);
-  if (!is_new) {
-    if (place->second >= 0) nodes_[place->second].shared = true;
-    return;
+void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const std::string& path, bool is_node) {
+  model::Module met{.path = path, .id = reinterpret_cast<std::uintptr_t>(module.get())};
+  met.type = c10::demangle(typeid(*module).name());
+  met.role = is_node ? model::Role::kCalled : model::Role::kPart;
+  met.same_everywhere = met.type.starts_with("torch::nn::");
+  met.draws = may_draw(met.type);
+  met.keeps_statistics = !batch_norms(*module).empty();
+  if (const Called* known = called(module.get())) {
+    met.dynamic = known->dynamic;
+    met.placed_at = known->partition || !scopes_count_ ? known->partition : known->scope;
   }
-  int node = parent;
-  if (called) {
-    node = size();
-    nodes_.push_back({name, parent, module});
-    parameter_ids_.emplace_back();
+  for (const auto& own : module->named_parameters(/*recurse=*/false)) met.tensors.push_back({own.key(), own.value()});
+  for (const auto& own : module->named_buffers(/*recurse=*/false)) {
+    met.tensors.push_back({own.key(), own.value(), /*buffer=*/true});
   }
-  hold(*module, name, node);
-  const bool by_itself = calls_by_itself(*module);
+  if (add(met)) modules_.push_back(module);
+  // torch's Sequential calls what it holds by itself, not as a Child.
+  const bool by_itself = dynamic_cast<const torch::nn::SequentialImpl*>(module.get()) != nullptr;
   for (const auto& child : module->named_children()) {
-    const bool is_node = !by_itself && frontend::find_child(child.value().get()) != nullptr;
-    add(child.value(), join(name, child.key()), node, is_node);
+    const bool is_called = !by_itself && frontend::find_child(child.value().get()) != nullptr;
+    visit(child.value(), path.empty() ? child.key() : path + "." + child.key(), is_called);
   }
 }
 
-void ModuleTree::hold(const torch::nn::Module& module, const std::string& name, int node) {
-  for (const auto& own : module.named_parameters(/*recurse=*/false)) {
-    if (!own.value().defined()) continue;
-    const auto [number, is_new] =
-        numbers_.emplace(own.value().unsafeGetTensorImpl(), static_cast<std::int64_t>(numbers_.size()));
-    if (is_new) parameters_.push_back({join(name, own.key()), own.value(), node});
-    auto& ids = parameter_ids_[node];
-    if (std::ranges::find(ids, number->second) == ids.end()) ids.push_back(number->second);
-  }
-  for (const auto& own : module.named_buffers(/*recurse=*/false)) {
-    if (!own.value().defined() || !buffers_seen_.emplace(own.value().unsafeGetTensorImpl(), true).second) continue;
-    buffers_.push_back({join(name, own.key()), own.value(), node});
-  }
-}
-
-int ModuleTree::node(const torch::nn::Module* module) const {
-  const auto found = seen_.find(module);
-  return found == seen_.end() ? -1 : found->second;
-}
-
-std::vector<Held> ModuleTree::tensors() const {
-  std::vector<Held> all = parameters_;
-  all.insert(all.end(), buffers_.begin(), buffers_.end());
-  return all;
-}
-
-std::vector<int> ModuleTree::holders(const at::Tensor& tensor) const {
-  std::vector<int> nodes;
-  const auto number = numbers_.find(tensor.unsafeGetTensorImpl());
-  if (number == numbers_.end()) return nodes;
-  for (int node = 0; node < size(); ++node) {
-    const auto& ids = parameter_ids_[node];
-    if (std::ranges::find(ids, number->second) != ids.end()) nodes.push_back(node);
-  }
-  return nodes;
-}
-
-std::string ModuleTree::description() const {
-  std::ostringstream lines;
-  for (const auto& node : nodes_) lines << "module \"" << node.name << "\": " << node.module->name() << "\n";
-  for (const auto& held : tensors()) {
-    lines << "tensor \"" << held.name << "\": " << held.tensor.sizes() << " " << held.tensor.scalar_type() << "\n";
-  }
-  return lines.str();
+std::vector<std::pair<std::string, at::Tensor>> ModuleTree::named() const {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (const auto& item : root()->named_parameters()) named.emplace_back(item.key(), item.value());
+  for (const auto& item : root()->named_buffers()) named.emplace_back(item.key(), item.value());
+  return named;
 }
 
 }  // namespace lamina::frontend

@@ -32,9 +32,12 @@ const void* memory_of(const at::Tensor& tensor) {
 }  // namespace
 
 struct Recording::Popped : Router::Scope {
-  explicit Popped(Recording& run) : run(run) {}
+  Popped(Recording& run, int node) : run(run), node(node) {}
   ~Popped() override { run.pop(); }
+  bool wants_result() const override { return true; }
+  void returned(const value::Value& result) override { run.returned(node, result); }
   Recording& run;
+  const int node;
 };
 
 Recording::Recording(const ModuleTree& tree)
@@ -69,14 +72,15 @@ std::optional<Place> Recording::find(const torch::nn::Module* module) {
 }
 
 std::unique_ptr<Router::Scope> Recording::enter(base::ModuleId id) {
-  push(static_cast<int>(id.value));
-  return std::make_unique<Popped>(*this);
+  const int node = static_cast<int>(id.value);
+  push(node);
+  return std::make_unique<Popped>(*this, node);
 }
 
-void Recording::returned(base::ModuleId id, const value::Value& result) {
+void Recording::returned(int node, const value::Value& result) {
   latest_bytes_ = 0;
   value::for_each_tensor(result, [&](const at::Tensor& tensor) { latest_bytes_ += bytes_of(tensor); });
-  costs_[id.value].output_bytes += latest_bytes_;
+  costs_[node].output_bytes += latest_bytes_;
 }
 
 void Recording::push(int node) {
@@ -135,7 +139,7 @@ void Recording::note_inputs(const at::RecordFunction& operation) {
   for (const c10::IValue& input : operation.inputs()) {
     for_each_tensor_of(input, [&](const at::Tensor& tensor) {
       if (outermost) counted_.insert(memory_of(tensor));
-      const auto holders = tree_.holders(tensor);
+      const auto& holders = tree_.holders(tensor);
       if (std::ranges::find(holders, stack_.back()) != holders.end()) return;
       costs_[stack_.back()].reads.insert(holders.begin(), holders.end());
     });

@@ -5,14 +5,16 @@
 
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <unordered_set>
 #include <vector>
 
 #include "lamina/frontend/calls.h"
-#include "lamina/frontend/tracer.h"
+#include "lamina/frontend/module_tree.h"
+#include "lamina/model/plan.h"
 
 namespace lamina::frontend {
+
+using model::Cost;
 
 // One run of a model in this thread, while it lives: what happens belongs to the innermost node that runs.
 class Recording : public Router {
@@ -25,8 +27,7 @@ class Recording : public Router {
   std::optional<Place> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId, std::int64_t, value::Value) override { return {}; }  // nothing is elsewhere
   std::unique_ptr<Scope> enter(base::ModuleId id) override;
-  bool wants_results() const override { return true; }
-  void returned(base::ModuleId id, const value::Value& result) override;
+  void returned(int node, const value::Value& result);
 
  private:
   struct Popped;

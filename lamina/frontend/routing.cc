@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/routing.h"
 
-#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <array>
-#include <map>
-#include <set>
-
-#include "lamina/frontend/batch_norms.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -18,52 +11,31 @@ namespace {
 
 constexpr char kEndOfTraining = '|';
 
-// [Note: drawing modules] Which modules run in a random stream of their own: those that may draw random numbers, and
-// those above them. Only of torch's own classes is it known which do not, so the rule looks at names of classes: it is
-// then the same in every layout.
-bool may_draw(const torch::nn::Module& module) {
-  const std::string type = c10::demangle(typeid(module).name());
-  if (!type.starts_with("torch::nn::")) return true;
-  constexpr std::array kDraw = {"Dropout", "RReLU", "FractionalMaxPool", "RNN",
-                                "LSTM",    "GRU",   "Transformer",       "MultiheadAttention"};
-  return std::ranges::any_of(kDraw, [&](const char* word) { return type.find(word) != std::string::npos; });
-}
+// A call that runs here, in a stream of its own, with hooks, or both.
+struct Here : Router::Scope {
+  Here(const TorchModules& modules, const model::CallHooks& hooks, base::ModuleId id)
+      : call(hooks.has(id) ? hooks.begin(id, /*remote=*/false) : nullptr),
+        stream(modules.starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>()) {}
+  bool wants_result() const override { return call != nullptr; }
+  void returned(const value::Value& result) override {
+    std::vector<at::Tensor> outputs;
+    value::for_each_tensor(result, [&](const at::Tensor& tensor) { outputs.push_back(tensor); });
+    call->end(outputs);
+  }
 
-bool varies(const torch::nn::Module& module) {
-  const RegisteredChild* known = find_child(&module);
-  return known != nullptr && known->dynamic;
-}
-
-struct InStream : Router::Scope {
-  std::optional<runtime::RngStream> stream = runtime::rng_stream_here();
+  const std::unique_ptr<model::HookedCall> call;
+  const std::optional<runtime::RngStream> stream;
 };
-
-// Modules of several parents that keep running statistics: their calls are waited for, so that they see them in the
-// order of the program.
-std::set<const torch::nn::Module*> shared_norms(const torch::nn::Module& root) {
-  std::map<const torch::nn::Module*, int> parents;
-  for (const auto& module : root.modules()) {
-    for (const auto& child : module->children()) ++parents[child.get()];
-  }
-  std::set<const torch::nn::Module*> shared;
-  for (const auto& [module, count] : parents) {
-    if (count > 1 && !batch_norms(*module).empty()) shared.insert(module);
-  }
-  return shared;
-}
 
 }  // namespace
 
-TorchModules::TorchModules(const ModuleTree& tree) {
-  const auto shared = shared_norms(*tree.nodes().front().module);
-  for (const auto& node : tree.nodes()) {
-    names_.push_back(node.name.empty() ? "the model" : node.name);
-    roots_.push_back(node.module);
-    parts_.push_back(node.module->modules());
-    parameters_.push_back(node.module->parameters());
-    streams_.push_back(std::ranges::any_of(parts_.back(), [](const auto& part) { return may_draw(*part); }));
-    dynamic_.push_back(std::ranges::any_of(
-        parts_.back(), [&](const auto& part) { return varies(*part) || shared.contains(part.get()); }));
+TorchModules::TorchModules(const ModuleTree& tree) : streams_(tree.starts_rng_stream()), dynamic_(tree.waited_for()) {
+  for (int node = 0; node < tree.size(); ++node) {
+    const auto& name = tree.nodes()[node].name;
+    names_.push_back(name.empty() ? "the model" : name);
+    roots_.push_back(tree.module(node));
+    parts_.push_back(roots_.back()->modules());
+    parameters_.push_back(roots_.back()->parameters());
   }
 }
 
@@ -95,19 +67,22 @@ void TorchModules::apply(base::ModuleId id, const std::string& state) {
   }
 }
 
-Routing::Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
-                 session::Session& session)
-    : session_(session) {
+Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session& session) : session_(session) {
   const auto modules = std::make_shared<TorchModules>(tree);
   modules_ = modules;
+  auto& hooks = session.job().call_hooks();
+  std::vector<std::string> names;
+  for (const auto& node : tree.nodes()) names.push_back(node.name);
+  hooks.number(names);
   std::vector<base::Rank> ranks;
   for (int node = 0; node < tree.size(); ++node) {
     const base::ModuleId id(node);
-    const base::Partition owner(owners[node]);
-    ranks.push_back(anywhere[node] ? remote::kAnywhere : session.owner(owner));
-    const bool elsewhere = !anywhere[node] && owner != session.partition();
-    if (!elsewhere && !anywhere[node] && !modules->starts_rng_stream(id)) continue;
-    places_[tree.nodes()[node].module.get()] = {this, id, elsewhere, anywhere[node]};
+    const base::Partition owner(cut.owners()[node]);
+    const bool anywhere = cut.anywhere()[node];
+    ranks.push_back(anywhere ? remote::kAnywhere : session.owner(owner));
+    const bool elsewhere = !anywhere && owner != session.partition();
+    if (!elsewhere && !anywhere && !modules->starts_rng_stream(id) && !hooks.has(id)) continue;
+    places_[tree.module(node).get()] = {this, id, elsewhere, anywhere};
   }
   session.job().set_model(modules, std::move(ranks));
 }
@@ -123,7 +98,8 @@ value::Value Routing::call(base::ModuleId id, std::int64_t kind, value::Value ar
 }
 
 std::unique_ptr<Router::Scope> Routing::enter(base::ModuleId id) {
-  return modules_->starts_rng_stream(id) ? std::make_unique<InStream>() : nullptr;
+  const auto& hooks = session_.job().call_hooks();
+  return modules_->starts_rng_stream(id) || hooks.has(id) ? std::make_unique<Here>(*modules_, hooks, id) : nullptr;
 }
 
 }  // namespace lamina::frontend

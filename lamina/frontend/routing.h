@@ -6,6 +6,7 @@
 
 #include "lamina/frontend/calls.h"
 #include "lamina/frontend/module_tree.h"
+#include "lamina/model/cut.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
@@ -37,9 +38,7 @@ class TorchModules : public model::Modules {
 // The calls of a model that is cut.
 class Routing : public Router {
  public:
-  // `anywhere`: per node, see [Note: anywhere] in remote/anywhere.h.
-  Routing(const ModuleTree& tree, const std::vector<int>& owners, const std::vector<bool>& anywhere,
-          session::Session& session);
+  Routing(const ModuleTree& tree, const model::Cut& cut, session::Session& session);
 
   std::optional<Place> find(const torch::nn::Module* module) override;
   value::Value call(base::ModuleId id, std::int64_t kind, value::Value arguments) override;

@@ -45,7 +45,7 @@ std::vector<Cost> run(const ModuleTree& tree, const Example& example) {
     if (tensor.defined()) tensor = tensor.detach().clone();
   });
   Recording one(tree);
-  one.returned(base::ModuleId(0), call_kind(example.kind)(*tree.nodes()[0].module, std::move(arguments)));
+  one.returned(0, call_kind(example.kind)(*tree.root(), std::move(arguments)));
   return one.finish();
 }
 
@@ -76,6 +76,10 @@ std::vector<Cost> trace(const ModuleTree& tree, const Example& example) {
     for (std::size_t node = 0; node < costs.size(); ++node) {
       keep_shortest(costs[node], again[node]);
     }
+  }
+  for (auto& cost : costs) {
+    cost.backward_us = 2 * cost.forward_us;
+    for (auto& stretch : cost.stretches) stretch.backward_us = 2 * stretch.forward_us;
   }
   return costs;
 }

@@ -6,7 +6,7 @@
 #include "lamina/base/ids.h"
 #include "lamina/value/value.h"
 
-// What the pipeline knows of a model: modules that can be called by number. A face adapts its own kind of module to
+// The model as the pipeline knows it: modules that can be called by number. A face adapts its own kind of module to
 // this (functions.h adapts C++ functions; the Python face adapts torch.nn.Module).
 namespace lamina::model {
 
@@ -17,7 +17,7 @@ class Modules {
   // For messages: "transformer.h.5".
   virtual std::string name(base::ModuleId id) const = 0;
 
-  // Whether what it returns must not be predicted from earlier calls.
+  // True where what it returns must not be predicted from earlier calls.
   virtual bool dynamic(base::ModuleId) const { return false; }
 
   // The caller's state that a call of the module should run under, in the face's own format; "" for none. Results are

@@ -3,6 +3,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_set>
 
@@ -12,6 +13,7 @@
 namespace lamina::model {
 namespace {
 
+using value::Dict;
 using value::List;
 using value::Value;
 using Rows = std::span<const Parameter>;
@@ -105,7 +107,24 @@ void release(const ParameterTable& table, Rows rows, const Memory& kept,
   }
 }
 
-// What is not to be freed: what lies here, and what of `later` is still to be read.
+// A rank's own parts as the dictionaries that travel.
+std::vector<Dict> state_portions(std::vector<Named> own, std::size_t portion_bytes) {
+  std::vector<Dict> portions;
+  std::size_t size_bytes = portion_bytes;
+  for (auto& [name, part] : own) {
+    if (size_bytes >= portion_bytes) {
+      portions.emplace_back();
+      size_bytes = 0;
+    }
+    value::for_each_tensor(part, [&](const at::Tensor& tensor) {
+      if (tensor.defined()) size_bytes += tensor.nbytes();
+    });
+    portions.back().items.emplace_back(std::move(name), std::move(part));
+  }
+  return portions;
+}
+
+// Memory that is not to be freed: what lies here, and what of `later` is still to be read.
 Memory kept_for(const ParameterTable& table, Rows later) {
   Memory kept;
   const auto keep = [&](const Parameter& row) {
@@ -134,16 +153,43 @@ void release_others(const ParameterTable& table, const std::function<std::string
   release(table, table.all(), kept_for(table, {}), why);
 }
 
+std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const base::Rank> pipeline,
+                          messaging::Mailbox& mailbox, const base::Patience& patience, std::size_t portion_bytes) {
+  const auto mine = state_portions(std::move(own), portion_bytes);
+  std::int64_t most = 0;  // all are in this call by then: what one sends alone would be taken by a later one
+  for (const auto& count : mailbox.all_gather(pipeline, static_cast<std::int64_t>(mine.size()), patience)) {
+    most = std::max(most, count.as<std::int64_t>());
+  }
+  std::vector<std::vector<Named>> of_ranks(pipeline.size());
+  const auto take = [&](std::size_t rank, const Value& portion) {
+    for (const auto& [name, part] : portion.as<Dict>().items) of_ranks[rank].emplace_back(name.as<std::string>(), part);
+  };
+  for (std::size_t i = 0; i < static_cast<std::size_t>(most); ++i) {
+    const Value portion = i < mine.size() ? mine[i] : Dict();
+    if (!to_first) {
+      const auto portions = mailbox.all_gather(pipeline, portion, patience);
+      for (std::size_t rank = 0; rank < portions.size(); ++rank) take(rank, portions[rank]);
+    } else if (mailbox.rank() != pipeline.front()) {
+      mailbox.send(pipeline.front(), kChannel, portion);
+    } else {
+      take(0, portion);
+      for (std::size_t rank = 1; rank < pipeline.size(); ++rank) {
+        take(rank, mailbox.receive(pipeline[rank], kChannel, patience));
+      }
+    }
+  }
+  std::vector<Named> all;
+  for (auto& parts : of_ranks) std::ranges::move(parts, std::back_inserter(all));
+  return all;
+}
+
 std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,
                                messaging::Mailbox& mailbox, const base::Patience& patience) {
-  List mine;
-  for (const auto* row : table.here()) mine.items.emplace_back(row->tensor.detach());
-  const auto everyone = mailbox.all_gather(pipeline, std::move(mine), patience);
-  std::vector<at::Tensor> values;
-  std::vector<std::size_t> taken(everyone.size());
-  for (const auto& row : table.all()) {
-    const auto partition = row.layout.partition.value;
-    values.push_back(everyone.at(partition).as<List>().items.at(taken.at(partition)++).as<at::Tensor>());
+  std::vector<Named> own;
+  for (const auto* row : table.here()) own.emplace_back(row->layout.name, row->tensor.detach());
+  std::vector<at::Tensor> values(table.all().size());
+  for (const auto& [name, value] : gather(std::move(own), /*to_first=*/false, pipeline, mailbox, patience)) {
+    values[table.find(name) - table.all().data()] = value.as<at::Tensor>();
   }
   return values;
 }

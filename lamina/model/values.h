@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/messaging/mailbox.h"
@@ -14,11 +15,11 @@ namespace lamina::model {
 
 inline constexpr std::size_t kPortionBytes = 1 << 28;
 
-// What differs between the faces when values are given away.
+// Differences between the faces when values are given away.
 struct ValueHooks {
   // Called before a portion's values are read, with its rows: makes those of rows here, or all on the first rank.
   std::function<void(std::span<const Parameter>)> make;
-  // What a use of a row on this rank says, which does not hold it; begins with where it is and a semicolon.
+  // Says what a use of a row on this rank is told, which does not hold it; begins with where it is and a semicolon.
   std::function<std::string(const Parameter&)> why;
 };
 
@@ -33,6 +34,15 @@ std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank
 // are alive (a transposed weight that a graph has saved), which say from then on, when they are read, why: they would
 // keep it, and hold what training elsewhere has overtaken. It stays where a tensor that is here lies in it, too.
 void release_others(const ParameterTable& table, const std::function<std::string(const Parameter&)>& why);
+
+// A part of a state: of a model's mostly a tensor.
+using Named = std::pair<std::string, value::Value>;
+
+// Collective over `pipeline`: the parts that its ranks own, rank by rank, on each of them, or on the first alone and
+// nothing on the others. They travel a portion of about so many bytes a rank at a time.
+std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const base::Rank> pipeline,
+                          messaging::Mailbox& mailbox, const base::Patience& patience,
+                          std::size_t portion_bytes = kPortionBytes);
 
 // Collective over `pipeline`: the values of all rows, in the table's order, detached, each from the rank that holds it.
 std::vector<at::Tensor> gather(const ParameterTable& table, std::span<const base::Rank> pipeline,

@@ -100,7 +100,7 @@ Job::~Job() { close(false); }
 void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners) {
   modules_ = std::move(modules);
   owners_ = std::move(owners);
-  server_.set_modules(modules_);
+  server_.set_modules(call_hooks_.around(modules_));
 }
 
 void Job::set_order(remote::Tensors parameters, bool forwards_change_the_model) {
@@ -394,7 +394,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   if (owner == rank()) {
     const auto stream =
         modules_->starts_rng_stream(id) ? runtime::rng_stream_here() : std::optional<runtime::RngStream>();
-    return modules_->call(id, modules_->capture_state(id), std::move(arguments));
+    return call_hooks_.call(*modules_, id, modules_->capture_state(id), std::move(arguments), /*remote=*/false);
   }
   if (runtime::ExecutionContext::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,

@@ -12,7 +12,7 @@
 #include "lamina/messaging/handlers.h"
 #include "lamina/messaging/mailbox.h"
 #include "lamina/messaging/presence.h"
-#include "lamina/model/modules.h"
+#include "lamina/model/call_hooks.h"
 #include "lamina/observe/recorder.h"
 #include "lamina/pipeline/first_call.h"
 #include "lamina/remote/execution_server.h"
@@ -79,6 +79,9 @@ class Job {
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners);
+
+  // Hooks around calls of its modules; see [Note: call hooks].
+  model::CallHooks& call_hooks() { return call_hooks_; }
 
   // In a deterministic job, before a step, on every rank: the parameters whose gradients this rank accumulates, and
   // whether forwards change the model (its buffers, but those given to set_statistics()), on whichever rank. Two runs
@@ -179,6 +182,7 @@ class Job {
   observe::Recorder recorder_;
   std::atomic<std::int64_t> steps_here_ = 0;
   const std::unique_ptr<transport::Transport> transport_;
+  model::CallHooks call_hooks_;
   std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
   runtime::RootSeeds seeds_;

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 
-#include "lamina/model/agreement.h"
+#include "lamina/model/cut.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
-#include "lamina/plan/call_order.h"
-#include "lamina/plan/plan_from_config.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -22,25 +20,61 @@ using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
 
-py::tuple plan_model(Session& session, const std::vector<py::dict>& rows) {
-  plan::ModuleTree tree;
-  for (const py::dict& row : rows) tree.push_back(to_node(row));
-  const plan::Report report = plan::plan_for(session.config(), tree);
-  std::vector<std::int64_t> owners;
-  for (auto owner : report.owners) owners.push_back(owner.value);
-  return py::make_tuple(owners, plan::printed(tree, report, session.config()), to_dict(tree, report));
+model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures) {
+  return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
+                           session.topology().size(Group::kPp));
 }
 
-py::list agree(Session& session, const std::string& description, const std::string& error, const py::object& word) {
-  const model::Statement statement{description, error, to_value(word)};
-  std::vector<value::Value> words;
+py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan* plan, const std::string& error,
+              const py::object& word) {
+  model::Proposal proposal{std::nullopt, error, to_value(word)};
+  if (plan != nullptr) proposal.plan = *plan;
+  const auto agreed = [&] {
+    const Release release;
+    return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld),
+                               session.job().mailbox(), session.patience());
+  }();
+  py::list words;
+  for (const auto& each : agreed.words) words.append(to_object(each));
+  return py::make_tuple(agreed.cut, agreed.table, words);
+}
+
+std::vector<int> hooked_modules(Session& session, const std::vector<std::string>& names) {
+  auto& hooks = session.job().call_hooks();
+  hooks.number(names);
+  std::vector<int> hooked;
+  for (int module = 0; module < static_cast<int>(names.size()); ++module) {
+    if (hooks.has(base::ModuleId(module))) hooked.push_back(module);
+  }
+  return hooked;
+}
+
+// Ends, and begins, without the GIL: hooks may wait for other ranks.
+struct BegunCall {
+  std::unique_ptr<model::HookedCall> call;
+  void end(const std::vector<at::Tensor>& outputs) { call->end(outputs); }
+  void fail() { call.reset(); }
+};
+
+std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote) {
+  return std::make_unique<BegunCall>(session.job().call_hooks().begin(base::ModuleId(module), remote));
+}
+
+// The parts of the model's state that ranks of this pipeline own as one, in the order of the plain model's; nothing on
+// all but the first of them where they go `to_first`.
+py::dict gather_state(Session& session, const model::Cut& cut, const py::dict& own, bool to_first,
+                      std::size_t portion_bytes) {
+  std::vector<model::Named> parts;
+  for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
-    words = model::agree(statement, session.members(Group::kWorld), session.job().mailbox(), session.patience());
+    parts = model::gather(std::move(parts), to_first, session.members(Group::kPp), session.job().mailbox(),
+                          session.patience(), portion_bytes);
+    std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut.position_of(each.first); });
   }
-  py::list objects;
-  for (const auto& each : words) objects.append(to_object(each));
-  return objects;
+  py::dict state;
+  for (const auto& [name, part] : parts) state[py::str(name)] = to_object(part);
+  return state;
 }
 
 // (name, tensor, is a buffer, partition)
@@ -116,7 +150,22 @@ std::string kind_of(Group group) {
 }
 
 void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session>>& kind) {
-  module.def("call_order", &plan::call_order, py::arg("parents"), py::arg("called"));
+  bind_plan(module);
+  py::class_<BegunCall>(module, "HookedCall")
+      .def("end", &BegunCall::end, py::arg("outputs"), py::call_guard<Release>())
+      .def("fail", &BegunCall::fail, py::call_guard<Release>());
+  py::class_<model::Cut>(module, "Cut")
+      .def(py::init([](const model::ModuleTree& tree, std::vector<int> owners, const std::vector<int>& anywhere,
+                       int here) { return model::Cut(tree, std::move(owners), anywhere, base::Partition(here)); }),
+           py::arg("tree"), py::arg("owners"), py::arg("anywhere"), py::arg("here"))
+      .def_property_readonly("owners", &model::Cut::owners)
+      .def_property_readonly("anywhere", &model::Cut::anywhere)
+      .def_property_readonly("here", [](const model::Cut& cut) { return cut.here().value; })
+      .def(
+          "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
+          py::arg("name"))
+      .def("owns", &model::Cut::owns, py::arg("name"))
+      .def("position_of", &model::Cut::position_of, py::arg("name"));
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
       .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),
@@ -129,8 +178,12 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
           },
           py::arg("tensors"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
-  kind.def("plan", &plan_model)
-      .def("agree", &agree, py::arg("description"), py::arg("error"), py::arg("word"))
+  kind.def("hooked_modules", &hooked_modules, py::arg("names"))
+      .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
+      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
+      .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
+      .def("gather_state", &gather_state, py::arg("cut"), py::arg("own"), py::arg("to_first"),
+           py::arg("portion_bytes") = model::kPortionBytes)
       .def("give_values", &give_values, py::arg("table"), py::arg("make"),
            py::arg("portion_bytes") = model::kPortionBytes)
       .def(

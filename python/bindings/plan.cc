@@ -9,43 +9,95 @@
 namespace lamina::python {
 namespace {
 
-// Takes the value of a key out of a row, where there is one.
-template <class T>
-void take(const py::dict& row, const char* key, T& into) {
-  if (!row.contains(key)) return;
-  into = row[key].cast<T>();
-  row.attr("pop")(key);
+using model::ModuleTree;
+using Tensors = std::vector<std::tuple<std::string, at::Tensor, bool, bool>>;  // name, tensor, is a buffer, has a shape
+
+model::Role role_of(const std::string& role) {
+  if (role == "called") return model::Role::kCalled;
+  return role == "part" ? model::Role::kPart : model::Role::kContainer;
 }
 
-}  // namespace
-
-plan::Node to_node(const py::dict& row) {
-  py::dict rest = row.attr("copy")();
-  int id = 0;
-  std::optional<int> placed_at;
-  plan::Node node;
-  take(rest, "id", id);
-  take(rest, "parent", node.parent);
-  take(rest, "name", node.name);
-  take(rest, "forward_us", node.forward_us);
-  take(rest, "backward_us", node.backward_us);
-  take(rest, "parameter_bytes", node.parameter_bytes);
-  take(rest, "activation_bytes", node.activation_bytes);
-  take(rest, "output_bytes", node.output_bytes);
-  take(rest, "parameter_ids", node.parameter_ids);
-  take(rest, "callable", node.callable);
-  take(rest, "placed_at", placed_at);
-  take(rest, "together", node.together);
-  take(rest, "anywhere", node.anywhere);
-  std::vector<std::tuple<int, double, double, std::int64_t, bool>> stretches;
-  take(rest, "stretches", stretches);
-  for (const auto& [at, forward_us, backward_us, value_bytes, works] : stretches) {
-    node.stretches.push_back({at, forward_us, backward_us, value_bytes, works});
+void add(ModuleTree& tree, const std::string& path, std::uintptr_t id, const std::string& type, const std::string& role,
+         const Tensors& tensors, bool indivisible, bool same_everywhere, bool draws, bool dynamic,
+         bool keeps_statistics, std::optional<int> placed_at) {
+  model::Module module{
+      path, id, type, role_of(role), indivisible, same_everywhere, draws, dynamic, keeps_statistics, placed_at};
+  for (const auto& [name, tensor, buffer, has_shape] : tensors) {
+    module.tensors.push_back({name, tensor, buffer, has_shape});
   }
-  if (placed_at) node.placed_at = base::Partition(*placed_at);
-  if (py::len(rest) > 0)
-    throw base::InternalError(base::str("a module of a plan has no keys ", py::str(rest).cast<std::string>()));
-  return node;
+  tree.add(module);
+}
+
+template <class T, class Member>
+std::vector<T> of_nodes(const ModuleTree& tree, Member member) {
+  std::vector<T> values;
+  for (const auto& node : tree.nodes()) values.push_back(node.*member);
+  return values;
+}
+
+py::set ids(const ModuleTree& tree, const std::vector<bool>& wanted) {
+  py::set ids;
+  for (int node = 0; node < tree.size(); ++node) {
+    if (wanted[node]) ids.add(py::int_(tree.nodes()[node].id));
+  }
+  return ids;
+}
+
+template <class T>
+void take(const py::handle& from, const char* name, T& into) {
+  into = from.attr(name).cast<T>();
+}
+
+model::Cost to_cost(const py::handle& measures) {
+  model::Cost cost;
+  take(measures, "order", cost.order);
+  take(measures, "calls", cost.calls);
+  take(measures, "forward_us", cost.forward_us);
+  take(measures, "backward_us", cost.backward_us);
+  take(measures, "activation_bytes", cost.activation_bytes);
+  take(measures, "output_bytes", cost.output_bytes);
+  take(measures, "reads", cost.reads);
+  take(measures, "ties", cost.ties);
+  for (const auto& each : measures.attr("stretches")) {
+    auto& stretch = cost.stretches.emplace_back();
+    take(each, "at", stretch.at);
+    take(each, "forward_us", stretch.forward_us);
+    take(each, "backward_us", stretch.backward_us);
+    take(each, "value_bytes", stretch.value_bytes);
+    take(each, "works", stretch.works);
+  }
+  return cost;
+}
+
+// The keys of a node in a plan's file, and its place by hand.
+py::dict to_dict(const plan::Node& node, int id) {
+  py::dict row;
+  row["id"] = id;
+  row["parent"] = node.parent;
+  row["name"] = node.name;
+  row["parameter_bytes"] = node.parameter_bytes;
+  row["parameter_ids"] = node.parameter_ids;
+  row["callable"] = node.callable;
+  row["placed_at"] = node.placed_at ? py::object(py::int_(node.placed_at->value)) : py::none();
+  if (node.anywhere) row["anywhere"] = true;
+  row["forward_us"] = node.forward_us;
+  row["backward_us"] = node.backward_us;
+  row["activation_bytes"] = node.activation_bytes;
+  row["output_bytes"] = node.output_bytes;
+  py::list stretches;
+  for (const auto& each : node.stretches) {
+    stretches.append(py::make_tuple(each.at, each.forward_us, each.backward_us, each.value_bytes, each.works));
+  }
+  row["stretches"] = stretches;
+  row["together"] = node.together;
+  return row;
+}
+
+py::tuple rows(const ModuleTree& tree, const py::object& measures) {
+  const auto [rows, nodes] = model::plan_rows(tree, to_costs(measures));
+  py::list dicts;
+  for (std::size_t row = 0; row < rows.size(); ++row) dicts.append(to_dict(rows[row], static_cast<int>(row)));
+  return py::make_tuple(dicts, nodes);
 }
 
 py::dict to_dict(const plan::ModuleTree& tree, const plan::Report& report) {
@@ -71,6 +123,45 @@ py::dict to_dict(const plan::ModuleTree& tree, const plan::Report& report) {
   result["bubble"] = report.bubble;
   result["warning"] = report.warning;
   return result;
+}
+
+}  // namespace
+
+model::Costs to_costs(const py::object& measures) {
+  if (measures.is_none()) return std::nullopt;
+  std::vector<model::Cost> costs;
+  for (const auto& each : measures) costs.push_back(to_cost(each));
+  return costs;
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<ModuleTree>(module, "ModuleTree")
+      .def(py::init<>())
+      .def("add", &add, py::arg("path"), py::arg("id"), py::arg("type"), py::arg("role"), py::arg("tensors"),
+           py::kw_only(), py::arg("indivisible") = false, py::arg("same_everywhere") = false, py::arg("draws") = false,
+           py::arg("dynamic") = false, py::arg("keeps_statistics") = false, py::arg("placed_at") = py::none())
+      .def_property_readonly(
+          "names", [](const ModuleTree& tree) { return of_nodes<std::string>(tree, &ModuleTree::Node::name); })
+      .def_property_readonly("parents",
+                             [](const ModuleTree& tree) { return of_nodes<int>(tree, &ModuleTree::Node::parent); })
+      .def_property_readonly(
+          "ids", [](const ModuleTree& tree) { return of_nodes<std::uintptr_t>(tree, &ModuleTree::Node::id); })
+      .def_property_readonly("homes", &ModuleTree::homes)
+      .def_property_readonly("starting_stream",
+                             [](const ModuleTree& tree) { return ids(tree, tree.starts_rng_stream()); })
+      .def_property_readonly("waited_for", [](const ModuleTree& tree) { return ids(tree, tree.waited_for()); })
+      .def("paths", &ModuleTree::paths)
+      .def("tensors",
+           [](const ModuleTree& tree) {
+             std::vector<std::tuple<std::string, at::Tensor, int>> tensors;
+             for (const auto& held : tree.tensors()) tensors.emplace_back(held.name, held.tensor, held.node);
+             return tensors;
+           })
+      .def("description", &ModuleTree::description)
+      .def("rows", &rows, py::arg("measures") = py::none());
+  py::class_<model::Plan>(module, "Plan").def_property_readonly("report", [](const model::Plan& plan) {
+    return to_dict(plan.rows, plan.report);
+  });
 }
 
 }  // namespace lamina::python

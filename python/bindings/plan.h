@@ -3,14 +3,14 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "lamina/plan/report.h"
+#include "lamina/model/plan.h"
 
 namespace lamina::python {
 
-// A row of the tree as Session.plan takes it: the keys of a node in a plan's file, with "parameter_ids", "callable",
-// "placed_at" and "together". Only "parent" and "name" have to be there; an unknown key is an error.
-plan::Node to_node(const py::dict& row);
+// Adds the tree of a model, and the plan that is made from it.
+void bind_plan(py::module_& module);
 
-py::dict to_dict(const plan::ModuleTree& tree, const plan::Report& report);
+// Measures that a trace took of each node (`tracing/record.py`); None where there was none.
+model::Costs to_costs(const py::object& measures);
 
 }  // namespace lamina::python

@@ -171,21 +171,15 @@ class Session:
         """Waits until `rank` is lost and says why; "" when it is not in that time."""
 
     # The model.
-    def plan(self, tree: Sequence[dict[str, Any]]) -> tuple[list[int], str, dict[str, Any]]:
-        """Owners (a partition per node), the table that describes them, and the same as data.
-
-        A row per node, parents first, children in the order in which they are called: "id" (its position), "parent" (-1
-        for the root), "name"; per microbatch, without children: "forward_us", "backward_us", "activation_bytes",
-        "output_bytes"; "parameter_bytes" and "parameter_ids" of its own parameters (an id in two rows is a shared
-        parameter), "callable", "placed_at" (a partition, by hand, or None), and "together" (nodes that have to be owned
-        with this one). All but "parent" and "name" may be left out. See lamina/plan/module_tree.h.
-
-        The data: {"partition": {name: partition}, "stages": [{"partition", "time_us", "parameter_bytes",
-        "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble", "warning"}; times are None where no row has any.
-        See lamina/plan/report.h."""
-    def agree(self, description: str, error: str, word: object) -> list[Any]:
-        """Collective over the world: the words of all ranks. ConfigError with the error of world rank 0, if it has one;
-        UsageError where descriptions differ from its own, which names the first line that does."""
+    def plan(self, tree: ModuleTree, measures: Sequence[Any] | None) -> Plan:
+        """Says who is to own what, as the configuration asks, given what a trace has measured of each node."""
+    def cut(self, tree: ModuleTree, plan: Plan | None, error: str, word: object) -> tuple[Cut, str, list[Any]]:
+        """Collective over the world: the plan of world rank 0 on all ranks, as it is printed, and the words of all.
+        ConfigError with the error of world rank 0, if it has one; UsageError where a rank has another model, which
+        names the first line of the description that differs."""
+    def gather_state(self, cut: Cut, own: dict[str, Any], to_first: bool, portion_bytes: int = ...) -> dict[str, Any]:
+        """Collective over the pipeline: what its ranks own of the model's state as one, in the plain model's order, on
+        each, or else on the first alone and nothing on the others. It travels in portions of about so many bytes."""
     def give_values(
         self, table: ParameterTable, make: Callable[[list[torch.Tensor]], None], portion_bytes: int = ...
     ) -> int:
@@ -203,6 +197,10 @@ class Session:
         """Collective over this rank's pipeline: the norms of what its ranks measure of the model's parameters, in the
         model's order; those of other tensors come last. Given as (a parameter or its gradient, what is measured of
         it)."""
+    def hooked_modules(self, names: Sequence[str]) -> list[int]:
+        """Numbers the model's modules; returns those whose calls have hooks."""
+    def begin_call(self, module: int, remote: bool) -> HookedCall:
+        """A call of such a module on this rank."""
     def set_model(
         self,
         names: Sequence[str],
@@ -274,9 +272,83 @@ class Session:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
 
-def call_order(parents: Sequence[int], called: Sequence[int | None]) -> list[int]:
-    """The nodes of a tree in the order that a plan takes them in: parents before children, these in the order of their
-    first calls; a node that never was called comes where the first node in it was. The root's parent is -1."""
+class ModuleTree:
+    """The modules that can be owned: see [Note: module tree] in lamina/model/module_tree.h.
+
+    Attributes:
+        names, parents, ids: per node; the root is node 0, with the parent -1.
+        homes: by id of each module, the node that it is, or is part of.
+        starting_stream, waited_for: ids of the nodes whose calls run in a random stream of their own, and are waited
+            for.
+    """
+
+    names: list[str]
+    parents: list[int]
+    ids: list[int]
+    homes: dict[int, int]
+    starting_stream: set[int]
+    waited_for: set[int]
+    def add(
+        self,
+        path: str,
+        id: int,
+        type: str,
+        role: Literal["called", "container", "part"],
+        tensors: Sequence[tuple[str, torch.Tensor, bool, bool]],
+        *,
+        indivisible: bool = False,
+        same_everywhere: bool = False,
+        draws: bool = False,
+        dynamic: bool = False,
+        keeps_statistics: bool = False,
+        placed_at: int | None = None,
+    ) -> None:
+        """A module in one of its places, parents first. Its tensors: name, tensor, is it a buffer, has it a shape."""
+    def paths(self) -> list[tuple[str, int]]:
+        """Gives the home of each module, under each of its names."""
+    def tensors(self) -> list[tuple[str, torch.Tensor, int]]:
+        """(name, tensor, node) of every parameter, then of every buffer, each once."""
+    def description(self) -> str:
+        """A line for each module and tensor: equal texts, equal models."""
+    def rows(self, measures: Sequence[Any] | None = None) -> tuple[list[dict[str, Any]], list[int]]:
+        """The rows of a plan, children in the order of their first calls, and the node that each stands for. Keys:
+        those of a node in a plan's file, with the position as "id", and "placed_at", a partition or None."""
+
+class Plan:
+    """Says who is to own what.
+
+    Attributes:
+        report: {"partition": {name: partition}, "stages": [{"partition", "time_us", "parameter_bytes", "memory_bytes",
+            "out_bytes"}], "predicted_step_us", "bubble", "warning"}; times are None where no node has any. See
+            lamina/plan/report.h.
+    """
+
+    report: dict[str, Any]
+
+class HookedCall:
+    """A call of a module that has hooks: see [Note: call hooks] in lamina/model/call_hooks.h. Either ends it."""
+
+    def end(self, outputs: Sequence[torch.Tensor]) -> None: ...
+    def fail(self) -> None: ...
+
+class Cut:
+    """A model that is cut: see lamina/model/cut.h.
+
+    Attributes:
+        owners, anywhere: per node, its partition, and whether it runs where its argument lies.
+        here: this rank's partition.
+    """
+
+    owners: list[int]
+    anywhere: list[bool]
+    here: int
+    def __init__(self, tree: ModuleTree, owners: Sequence[int], anywhere: Sequence[int], here: int) -> None: ...
+    def owner_of(self, name: str) -> int:
+        """The partition of a parameter, buffer or module, or of any other part of a state dict."""
+    def owns(self, name: str) -> bool:
+        """True where this rank does."""
+    def position_of(self, name: str) -> int:
+        """The place of its module on a walk over the model."""
 
 class ParameterTable:
     """The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""

@@ -6,7 +6,9 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "lamina/frontend/current.h"
 #include "tests/frontend/models.h"
+#include "tests/model/recorded_calls.h"
 
 namespace {
 
@@ -89,6 +91,30 @@ void placement() {
          "other parameters are local");
   expect(sgd->param_groups()[0].params().size() == 2, "the optimizer has parameters of the other rank");
   expect(model.partition_report().find("1: [there]") != std::string::npos, model.partition_report());
+  shutdown();
+}
+
+void hooked_calls() {
+  init({{"partitions", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(Placed{});
+  const auto recorded = std::make_shared<model::RecordedCalls>();
+  frontend::current().session->job().call_hooks().add(recorded, {"here", "here.linear", "there", "there.linear"});
+  const auto train = step([&](const Tensor& x) { model.backward(model(x)); });
+  const auto evaluate = step([&](const Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    return model(x);
+  });
+  const auto ones = torch::ones({2, kWidth});
+  const std::string forward =
+      rank() == 0 ? "here( here.linear( )here.linear )here" : "~there( there.linear( )there.linear ~)there";
+  const std::string backward =
+      rank() == 0 ? " here[ here.linear[ ]here.linear ]here" : " ~there[ there.linear[ ]there.linear ~]there";
+  for (int i = 0; i < 2; ++i) {  // the second call is predicted
+    train(ones);
+    if (const auto heard = recorded->take(); heard != forward + backward) expect(false, "hooks heard " + heard);
+  }
+  evaluate(ones);
+  if (const auto heard = recorded->take(); heard != forward) expect(false, "hooks heard " + heard);
   shutdown();
 }
 
@@ -546,10 +572,11 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups,     placement,         ignored_scopes,         clipping,         states,
-                            errors,     evaluation,        uneven_batches,         random_numbers,   varying,
-                            writes,     first_step_fails,  calls_a_part_first,     freezing,         refusals,
-                            containers, threads_of_a_body, replicas_fail_together, different_models, left_open})
+  for (const auto& check : {groups,   placement,  hooked_calls,      ignored_scopes,         clipping,
+                            states,   errors,     evaluation,        uneven_batches,         random_numbers,
+                            varying,  writes,     first_step_fails,  calls_a_part_first,     freezing,
+                            refusals, containers, threads_of_a_body, replicas_fail_together, different_models,
+                            left_open})
     check();
   return failures == 0 ? 0 : 1;
 }

@@ -31,12 +31,12 @@ struct TwinImpl : torch::nn::Module {
 };
 
 nlohmann::json rows(bool traced) {
-  const ModuleTree tree(std::make_shared<TwinImpl>());
-  std::optional<std::vector<Cost>> costs;
+  const ModuleTree tree(std::make_shared<TwinImpl>(), false);
+  model::Costs costs;
   const auto words = torch::zeros({2, 3}, torch::kLong);
   if (traced) costs = trace(tree, {CallKind<TwinImpl, Tensor>::number, value::Tuple{{words}}});
   auto found = nlohmann::json::array();
-  for (const auto& row : planned_tree(tree, costs, false).first) {
+  for (const auto& row : model::plan_rows(tree, costs).first) {
     found.push_back({{"name", row.name},
                      {"parent", row.parent},
                      {"parameter_bytes", row.parameter_bytes},

@@ -36,7 +36,7 @@ struct SampleImpl : torch::nn::Module {
 
 struct Traced {
   std::shared_ptr<SampleImpl> root = std::make_shared<SampleImpl>();
-  ModuleTree tree{root};
+  ModuleTree tree{root, true};
   Example example{CallKind<SampleImpl, Tensor>::number, value::Tuple{{torch::ones({8, 4})}}};
   int node(const std::string& name) const {
     for (int i = 0; i < tree.size(); ++i) {
@@ -93,7 +93,7 @@ TEST(Trace, ThrowsWhatTheModelThrowsAndLeavesItsCallsAsTheyWere) {
 
 TEST(PlannedTree, HasChildrenInTheOrderOfTheirCallsAndTiesReadersToWhatTheyRead) {
   const Traced traced;
-  const auto [rows, nodes] = planned_tree(traced.tree, trace(traced.tree, traced.example), true);
+  const auto [rows, nodes] = model::plan_rows(traced.tree, trace(traced.tree, traced.example));
   std::vector<std::string> names;
   for (const auto& row : rows) names.push_back(row.name);
   EXPECT_EQ(names, (std::vector<std::string>{"", "first", "norm", "drop", "last", "never", "table"}));
@@ -133,9 +133,9 @@ struct FlatImpl : torch::nn::Module {
 };
 
 plan::ModuleTree planned(const std::shared_ptr<FlatImpl>& model) {
-  const ModuleTree tree(model);
+  const ModuleTree tree(model, true);
   const Example example{CallKind<FlatImpl, Tensor>::number, value::Tuple{{torch::ones({128, 64})}}};
-  return planned_tree(tree, trace(tree, example), true).first;
+  return model::plan_rows(tree, trace(tree, example)).first;
 }
 
 plan::Report plan_over(int partitions, const plan::ModuleTree& rows) {
@@ -203,10 +203,11 @@ struct ScopedImpl : torch::nn::Module {
 };
 
 TEST(PlannedTree, PlacesByScopesOnlyWhereTheyCountAndBySetPartitionAlways) {
-  const ModuleTree tree(std::make_shared<ScopedImpl>());
+  const auto model = std::make_shared<ScopedImpl>();
   const auto placed = [&](bool scopes_count) {
+    const ModuleTree tree(model, scopes_count);
     std::vector<std::optional<base::Partition>> partitions;
-    for (const auto& row : planned_tree(tree, std::nullopt, scopes_count).first) partitions.push_back(row.placed_at);
+    for (const auto& row : model::plan_rows(tree, std::nullopt).first) partitions.push_back(row.placed_at);
     return partitions;
   };
   using Partitions = std::vector<std::optional<base::Partition>>;

@@ -11,7 +11,7 @@ namespace {
 
 using value::Value;
 
-// What each of three ranks is told or, after an exclamation mark, has thrown.
+// The words that each of three ranks is told or, after an exclamation mark, has thrown.
 std::vector<std::string> agree_all(const std::vector<Statement>& statements) {
   messaging::Mailboxes boxes(3, 1);
   std::vector<std::string> told(3);

@@ -11,7 +11,7 @@
 namespace lamina::model {
 namespace {
 
-// What each of three ranks finds, which gives `measured(table)`.
+// The norm that each of three ranks finds, which gives `measured(table)`.
 std::vector<std::vector<double>> norms_of_all(
     const std::function<std::vector<Measured>(const ParameterTable&, int rank)>& measured, double norm_type = 2) {
   messaging::Mailboxes boxes(3, 1);

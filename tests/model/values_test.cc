@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/value/released.h"
 #include "tests/model/tables.h"
 
@@ -125,6 +126,25 @@ TEST(Values, AreGatheredInTheModelsOrderFromThoseThatHoldThem) {
     EXPECT_TRUE(at::equal(values[1], at::full({2, 3}, 1.0)));
   });
   for (const auto& error : errors) EXPECT_EQ(error, nullptr);
+}
+
+TEST(Values, OfAnyNumberAreGatheredAPortionAtATimeToAllOrToTheFirstAlone) {
+  for (const bool to_first : {false, true}) {
+    messaging::Mailboxes boxes(3, 1);
+    const auto errors = boxes.run([&](int rank) {
+      std::vector<Named> own;  // none on the first rank, and three portions on the last
+      for (int i = 0; i < rank * 3; ++i) own.emplace_back(base::str(rank, i), at::full({4}, i, at::kDouble));
+      own.emplace_back(base::str(rank, "-extra"), std::string("object"));
+      const auto all = gather(std::move(own), to_first, boxes.ranks(), boxes[rank], kPatience, /*portion_bytes=*/64);
+      std::string names;
+      for (const auto& [name, part] : all) names += name + " ";
+      EXPECT_EQ(names, to_first && rank > 0 ? "" : "0-extra 10 11 12 1-extra 20 21 22 23 24 25 2-extra ");
+      if (names.empty()) return;
+      EXPECT_TRUE(at::equal(all[9].second.as<at::Tensor>(), at::full({4}, 4, at::kDouble)));
+      EXPECT_EQ(all.back().second.as<std::string>(), "object");
+    });
+    for (const auto& error : errors) EXPECT_EQ(error, nullptr);
+  }
 }
 
 }  // namespace

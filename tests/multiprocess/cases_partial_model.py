@@ -8,6 +8,7 @@ import pytest
 import torch
 from multiprocess.cases_api import *  # noqa: F403
 from multiprocess.cases_attributes import *  # noqa: F403
+from multiprocess.cases_hooks import *  # noqa: F403
 from multiprocess.cases_tracing import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn

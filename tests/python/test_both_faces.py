@@ -13,7 +13,7 @@ from launch.launcher_harness import ROOT, command
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.tracing.trace import Call, TraceOptions, planned_rows, trace
+from lamina.tracing.trace import Call, TraceOptions, trace
 
 WIDTH = 8
 COMPARED = ("name", "parent", "parameter_bytes", "parameter_ids", "output_bytes", "together")
@@ -55,7 +55,7 @@ def ours(traced):
     """The rows of the Python face, without the list of modules, which is no child of the C++ one's."""
     tree = ModuleTree(Twin())
     call = Call((torch.zeros(2, 3, dtype=torch.long),), {})
-    rows, _ = planned_rows(tree, trace(tree, call, TraceOptions()).measures if traced else None)
+    rows, _ = tree.filled().rows(trace(tree, call, TraceOptions()).measures if traced else None)
     place, kept = {-1: -1}, []
     for number, row in enumerate(rows):
         if row["callable"]:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary optimizers of a distributed model."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 import lamina
+from lamina import _lamina
 from lamina.model.partitioned import PartitionedModel
 from lamina.modules.tree import ModuleTree
 from lamina.optim.param_groups import trim
@@ -18,8 +17,9 @@ OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.
 def cut(partition):
     """A model of three layers, of which partition 1 owns the middle one."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    session = SimpleNamespace(group_rank=lambda kind: partition)
-    return module, PartitionedModel(ModuleTree(module), [0, 0, 1, 0], {}, session)
+    tree = ModuleTree(module)
+    cut = _lamina.Cut(tree.filled(), [0, 0, 1, 0], [], partition)
+    return module, PartitionedModel(tree, cut, {}, session=None)
 
 
 def test_it_is_the_same_optimizer(start):

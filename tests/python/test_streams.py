@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lamina
 from lamina.modules import rng_streams
+from lamina.modules.tree import ModuleTree
 
 BATCH = torch.ones(8, 4)
 
@@ -211,8 +212,10 @@ class Other(nn.Linear):
 @pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.LSTM(2, 2), nn.Dropout().eval(), Other(2, 2)])
 def test_modules_that_may_draw_and_those_above_them_start_streams(start, part):
     leaf, above = nn.Linear(2, 2), nn.Sequential(part)
-    tree = [nn.Sequential(leaf, above), leaf, above, part]
-    assert rng_streams.agree(tree, lamina.job.current.session()) == [True, False, True, True]
+    tree = ModuleTree(nn.Sequential(leaf, above))
+    starting = [id(module) in tree.filled().starting_stream for module in tree.modules]
+    assert tree.modules == [tree.root, leaf, above, part]
+    assert rng_streams.agree(starting, lamina.job.current.session()) == [True, False, True, True]
 
 
 def test_a_module_with_code_hung_on_it_may_draw():

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.costs import CPU
-from lamina.tracing.trace import Call, TraceOptions, is_tracing, options_of, planned_rows, summary, trace
+from lamina.tracing.trace import Call, TraceOptions, is_tracing, options_of, summary, trace
 
 X = torch.randn(4, 8)
 MEASURED = [TraceOptions(), TraceOptions(memory=True), TraceOptions(times=True)]
@@ -111,7 +111,7 @@ class Chain(nn.Module):
 
 def test_rows_are_in_the_order_of_the_calls():
     tree = ModuleTree(Chain())
-    rows, nodes = planned_rows(tree, trace(tree, Call((X,), {}), TraceOptions()).measures)
+    rows, nodes = tree.filled().rows(trace(tree, Call((X,), {}), TraceOptions()).measures)
     assert [row["name"] for row in rows] == ["", "first", "blocks", "blocks.1", "blocks.0", "last", "idle"]
     assert [row["id"] for row in rows] == list(range(7))
     assert [row["parent"] for row in rows] == [-1, 0, 0, 2, 2, 0, 0]
@@ -200,7 +200,7 @@ def test_what_a_module_reads_of_another(read, nodes, options):
     tree = ModuleTree(Reads(read))
     found = trace(tree, Call((X,), {}), options)
     assert {tree.names[node] for node in found.measures[0].reads} == nodes
-    rows, _ = planned_rows(tree, found.measures)
+    rows, _ = tree.filled().rows(found.measures)
     assert {rows[other]["name"] for other in rows[0]["together"]} == nodes
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.tracing.trace import Call, TraceOptions, planned_rows, trace
+from lamina.tracing.trace import Call, TraceOptions, trace
 from lamina.util.contents import changed, changed_by_more_than_counting, content
 
 X = torch.randn(4, 8)
@@ -75,7 +75,7 @@ def test_what_two_modules_use_and_one_sets_ties_them_and_what_is_between(use, at
     assert found.measures is not None
     names = {tie.attribute: {tree.names[node] for node in tie.nodes} for tie in found.ties}
     assert names == ({f"middle.inner.{attribute}": {"", "middle", "middle.inner"}} if attribute else {})
-    rows, _ = planned_rows(tree, found.measures)
+    rows, _ = tree.filled().rows(found.measures)
     together = {rows[other]["name"] for row in rows if row["name"] == "middle" for other in row["together"]}
     assert together == ({"", "middle.inner"} if attribute else set())
 

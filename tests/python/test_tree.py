@@ -33,7 +33,7 @@ def test_each_module_once_parents_first():
 
 
 def test_bytes_shared_ids_and_what_is_called():
-    rows = {row["name"]: row for row in ModuleTree(Tied()).rows()}
+    rows = {row["name"]: row for row in ModuleTree(Tied()).filled().rows()[0]}
     assert [rows[name]["parameter_bytes"] for name in ("", "embedding", "blocks", "blocks.0", "blocks.1")] == [
         16,
         60,
@@ -47,13 +47,13 @@ def test_bytes_shared_ids_and_what_is_called():
 
 
 def test_every_name_of_a_module_leads_to_its_node():
-    paths = ModuleTree(Tied()).paths()
+    paths = dict(ModuleTree(Tied()).filled().paths())
     assert paths["blocks.2"] == paths["blocks.0"] == 3
     assert paths["scales"] == 0
 
 
 def test_parameters_then_buffers_each_once():
-    names = [name for name, _, _ in ModuleTree(Tied()).tensors()]
+    names = [name for name, _, _ in ModuleTree(Tied()).filled().tensors()]
     assert names == ["embedding.weight", "blocks.0.weight", "blocks.0.bias", "scales.0", "scales.1", "hidden"]
 
 
@@ -70,14 +70,16 @@ def test_parameters_then_buffers_each_once():
 def test_modules_that_read_their_childrens_parameters_stay_whole(module):
     tree = ModuleTree(nn.Sequential(module))
     assert tree.names == ["", "0"]
-    assert sum(row["parameter_bytes"] for row in tree.rows()) == sum(p.numel() * 4 for p in module.parameters())
-    assert {node for _, _, node in tree.tensors()} == {1}
+    assert sum(row["parameter_bytes"] for row in tree.filled().rows()[0]) == sum(
+        p.numel() * 4 for p in module.parameters()
+    )
+    assert {node for _, _, node in tree.filled().tensors()} == {1}
 
 
 def test_placements_by_hand():
     with partition(1):
         first = nn.Linear(1, 1)
-    rows = ModuleTree(nn.Sequential(first, nn.Linear(1, 1))).rows()
+    rows = ModuleTree(nn.Sequential(first, nn.Linear(1, 1))).filled().rows()[0]
     assert [row["placed_at"] for row in rows] == [None, 1, None]
 
 
@@ -87,5 +89,5 @@ def test_lazy_modules_are_refused_by_name():
 
 
 def test_descriptions_differ_where_models_do():
-    wide, narrow = (ModuleTree(nn.Sequential(nn.Linear(2, width))).describe() for width in (3, 4))
-    assert wide != narrow and wide == ModuleTree(nn.Sequential(nn.Linear(2, 3))).describe()
+    wide, narrow = (ModuleTree(nn.Sequential(nn.Linear(2, width))).filled().description() for width in (3, 4))
+    assert wide != narrow and wide == ModuleTree(nn.Sequential(nn.Linear(2, 3))).filled().description()

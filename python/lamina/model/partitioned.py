@@ -3,7 +3,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,18 +12,15 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.deferred_init import delayed
-from lamina.modules import placement
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
-from lamina.tracing.state import Tie
-from lamina.tracing.trace import Trace, planned_rows, summary, tell
+from lamina.tracing.proposal import Proposal
+from lamina.tracing.trace import tell
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
-_TIES_SAID = 3
-_NO_PLAN: dict[str, Any] = {"owners": [], "anywhere": [], "written": [], "table": "", "report": {}}
 _PORTION_BYTES = 1 << 28  # so much of what others own may world rank 0 have to hold at a time
 
 
@@ -45,29 +42,27 @@ class PartitionedModel:
     def __init__(
         self,
         tree: ModuleTree,
-        owners: list[int],
+        cut: _lamina.Cut,
         report: dict[str, Any],
         session: _lamina.Session,
-        anywhere: Iterable[int] = (),
         written: Iterable[tuple[int, str, int]] = (),
     ):
         self.tree = tree
-        self.owners = owners
-        self.anywhere = {id(tree.modules[node]): node for node in anywhere}
+        self.owners = cut.owners
+        self.anywhere = {id(tree.modules[node]): node for node, anywhere in enumerate(cut.anywhere) if anywhere}
         self.report = report
-        self.partition = session.group_rank("pp")
+        self.partition = cut.here
         self.runs: list[Run] = []
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
-        self.homes = [(place, name, owners[node]) for place, name, node in written]
-        self._paths = tree.paths()
-        self._positions = {path: position for position, path in enumerate(self._paths)}
+        self.homes = [(place, name, self.owners[node]) for place, name, node in written]
+        self._cut = cut
         self._session = session
         self._tabled: list[Row] = []
         self._table: _lamina.ParameterTable | None = None
 
     def callee(self, number: int) -> nn.Module | Run:
-        """What calls of that number are of."""
+        """Names what calls of that number are of."""
         nodes = len(self.tree.modules)
         return self.tree.modules[number] if number < nodes else self.runs[number - nodes]
 
@@ -83,21 +78,21 @@ class PartitionedModel:
 
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
-        return self.owners[self._paths[self._path_of(name)]]
+        return self._cut.owner_of(name)
 
     def home_of(self, name: str, session: _lamina.Session) -> str:
         """Where what has that name lives, for messages; see `owner_of`."""
         partition = self.owner_of(name)
         return f"partition {partition} on rank {session.translate('pp', partition)}"
 
-    def in_order(self, states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """The owners' parts of a state dict as one, in the order that the plain model's has."""
-        parts = [item for state in states for item in state.items()]
-        return dict(sorted(parts, key=lambda item: self._positions[self._path_of(item[0])]))
+    def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
+        """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
+        all ranks but the first. Collective over the pipeline."""
+        return self._session.gather_state(self._cut, own, to_first)
 
     def owns(self, name: str) -> bool:
-        """Whether this rank owns what has that name; see `owner_of`."""
-        return self.owner_of(name) == self.partition
+        """True where this rank owns what has that name; see `owner_of`."""
+        return self._cut.owns(name)
 
     def whole_parts(self) -> dict[str, nn.Module]:
         """The largest modules below the root that are this rank's with all that is under them, by name."""
@@ -119,11 +114,15 @@ class PartitionedModel:
 
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
-        return [(name, tensor, self.owners[node]) for name, tensor, node in self.tree.tensors()]
+        self.tree.require_unchanged()
+        root = self.tree.root
+        return [
+            (name, tensor, self.owner_of(name)) for name, tensor in [*root.named_parameters(), *root.named_buffers()]
+        ]
 
     @property
     def table(self) -> _lamina.ParameterTable:
-        """Who holds what of its tensors, as they are now."""
+        """The table of who holds what of its tensors, as they are now."""
         root = self.tree.root
         named = [*root.named_parameters(), *root.named_buffers()]
         rows = [(name, tensor, self.owner_of(name)) for name, tensor in named]
@@ -135,14 +134,8 @@ class PartitionedModel:
 
     @property
     def whole_everywhere(self) -> bool:
-        """Whether each rank has all of it, as it was cut. Alike on all ranks."""
+        """True where each rank has all of it, as it was cut. Alike on all ranks."""
         return (self._table or self.table).whole_everywhere
-
-    def _path_of(self, name: str) -> str:
-        """The path of the module that a part of a state dict belongs to."""
-        while name not in self._paths:
-            name = name.rpartition(".")[0]
-        return name
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
@@ -160,23 +153,14 @@ class PartitionedModel:
         ]
 
 
-def partition(
-    module: nn.Module, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None
-) -> PartitionedModel:
-    """Cuts a model; collective over the world. Afterwards every rank has the values that world rank 0 had, of what it
-    owns, and nothing of the rest.
-
-    Args:
-        module: the model.
-        session: of the job.
-        tracer: finds out what its modules cost, on world rank 0; None for no trace.
+def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
+    """Cuts a model as world rank 0 proposes; collective over the world. Afterwards every rank has the values that world
+    rank 0 had, of what it owns, and nothing of the rest.
 
     Errors:
         ConfigError: placements by hand that cannot be. UsageError: the ranks built different models.
     """
-    tree = ModuleTree(module)
-    plan = _agree(tree, session, tracer)
-    model = PartitionedModel(tree, plan["owners"], plan["report"], session, plan["anywhere"], plan["written"])
+    model = _agree(tree, session, proposal)
     _keep_dense(model)
     printing.install()
     table = model.table
@@ -192,13 +176,26 @@ def partition(
     return model
 
 
+def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
+    """Returns what world rank 0 proposes. It is sure then that all ranks have the same model."""
+    constants = tree.constants() if session.size > 1 else {}
+    word = (proposal.report, proposal.written, constants)
+    cut, table, words = session.cut(tree.filled(), proposal.plan, proposal.error, word)
+    if session.rank == 0:
+        _tell_of_constants([constants for _, _, constants in words])
+        if session.group_size("pp") > 1:
+            print(table.rstrip(), file=sys.stderr, flush=True)
+    report, written, _ = words[0]
+    return PartitionedModel(tree, cut, report, session, written)
+
+
 def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
     """Frees the values of what other ranks own."""
-    model.tree.paths()  # refuses what came into the model since
+    model.tree.require_unchanged()
     session.release_others(model.table)
 
 
-def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
+def bring_together(model: PartitionedModel) -> None:
     """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
     pipeline."""
     root = model.tree.root
@@ -206,10 +203,9 @@ def bring_together(model: PartitionedModel, session: _lamina.Session) -> None:
     own = {
         name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
     }
-    for part in session.all_gather("pp", own):
-        for name, (value, is_parameter) in part.items():
-            if not model.owns(name):
-                _give(root, name, value, is_parameter)
+    for name, (value, is_parameter) in model.gathered(own).items():
+        if not model.owns(name):
+            _give(root, name, value, is_parameter)
 
 
 def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -> None:
@@ -279,45 +275,6 @@ def _keep_dense(model: PartitionedModel) -> None:
                 module.use_nested_tensor = False
 
 
-def _agree(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
-    """What world rank 0 planned: see `_plan`. It is sure then that all ranks have the same model."""
-    error, plan = "", _NO_PLAN
-    if session.rank == 0:
-        try:
-            plan = _plan(tree, session, tracer)
-        except Exception as raised:
-            error = str(raised) or type(raised).__name__
-    several = session.size > 1
-    constants = tree.constants() if several else {}
-    words = session.agree("\n".join(tree.describe()) if several else "", error, (plan, constants))
-    first = words[0][0]
-    if session.rank == 0:
-        _tell_of_constants([each for _, each in words])
-        if session.group_size("pp") > 1:
-            print(first["table"].rstrip(), file=sys.stderr, flush=True)
-    return first
-
-
-def _plan(tree: ModuleTree, session: _lamina.Session, tracer: Callable[[ModuleTree], Trace] | None) -> dict[str, Any]:
-    """Per node its owner, the nodes that are `anywhere`, the plan as a table, and its report."""
-    found = tracer(tree) if tracer is not None else Trace()
-    ties = _said(tree, found.ties)
-    for note in found.notes + placement.ignored(tree.modules) + ties:
-        tell(note)
-    rows, nodes = planned_rows(tree, found.measures)
-    owners, table, report = session.plan(rows)
-    if session.group_size("pp") == 1:
-        owners = [0] * len(rows)
-    by_node = dict(zip(nodes, owners, strict=True))
-    return {
-        "owners": [by_node[node] for node in range(len(nodes))],
-        "anywhere": [node for node, row in zip(nodes, rows, strict=True) if row.get("anywhere")],
-        "written": found.written,
-        "table": table,
-        "report": report | summary(tree, found),
-    }
-
-
 def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
     apart = {name for name, value in everyone[0].items() if any(other.get(name) != value for other in everyone)}
     if apart:
@@ -325,17 +282,6 @@ def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
             f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
             "as buffers, of which all get those of rank 0, or give the ranks one seed"
         )
-
-
-def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:
-    """Lines for whoever wonders why modules are together."""
-    lines = [
-        f"{' and '.join(tree.names[node] or 'the model' for node in sorted(tie.nodes))} share {tie.attribute}: they "
-        "are on one rank"
-        for tie in ties
-    ]
-    more = f"{len(lines) - _TIES_SAID} more attributes tie modules: see partition_report()"
-    return lines if len(lines) <= _TIES_SAID else [*lines[:_TIES_SAID], more]
 
 
 def _identity(row: Row) -> tuple[str, int]:

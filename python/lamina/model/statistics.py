@@ -34,7 +34,7 @@ class Statistics:
         return [(name, *_tensors(module), module.momentum) for name, module in self._own if _tensors(module)]
 
     def are_all_buffers(self) -> bool:
-        """Whether the model has no other buffers, on whichever rank."""
+        """True where the model has no other buffers, on whichever rank."""
         known = set(map(id, itertools.chain.from_iterable(map(_tensors, self._all))))
         return all(id(buffer) in known for buffer in self._root.buffers())
 

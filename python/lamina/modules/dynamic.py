@@ -6,9 +6,6 @@ will look like is known. Modules that read numbers out of tensors are seen to do
 whose results vary by what is no argument (a counter, a random choice), have to be named.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -38,20 +35,11 @@ def set_dynamic(module: nn.Module) -> None:
     module.__dict__[_DYNAMIC] = True
 
 
-def waited_for(modules: Sequence[nn.Module]) -> list[bool]:
-    """Says for each module of a model, the root first, whether all of its calls are waited for: where it, or one under
-    it, was named to `set_dynamic`, or keeps statistics and has several parents. So they see their calls in the order of
-    the program, which calls by different parents would not keep."""
-    parents = Counter(id(child) for module in modules[0].modules() for child in module.children())
-    shared = {
-        id(module) for module in modules if parents[id(module)] > 1 and any(map(_has_statistics, module.modules()))
-    }
-
-    def waited(part: nn.Module) -> bool:
-        return _DYNAMIC in part.__dict__ or id(part) in shared
-
-    return [any(map(waited, module.modules())) for module in modules]
+def is_dynamic(module: nn.Module) -> bool:
+    """True where it was named to `set_dynamic`."""
+    return _DYNAMIC in module.__dict__
 
 
-def _has_statistics(module: nn.Module) -> bool:
+def keeps_statistics(module: nn.Module) -> bool:
+    """True where its calls change buffers of its own, whose order counts."""
     return isinstance(module, _NormBase) and module.track_running_stats

@@ -73,9 +73,8 @@ def of(module: nn.Module) -> int | None:
     placed = module.__dict__.get(_SET)
     if placed is None and _contexts_count():
         placed = module.__dict__.get(_CREATED)
-    if placed is None or not current.is_initialized():
-        return placed
-    return _checked(placed)
+    alone = current.is_initialized() and current.session().size == 1
+    return 0 if alone and placed is not None else placed
 
 
 def ignored(modules: Iterable[nn.Module]) -> list[str]:

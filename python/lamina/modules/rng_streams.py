@@ -27,10 +27,9 @@ _DRAW = (
 )
 
 
-def agree(modules: list[nn.Module], session: _lamina.Session) -> list[bool]:
-    """For each module, whether its calls run in a stream of their own, as the rank of partition 0 says: hooks may have
+def agree(mine: list[bool], session: _lamina.Session) -> list[bool]:
+    """For each node, whether its calls run in a stream of their own, as the rank of partition 0 says: hooks may have
     been hung on some ranks only. Collective over the pipeline."""
-    mine = [any(may_draw(part) for part in module.modules()) for module in modules]
     return session.all_gather("pp", mine)[0] if session.group_size("pp") > 1 else mine
 
 

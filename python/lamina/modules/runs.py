@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.torch_patches import sequential
+from lamina.torch_patches import module_call, sequential
 
 Route = Callable[[int, tuple, dict[str, Any]], Any]
 
@@ -40,9 +40,9 @@ class Run:
         return any(part.training for part in self.parts)
 
     def __call__(self, value: Any) -> Any:
-        """Calls them here."""
+        """Calls them here, for another rank."""
         for part in self.parts:
-            value = part(value)
+            value = module_call.call_served(part, value)
         return value
 
     def modules(self) -> Iterator[nn.Module]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cut of a job's model: made in the first step, taken back for a while by `cpu()`; the way of its calls since."""
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,10 +15,10 @@ from lamina.job import current
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
 from lamina.model.statistics import Statistics
 from lamina.modules import rng_streams, runs
-from lamina.modules.dynamic import waited_for
 from lamina.modules.slots import Slots
+from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
-from lamina.pipeline.first_call import FirstCall, Tracer
+from lamina.pipeline.first_call import FirstCall
 from lamina.remote import closures
 from lamina.remote.calls import call_remote
 from lamina.saved_state.state_dicts import ModelState
@@ -31,6 +32,7 @@ from lamina.torch_patches import (
     sequential,
     swapping,
 )
+from lamina.tracing.proposal import Tracer, propose
 from lamina.tracing.trace import TraceOptions
 
 
@@ -99,7 +101,8 @@ class Cut:
         if self.model is not None:
             return
         job = current.job()
-        model = partition(self._module(), job.session, tracer)
+        tree = ModuleTree(self._module())
+        model = partition(tree, job.session, propose(tree, job.session, tracer))
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
@@ -124,7 +127,7 @@ class Cut:
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
         over the pipeline."""
-        bring_together(self.model, current.session())
+        bring_together(self.model)
         _end_routing()
         self.whole = True
 
@@ -161,9 +164,10 @@ class Cut:
             session.set_statistics(self._statistics.rows())
 
     def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
-        own_stream = rng_streams.agree(model.tree.modules, session)
+        filled = model.tree.filled()
+        own_stream = rng_streams.agree([id(each) in filled.starting_stream for each in model.tree.modules], session)
         if self.pipelined:
-            waited = waited_for(model.tree.modules)
+            waited = [id(each) in filled.waited_for for each in model.tree.modules]
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
             session.set_model(
                 [*model.tree.names, *(run.name for run in model.runs)],
@@ -174,7 +178,11 @@ class Cut:
             )
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere)
+        hooked = {
+            id(model.tree.modules[node]): functools.partial(session.begin_call, node)
+            for node in session.hooked_modules(model.tree.names)
+        }
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, hooked)
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):
@@ -191,8 +199,8 @@ class Cut:
             self.model.parts.clear()
 
     def _intercept(self) -> None:
-        remote, _, streamed, anywhere = self._interception
-        if remote or streamed or anywhere:
+        remote, _, *others = self._interception
+        if remote or any(others):
             module_call.install(*self._interception)
         if self.pipelined:
             model = self.model

@@ -13,12 +13,10 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina
-from lamina.modules.tree import ModuleTree
 from lamina.torch_patches import module_call
+from lamina.tracing.proposal import Tracer
 from lamina.tracing.sandbox import Call
 from lamina.tracing.trace import Trace, TraceOptions, trace
-
-Tracer = Callable[[ModuleTree], Trace]
 
 
 class FirstCall:

@@ -48,11 +48,9 @@ class ModelState:
     def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
         """All of it on every rank, or else on the first alone; collective."""
         own = self._own()
-        parts = collect(self._session, dict(own), gather_to_rank0)
-        if parts is None:
-            return OrderedDict()
-        state = OrderedDict(self._partitioned.in_order(parts))
-        state._metadata = own._metadata
+        state = OrderedDict(self._partitioned.gathered(dict(own), gather_to_rank0))
+        if not gather_to_rank0 or self._partitioned.partition == 0:
+            state._metadata = own._metadata
         return state
 
     def load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> Any:

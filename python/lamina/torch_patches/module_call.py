@@ -19,12 +19,15 @@ Route = Callable[[int, tuple, dict[str, Any]], Any]
 _IN_STREAM = -1
 _NAMED = -2
 _ANYWHERE = -3
+_HOOKED = -4
 
-# By id(module): the number of each module owned elsewhere, _ANYWHERE for those that nobody owns, _IN_STREAM for the
-# others that start a stream, _NAMED for those among `_names`.
+# By id(module): the number of each module owned elsewhere, _ANYWHERE for those that nobody owns, _HOOKED for those of
+# this rank with hooks around their calls, _IN_STREAM for the others that start a stream, _NAMED for those of them, and
+# of all the rest, that are among `_names`.
 _listed: dict[int, int] = {}
 _anywhere: dict[int, int] = {}
 _in_stream: set[int] = set()
+_hooked: dict[int, Callable[[bool], _lamina.HookedCall]] = {}
 _names: dict[int, str] = {}
 _given: Route | None = None  # the route as it was given
 _route: Route | None = None  # the same, as compiled code may call it
@@ -37,6 +40,7 @@ def install(
     route: Route,
     streams: Iterable[nn.Module] = (),
     anywhere: Mapping[int, int] | None = None,
+    hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]] | None = None,
 ) -> None:
     """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
     `streams` runs in a random stream of its own, if it is made in a step.
@@ -46,6 +50,8 @@ def install(
         route: what carries the call out.
         anywhere: the number of each module by id(module) of which only calls are routed whose arguments lie elsewhere.
         streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
+        hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
+            lamina/model/call_hooks.h. It is told whether the call came from another rank.
     """
     global _given, _route, _original, _installed
     _listed.clear()
@@ -53,6 +59,9 @@ def install(
     _in_stream.clear()
     _in_stream.update(map(id, streams))
     _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
+    _hooked.clear()
+    _hooked.update(hooked or {})
+    _listed.update(dict.fromkeys(_hooked, _HOOKED))
     _listed.update(remote)
     _anywhere.clear()
     _anywhere.update(anywhere or {})
@@ -69,19 +78,22 @@ def name_turns(modules: Mapping[str, nn.Module]) -> None:
     """From now on what these modules of this rank do, forward and backward, is recorded under their names, which takes
     a little time; under those of no others. Nothing without an `install` before."""
     for key in _names:
+        if key in _hooked:
+            continue
         if key in _in_stream:
             _listed[key] = _IN_STREAM
         else:
             _listed.pop(key, None)
     _names.clear()
     _names.update((id(module), name) for name, module in modules.items() if id(module) not in _anywhere)
-    _listed.update(dict.fromkeys(_names, _NAMED))
+    _listed.update((key, _NAMED) for key in _names if key not in _hooked)
 
 
 def remove() -> None:
     """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
     global _given, _installed
     _listed.clear()
+    _hooked.clear()
     _given = None
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
@@ -99,6 +111,11 @@ def call_here(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     return _original(module, *args, **kwargs)
 
 
+def call_served(module: nn.Module, *args: Any) -> Any:
+    """Calls a module of this rank for another one, which has called several at once."""
+    return _call_hooked(module, args, {}, remote=True) if id(module) in _hooked else module(*args)
+
+
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     number = _listed.get(id(self))
     if number is None:
@@ -109,15 +126,34 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _call_named(self, args, kwargs)
     if number == _ANYWHERE:
         return _call_anywhere(self, args, kwargs)
+    if number == _HOOKED:
+        return _call_hooked(self, args, kwargs)
     return _route(number, args, kwargs)
+
+
+def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool = False) -> Any:
+    call = _hooked[id(module)](remote)
+    try:
+        output = (_call_named if id(module) in _names else _call_plain)(module, args, kwargs)
+    except BaseException:
+        call.fail()
+        raise
+    tensors: list[torch.Tensor] = []
+    pytree.map_tensors(lambda tensor: tensors.append(tensor) or tensor, output)
+    call.end(tensors)
+    return output
+
+
+def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if id(module) in _in_stream:
+        return _lamina.call_in_stream(_original, module, *args, **kwargs)
+    return _original(module, *args, **kwargs)
 
 
 def _call_anywhere(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     if any(isinstance(each, torch.Tensor) and _lamina.is_pending(each) for each in (*args, *kwargs.values())):
         return _route(_anywhere[id(module)], args, kwargs)
-    if id(module) in _in_stream:
-        return _lamina.call_in_stream(_original, module, *args, **kwargs)
-    return _original(module, *args, **kwargs)
+    return _call_hooked(module, args, kwargs) if id(module) in _hooked else _call_plain(module, args, kwargs)
 
 
 def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -125,10 +161,7 @@ def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     name = _names[key]
     outer = _lamina.name_turn(name)
     try:
-        if key in _in_stream:
-            output = _lamina.call_in_stream(_original, module, *args, **kwargs)
-        else:
-            output = _original(module, *args, **kwargs)
+        output = _call_plain(module, args, kwargs)
     finally:
         _lamina.name_turn(outer)
     pytree.map_tensors(lambda tensor: _name_backward(tensor, name), output)

@@ -26,7 +26,7 @@ from lamina.errors import Error, UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
-from lamina.tracing.trace import TraceOptions, planned_rows, tell, trace
+from lamina.tracing.trace import TraceOptions, tell, trace
 
 
 def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) ->
         raise UsageError("the model cannot be called with what --input gives") from found.error
     for note in notes:
         tell(note)
-    return [_row(row) for row in planned_rows(tree, found.measures)[0]]
+    return [_row(row) for row in tree.filled().rows(found.measures)[0]]
 
 
 def arguments(inputs: list[str]) -> tuple[tuple, dict[str, Any]]:
@@ -147,8 +147,6 @@ def _module(built: Any) -> nn.Module:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    costs = dict.fromkeys(("forward_us", "backward_us", "activation_bytes", "output_bytes"), 0)
-    row = costs | row
     row["parent"] = None if row["parent"] < 0 else row["parent"]
     return {key: value for key, value in row.items() if key != "placed_at" and value != []}
 

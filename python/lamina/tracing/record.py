@@ -184,12 +184,11 @@ class Holders:
     def __init__(self, tree: ModuleTree):
         self.tensors: list[torch.Tensor] = []
         self._nodes: dict[int, set[int]] = {}
-        for node, held in enumerate(tree.held):
-            for part in held:
-                for tensor in (*part._parameters.values(), *part._buffers.values()):
-                    if tensor is not None:
-                        self.tensors.append(tensor)
-                        self._nodes.setdefault(id(tensor), set()).add(node)
+        for part in tree.root.modules():
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None:
+                    self.tensors.append(tensor)
+                    self._nodes.setdefault(id(tensor), set()).add(tree.node(part))
 
     def of(self, tensor: torch.Tensor) -> set[int] | None:
         return self._nodes.get(id(tensor))

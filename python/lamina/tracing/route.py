@@ -65,19 +65,6 @@ class Way:
         self._open = None
 
 
-def scaled(stretches: list[Stretch], forward_us: float, backward_us: float) -> list[tuple]:
-    """The stretches as a plan takes them, with a node's times shared out among them as theirs were."""
-    forward = _shares([each.forward_us for each in stretches], forward_us)
-    backward = _shares([each.backward_us for each in stretches], backward_us)
-    parts = zip(stretches, forward, backward, strict=True)
-    return [(each.at, f, b, each.value_bytes, each.works) for each, f, b in parts]
-
-
-def _shares(parts: list[float], whole: float) -> list[float]:
-    total = sum(parts)
-    return [whole * part / total if total else whole / len(parts) for part in parts]
-
-
 def _note(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     sizes.append(tensor.numel() * tensor.element_size())
     return tensor

@@ -8,6 +8,7 @@ the model is cut by the bytes of its parameters. A trace leaves nothing behind: 
 attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -19,13 +20,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
-from lamina.tracing.anywhere import owned_by_nobody
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
-from lamina.tracing.route import scaled
 from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
@@ -123,34 +121,6 @@ def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) ->
     return TraceOptions(torch.device("cuda", local_rank) if has_device else None, times, memory)
 
 
-def planned_rows(tree: ModuleTree, measures: list[Measures] | None) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows of a plan, children in the order in which they were called, and the node that each row stands for."""
-    plain = tree.rows()
-    for node in owned_by_nobody(tree, measures):
-        plain[node]["anywhere"] = True
-    if measures is None:
-        return plain, list(range(len(plain)))
-    nodes = _lamina.call_order(tree.parents, [each.order for each in measures])
-    place = {node: position for position, node in enumerate(nodes)}
-    rows = []
-    for node in nodes:
-        found, row = measures[node], plain[node]
-        rows.append(
-            row
-            | {
-                "id": place[node],
-                "parent": place.get(tree.parents[node], -1),
-                "forward_us": found.forward_us,
-                "backward_us": found.backward_us,
-                "activation_bytes": found.activation_bytes,
-                "output_bytes": found.output_bytes,
-                "stretches": scaled(found.stretches, found.forward_us, found.backward_us),
-                "together": sorted(place[other] for other in found.reads | found.ties),
-            }
-        )
-    return rows, nodes
-
-
 def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
     """The line of a report on a trace."""
     named = list(zip(tree.names, found.measures or [], strict=False))
@@ -234,8 +204,12 @@ def _short(error: Exception) -> str:
 def _device(tree: ModuleTree, real: TraceOptions | None) -> torch.device:
     if real is not None and real.device is not None:
         return real.device
-    first = next((tensor for _, tensor, _ in tree.tensors()), None)
+    first = next(_tensors(tree), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def _tensors(tree: ModuleTree) -> Iterator[torch.Tensor]:
+    return itertools.chain(tree.root.parameters(), tree.root.buffers())
 
 
 @contextmanager
@@ -250,12 +224,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_fake(tree: ModuleTree) -> bool:
-    return any(isinstance(tensor, FakeTensor) for _, tensor, _ in tree.tensors())
+    return any(isinstance(tensor, FakeTensor) for tensor in _tensors(tree))
 
 
 def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
     """That of a model which was built without memory, else a new one."""
-    modes = (tensor.fake_mode for _, tensor, _ in tree.tensors() if isinstance(tensor, FakeTensor))
+    modes = (tensor.fake_mode for tensor in _tensors(tree) if isinstance(tensor, FakeTensor))
     return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
