@@ -121,7 +121,7 @@ class C10dWork : public Work {
     }
   }
 
-  // What a backend throws is the loss of a member.
+  // Takes what a backend throws for the loss of a member.
   template <class Call>
   void blaming(const Call& call) const {
     try {

@@ -37,7 +37,7 @@ class Session {
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   pipeline::Job& job() { return *job_; }
-  // Of tensors; how torch's are made is for the face to say.
+  // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
 
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
