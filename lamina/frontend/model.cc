@@ -8,7 +8,6 @@
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
-#include "lamina/frontend/serializer.h"
 #include "lamina/model/values.h"
 #include "lamina/value/released.h"
 

@@ -36,7 +36,7 @@ void ModuleTree::visit(const std::shared_ptr<torch::nn::Module>& module, const s
   met.same_everywhere = met.type.starts_with("torch::nn::");
   met.draws = may_draw(met.type);
   met.keeps_statistics = !batch_norms(*module).empty();
-  if (const Called* known = called(module.get())) {
+  if (const RegisteredChild* known = frontend::find_child(module.get())) {
     met.dynamic = known->dynamic;
     met.placed_at = known->partition || !scopes_count_ ? known->partition : known->scope;
   }

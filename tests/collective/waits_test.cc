@@ -136,7 +136,7 @@ TEST(Waits, TheEndOfAStepEndsThoseOfItsThreads) {
         return {};
       };
       const auto begin = Clock::now();
-      expect_error<std::invalid_argument>([&] { job.session.job().run_step(2, microbatch, [] {}); },
+      expect_error<std::invalid_argument>([&] { job.session.job().run_step({2, microbatch, [] {}}); },
                                           "the second fails");
       EXPECT_TRUE(cancelled);
       EXPECT_LE(Clock::now() - begin, 5s);
