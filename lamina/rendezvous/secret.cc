@@ -23,6 +23,13 @@ namespace {
 
 [[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
 
+// By default OpenSSL takes itself away in an exit handler, which runs before those that were there when it was first
+// used: among them is ours, which signs to the other ranks that this one leaves.
+void keep_openssl_to_the_end() {
+  static const bool kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;
+  if (!kept) fail();
+}
+
 // Bytes read into `to` at `done`; 0 at the end of the file. A pipe whose writer is slow gets ten seconds.
 ssize_t read_some(int fd, Secret& to, std::size_t done) {
   const ssize_t at_offset = ::pread(fd, to.data() + done, to.size() - done, static_cast<off_t>(done));
@@ -84,6 +91,7 @@ Mac authenticate(const Secret& secret, std::string_view purpose, std::initialize
 bool same(const Mac& a, const Mac& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 Digest digest(std::string_view bytes) {
+  keep_openssl_to_the_end();
   static EVP_MD* const sha = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   Digest result;
   unsigned length = 0;
@@ -94,6 +102,7 @@ Digest digest(std::string_view bytes) {
 void Signer::Free::operator()(evp_mac_ctx_st* context) const { EVP_MAC_CTX_free(context); }
 
 Signer::Signer(const Secret& key) {
+  keep_openssl_to_the_end();
   static EVP_MAC* const hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
   char sha[] = "SHA256";
   const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, sha, 0),
