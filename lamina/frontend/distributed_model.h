@@ -39,7 +39,7 @@ class DistributedModel {
     using Kind = frontend::CallKind<Impl, Args...>;
     model_->begin_call();
     if (model_->wants_first_call()) {
-      model_->first_call({Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
+      model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     }
     return root_(std::forward<Args>(args)...);
   }
