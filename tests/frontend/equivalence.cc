@@ -98,7 +98,7 @@ void place(Impl& root, int seed) {
   for (const auto& named : root.named_modules("", /*include_self=*/false)) {
     const auto& name = named.key();
     const bool fixed = name == "gpt" || name.ends_with("embedding");
-    if (frontend::called(named.value().get()) == nullptr) continue;
+    if (frontend::find_child(named.value().get()) == nullptr) continue;
     const bool holds = !named.value()->named_parameters(/*recurse=*/false).is_empty();
     const int partition = (holds ? next++ : static_cast<int>(draw() >> 1)) % pp_size();
     set_partition(*named.value(), fixed ? 0 : partition);

@@ -284,7 +284,7 @@ def test_a_module_that_is_not_there_starts_nothing(launcher):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
         "lamina run: --preload cannot import no_such_module: ModuleNotFoundError: No module named 'no_such_module': "
-        "correct the name, or start without --preload\n"
+        "correct the name, or start without --preload [run-preload]\n"
     )
 
 

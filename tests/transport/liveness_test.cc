@@ -216,8 +216,8 @@ TEST(Handshake, ARankThatStaysAwayIsNamed) {
   meshes.connect(0, 7, seconds(1));
   meshes.connect(1, 7, seconds(1));
   meshes.join();
-  EXPECT_EQ(meshes.error(0), "no connection with rank 2 in time");
-  EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time");
+  EXPECT_EQ(meshes.error(0), "no connection with rank 2 in time [start-no-connection]");
+  EXPECT_EQ(meshes.error(1), "no connection with rank 2 in time [start-no-connection]");
 }
 
 TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
