@@ -224,7 +224,7 @@ TEST(Handshake, OfManyThatStayAwayEachIsNamed) {
   Meshes meshes(5);
   meshes.connect(3, 7, seconds(1));
   meshes.join();
-  EXPECT_EQ(meshes.error(3), "no connection with ranks 0-2, 4 in time");
+  EXPECT_EQ(meshes.error(3), "no connection with ranks 0-2, 4 in time [start-no-connection]");
 }
 
 // A handshake of rank 2 with rank 0, and what each of them sent.
