@@ -17,13 +17,9 @@ void FirstCall::ask(Cut cut) {
         "the model was called in a thread of its own in its first step: call it in the thread that runs the step's "
         "body");
   }
-  {
-    std::lock_guard guard(mutex_);
-    if (cut_ran_) return;
-    if (!cut_) cut_ = std::move(cut);
-  }
-  step_.wake();
+  if (over()) return;
   context->lend_state([&] {
+    tell(std::move(cut));  // not before: whoever runs it computes with the state that is lent
     std::unique_lock lock(mutex_);
     base::wait_until(
         lock, changed_, patience_, [&] { return cut_ran_ || ended_; },
@@ -31,6 +27,19 @@ void FirstCall::ask(Cut cut) {
   });
   std::lock_guard guard(mutex_);
   if (!cut_ran_) throw base::CancelledError("the model was not cut");
+}
+
+bool FirstCall::over() {
+  std::lock_guard guard(mutex_);
+  return cut_ran_;
+}
+
+void FirstCall::tell(Cut cut) {
+  {
+    std::lock_guard guard(mutex_);
+    if (!cut_) cut_ = std::move(cut);
+  }
+  step_.wake();
 }
 
 bool FirstCall::asked() {

@@ -32,6 +32,9 @@ class FirstCall {
   void end();
 
  private:
+  bool over();  // the cut has run
+  void tell(Cut cut);
+
   runtime::StepContext& step_;
   const base::Patience patience_;
   std::mutex mutex_;

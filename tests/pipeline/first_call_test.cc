@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/first_call.h"
 
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "lamina/base/error.h"
 #include "lamina/runtime/execution_context.h"
+#include "lamina/runtime/rng_streams.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -48,6 +50,24 @@ TEST_F(FirstCalls, CutOnceInTheThreadThatEnteredTheStepBeforeAnyGoesOn) {
             "");
   EXPECT_EQ(cuts, 1);
   EXPECT_EQ(went_on, 4);
+}
+
+// A trace runs the model: it must find what the thread that entered the step has, and leave the body's as it was.
+TEST_F(FirstCalls, CutWithTheRandomNumbersOfTheThreadThatEnteredTheStep) {
+  const auto draw = [] { return at::rand({1}).item<float>(); };
+  at::manual_seed(5);
+  runtime::draw_seed();  // of the root streams
+  const float expected = draw();
+  for (int round = 0; round < 300; ++round) {
+    at::manual_seed(5);
+    float drawn = -1;
+    EXPECT_EQ(step([&](base::Microbatch) -> Value {
+                job().cut_here([&] { drawn = draw(); });
+                return {};
+              }),
+              "");
+    ASSERT_EQ(drawn, expected) << "round " << round;
+  }
 }
 
 TEST_F(FirstCalls, ThatNobodyMakesAreMadeUpForAtTheEndOfABodyAlsoOfOneThatRaises) {
