@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `active_microbatches` costs and saves, in simulated time: for each number of stages, of microbatches and each
+// Costs and savings of `active_microbatches`, in simulated time: for each number of stages, of microbatches and each
 // window, the step's time over the ideal (m + p - 1)(tf + tb), with tb = 2 tf, and how many microbatches' activations
 // the fullest rank holds at once. Messages take up to a hundredth of tf, at random: exactly equal times would make
 // every tie fall the same way. The median and the worst of 51 draws.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the wheel holds besides the Python files: the engine, its plug-ins and the extension in the package's folder, the
+# Contents of the wheel besides the Python files: the engine, its plug-ins and the extension in the package's folder, the
 # command among the scripts. The engine is found beside the extension, torch beside the package or where it was built.
 if(LAMINA_TORCH)
   set(libraries lamina lamina_ucx _lamina)

@@ -33,7 +33,7 @@ def comments(text: str, mark: str) -> Iterator[tuple[int, str]]:
         alone = bool(found) and not beginning
         if alone and not before:
             yield number, said.strip()
-        before = alone
+        before = alone and not said.strip().startswith("SPDX")  # a sentence may follow the licence
 
 
 def docstrings(text: str) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations do with tensors whose value is not here: see [Note: reference tensors] and [Note: released tensors].
+// Operations on tensors whose value is not here: see [Note: reference tensors] and [Note: released tensors].
 // This is the only file that registers anything for the wrapper key.
 #include "lamina/value/wrapper_key.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a C++ program meets on two ranks: groups, placements, errors. Each check begins a job of its own.
+// A C++ program on two ranks: groups, placements, errors. Each check begins a job of its own.
 //
 //     lamina run -n 2 -c frontend_pair
 #include <cstdio>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a face leaves in an answer for the face of the caller.
+// Notes that a face leaves in an answer for the face of the caller.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

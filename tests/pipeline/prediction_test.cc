@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call is taken to return, and what happens when it returns something else.
+// Results that a call is taken to return, and what happens when it returns something else.
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 

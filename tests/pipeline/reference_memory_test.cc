@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is alive after many steps whose results were references.
+// Memory that is alive after many steps whose results were references.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 

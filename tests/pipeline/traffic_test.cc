@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step sends, in bytes of tensors per pair of ranks.
+// The traffic of a step, in bytes of tensors per pair of ranks.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the Python face need to hear of calls of modules: hooks are C++.
+// Gives tests of the Python face hooks around calls of modules, which are C++.
 #include "tests/model/recorded_calls.h"
 
 #include <pybind11/stl.h>

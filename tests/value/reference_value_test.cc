@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What arrives for a reference is not what was expected, is an error, or will never come.
+// Arrivals for a reference that are not what was expected, are an error, or will never come.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
