@@ -2,8 +2,11 @@
 #include "lamina/frontend/current.h"
 
 #include <ATen/Parallel.h>
+#include <stdlib.h>  // on_exit
+#include <unistd.h>
 
-#include <cstdlib>
+#include <cstdio>
+#include <iostream>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
@@ -22,12 +25,22 @@ session::FaceHooks hooks() {
   return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
 }
 
-// The peers learn of the end of this process from the system, when it has ended. The session outlives all threads.
-void at_exit() {
+// Ends the job with the process. The peers learn of the end of this process from the system, when it has ended. The
+// session outlives all threads.
+//
+// Where a thread is still at work in a step, it may be this one (a module that calls std::exit), the exit handlers that
+// are left would destroy what it works with, torch's statics first: then the process ends here, with its exit code.
+void at_exit(int code, void*) {
   if (the_current == nullptr) return;
-  set_router(nullptr);
-  the_current->session->job().tell_leaving("came to the end of its program");
-  the_current->session->job().leave();
+  auto& job = the_current->session->job();
+  if (!job.in_step()) {
+    set_router(nullptr);
+    job.tell_leaving("came to the end of its program");
+    if (job.leave()) return;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(code);
 }
 
 }  // namespace
@@ -50,7 +63,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis)
 }
 
 Current& begin(config::Config config) {
-  [[maybe_unused]] static const int registered = std::atexit(at_exit);
+  [[maybe_unused]] static const int registered = ::on_exit(at_exit, nullptr);
   the_current = new Current(std::move(config));
   return *the_current;
 }

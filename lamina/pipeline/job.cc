@@ -156,13 +156,13 @@ StepResult Job::run_step(const StepSpec& spec) {
   const auto step = steps_.begin(
       [&](base::Step beginning) {
         auto made = make_step(beginning, spec.microbatches, thread_state);
+        progress_.begin(beginning.value);
         seeds_.begin_step();
         mine = runtime::ProcessState::current();
         return made;
       },
       spec.call, leads());
   const auto number = step->number();
-  progress_.begin(number.value);
   Ended ended;
   try {
     if (leads()) announce(to_message(NewStep{number, rank(), spec.call}));

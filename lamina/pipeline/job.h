@@ -106,6 +106,9 @@ class Job {
   // alone. What a body throws ends it.
   StepResult run_step_here(const StepSpec& spec);
 
+  // Says that a step of several threads is under way.
+  bool in_step() { return steps_.open() != nullptr; }
+
   // In a body of the step in which the model is cut: has `cut` run by the thread that entered the step, unless it is
   // cut already, and waits for that; see [Note: first call].
   void cut_here(std::function<void()> cut);
