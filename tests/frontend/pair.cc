@@ -2,11 +2,11 @@
 // A C++ program on two ranks: groups, placements, errors. Each check begins a job of its own.
 //
 //     lamina run -n 2 -c frontend_pair
-#include <cstdio>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/frontend/current.h"
+#include "tests/frontend/expect.h"
 #include "tests/frontend/models.h"
 #include "tests/model/recorded_calls.h"
 
@@ -14,28 +14,6 @@ namespace {
 
 using namespace lamina;
 using namespace lamina::frontend::test;
-
-int failures = 0;
-
-void expect(bool right, const std::string& what) {
-  if (right) return;
-  ++failures;
-  std::printf("%s\n", what.c_str());
-}
-
-template <class Thrown>
-void expect_error(const std::function<void()>& call, const std::vector<std::string>& words) {
-  try {
-    call();
-    expect(false, "no error that says " + words.front());
-  } catch (const Thrown& error) {
-    for (const auto& word : words) {
-      expect(std::string(error.what()).find(word) != std::string::npos, word + " is not in: " + error.what());
-    }
-  } catch (const std::exception& error) {
-    expect(false, std::string("an error of another type: ") + error.what());
-  }
-}
 
 void wait(const c10::intrusive_ptr<c10d::Work>& work) { work->wait(); }
 
@@ -578,5 +556,5 @@ int main() {
                             refusals, containers, threads_of_a_body, replicas_fail_together, different_models,
                             left_open})
     check();
-  return failures == 0 ? 0 : 1;
+  return exit_code();
 }

@@ -3,35 +3,15 @@
 // has them for Python. Each check begins a job of its own.
 //
 //     lamina run -n 2 -c frontend_replicas
-#include <cstdio>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "tests/frontend/expect.h"
 #include "tests/frontend/models.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::frontend::test;
-
-int failures = 0;
-
-void expect(bool right, const std::string& what) {
-  if (right) return;
-  ++failures;
-  std::printf("rank %s: %s\n", std::getenv("RANK"), what.c_str());
-}
-
-template <class Thrown>
-void expect_error(const std::function<void()>& call, const std::string& words) {
-  try {
-    call();
-    expect(false, "no error that says " + words);
-  } catch (const Thrown& error) {
-    expect(std::string(error.what()).find(words) != std::string::npos, words + " is not in: " + error.what());
-  } catch (const std::exception& error) {
-    expect(false, std::string("an error of another type: ") + error.what());
-  }
-}
 
 struct NetImpl : torch::nn::Module {
   Child<torch::nn::Linear> in, out;
@@ -166,20 +146,20 @@ void the_first_copy_that_leaves_may_be_an_error_of_all() {
   };
   const auto once = [&] { model(share()).backward(); };
   expect_error<UsageError>([&] { model.join(loop, {.throw_on_early_termination = true}); },
-                           "replicas [0] have run out of data");
+                           {"replicas [0] have run out of data"});
   model.join(once, {.throw_on_early_termination = true});
   model.join(once, {.enable = false});
-  expect(agrees(model.parameters()[0].grad()), "gradients differ");
+  expect(agrees(model.parameters()[0].grad()), {"gradients differ"});
   shutdown();
 }
 
 void an_error_of_the_loop_leaves_join_as_it_is() {
   start();
   DistributedModel model(seeded<Net>());
-  expect_error<std::out_of_range>([&] { model.join([] { throw std::out_of_range("of the loop"); }); }, "of the loop");
+  expect_error<std::out_of_range>([&] { model.join([] { throw std::out_of_range("of the loop"); }); }, {"of the loop"});
   model(share()).backward();
   expect(agrees(model.parameters()[0].grad()), "gradients differ");
-  expect_error<Error>([&] { step([&] { model.join([] {}); })(); }, "inside a step");
+  expect_error<Error>([&] { step([&] { model.join([] {}); })(); }, {"inside a step"});
   shutdown();
 }
 
@@ -212,7 +192,8 @@ void a_communication_hook_makes_the_gradients() {
   expect_gradients(model, plain);
   expect(indices.size() > 1 && parameters == 4 && last, "the buckets are others");
   for (std::size_t i = 0; i < indices.size(); ++i) expect(indices[i] == static_cast<int>(i), "a bucket's index");
-  expect_error<UsageError>([&] { model.register_comm_hook([](const GradBucket& b) { return b.gradients; }); }, "once");
+  expect_error<UsageError>([&] { model.register_comm_hook([](const GradBucket& b) { return b.gradients; }); },
+                           {"once"});
   shutdown();
 }
 
@@ -231,7 +212,7 @@ void a_hook_that_returns_something_else_is_an_error() {
   start();
   DistributedModel model(seeded<Net>());
   model.register_comm_hook([](const GradBucket& bucket) { return bucket.gradients.narrow(0, 1, 1); });
-  expect_error<UsageError>([&] { model(share()).backward(); }, "the bucket's size and type");
+  expect_error<UsageError>([&] { model(share()).backward(); }, {"the bucket's size and type"});
   shutdown();
 }
 
@@ -256,13 +237,13 @@ void a_hook_of_a_copy_without_others_is_called() {
 void joining_and_hooks_need_ddp() {
   start(2, /*ddp=*/false);
   DistributedModel model(seeded<Net>());
-  expect_error<UsageError>([&] { model.join([] {}); }, "join() needs ddp");
+  expect_error<UsageError>([&] { model.join([] {}); }, {"join() needs ddp"});
   expect_error<UsageError>([&] { model.register_comm_hook([](const GradBucket& b) { return b.gradients; }); },
-                           "register_comm_hook() needs ddp");
+                           {"register_comm_hook() needs ddp"});
   shutdown();
   start();
   DistributedModel another(seeded<Net>());
-  expect_error<UsageError>([&] { another.register_comm_hook(CommHook()); }, "takes a function");
+  expect_error<UsageError>([&] { another.register_comm_hook(CommHook()); }, {"takes a function"});
   shutdown();
 }
 
@@ -278,5 +259,5 @@ int main() {
         a_hook_of_a_copy_without_others_is_called, joining_and_hooks_need_ddp}) {
     check();
   }
-  return failures == 0 ? 0 : 1;
+  return exit_code();
 }
