@@ -162,4 +162,30 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.key_set().has_any(kSubclass);
 }
 
+// The functions that reference_tensor.h declares.
+
+TensorSpec spec_of(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), tensor.device()};
+}
+
+std::uint32_t version_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_inference()) return 0;
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+at::Tensor make_reference(const TensorSpec& spec, std::shared_ptr<Source> source, Strides strides) {
+  return at::detail::make_tensor<ReferenceImpl>(spec, std::move(source), strides);
+}
+
+bool is_pending(const at::Tensor& tensor) { return pending_impl(tensor) != nullptr; }
+
+std::shared_ptr<Source> source_of(const at::Tensor& tensor) {
+  const auto* reference = pending_impl(tensor);
+  return reference ? reference->source() : nullptr;
+}
+
+void materialise(const at::Tensor& tensor) {
+  if (const auto* reference = pending_impl(tensor)) reference->become();
+}
+
 }  // namespace lamina::value
