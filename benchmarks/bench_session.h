@@ -20,7 +20,7 @@ class BenchSession {
   explicit BenchSession(config::Config config)
       : session_(std::move(config), environment::read_world(environment::process_environment()), {}),
         functions_(std::make_shared<model::Functions>()) {}
-  ~BenchSession() { session_.job().close(true); }
+  ~BenchSession() { session_.close(true); }
 
   // A function that lives on the rank of partition `owner`; every rank adds the same in the same order.
   base::ModuleId add(const std::string& name, int owner, model::Functions::Function function) {

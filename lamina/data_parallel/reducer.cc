@@ -49,16 +49,13 @@ void Reducer::set_hook(Reduce hook) {
 
 // Passes.
 
-void Reducer::begin_step(bool training, std::int64_t backwards) {
+void Reducer::begin_step(bool training) {
   fail_unseen_backward();
   count_call(training);
   trains_ = c10::GradMode::is_enabled();
-  backwards_before_ = backwards;
   passed_ = false;
   in_step_ = true;
 }
-
-bool Reducer::passed(std::int64_t backwards) const { return passed_ || backwards != backwards_before_; }
 
 void Reducer::fail_step(const std::exception_ptr& error) {
   in_step_ = false;

@@ -55,9 +55,9 @@ class Reducer {
   void set_hook(Reduce hook);
   bool hooked() const { return hook_ != nullptr; }
 
-  // Around a step. `training`: the mode of the model; `backwards`: those that other ranks were asked for, so far.
-  void begin_step(bool training, std::int64_t backwards);
-  bool passed(std::int64_t backwards) const;  // a backward was called in this step so far
+  // Around a step. `training`: the mode of the model.
+  void begin_step(bool training);
+  bool passed() const { return passed_; }  // a backward was called here in this step so far
   void end_step() { in_step_ = false; }
   void fail_step(const std::exception_ptr& error);
 
@@ -105,7 +105,6 @@ class Reducer {
   std::int64_t done_ = 0;                     // passes
   bool broke_off_ = false;
   bool trains_ = false;  // the step was entered with gradients
-  std::int64_t backwards_before_ = 0;
   std::atomic<bool> in_step_ = false;
   std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
   std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "lamina/frontend/calls.h"
-#include "lamina/frontend/model.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -32,11 +31,11 @@ session::FaceHooks hooks() {
 // are left would destroy what it works with, torch's statics first: then the process ends here, with its exit code.
 void at_exit(int code, void*) {
   if (the_current == nullptr) return;
-  auto& job = the_current->session->job();
-  if (!job.in_step()) {
+  auto& session = *the_current->session;
+  if (!session.job().in_step()) {
     set_router(nullptr);
-    job.tell_leaving("came to the end of its program");
-    if (job.leave()) return;
+    session.tell_leaving("came to the end of its program");
+    if (session.leave()) return;
   }
   std::cout.flush();
   std::fflush(nullptr);
@@ -71,8 +70,8 @@ Current& begin(config::Config config) {
 void end() {
   set_router(nullptr);
   Current* const ending = std::exchange(the_current, nullptr);
-  ending->session->job().tell_leaving("called lamina::shutdown()");
-  const bool ended = ending->session->job().close(true);
+  ending->session->tell_leaving("called lamina::shutdown()");
+  const bool ended = ending->session->close(true);
   if (ended && !ending->session->groups().stuck()) delete ending;  // else a thread still works in it: it lives on
 }
 

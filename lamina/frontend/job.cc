@@ -80,13 +80,13 @@ void set_rng_step(std::uint64_t steps) {
 
 void barrier(Group group, CallSite site) {
   auto& session = *frontend::outside_step("barrier()").session;
-  session.job().mailbox().barrier(session.members(group), frontend::patience(session, "lamina::barrier()", site));
+  session.mailbox().barrier(session.members(group), frontend::patience(session, "lamina::barrier()", site));
 }
 
 std::vector<Value> all_gather(Group group, const Value& value, CallSite site) {
   auto& session = *frontend::outside_step("all_gather()").session;
-  return session.job().mailbox().all_gather(session.members(group), value,
-                                            frontend::patience(session, "lamina::all_gather()", site));
+  return session.mailbox().all_gather(session.members(group), value,
+                                      frontend::patience(session, "lamina::all_gather()", site));
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group(Group group, CallSite site) {

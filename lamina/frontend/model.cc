@@ -96,7 +96,7 @@ void Model::agree(const std::optional<Example>& example) {
     }
   }
   auto agreed = model::agree_on_cut(tree_, proposal, session.partition(), session.members(Group::kWorld),
-                                    session.job().mailbox(), session.patience());
+                                    session.mailbox(), session.patience());
   cut_ = std::move(agreed.cut);
   report_ = std::move(agreed.table);
   if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(report_.c_str(), stderr);
@@ -160,8 +160,7 @@ void Model::give_values() {
                      "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
                      "steps: local_parameters() has those that are here, state_dict() all values on every rank");
   };
-  model::give_values(table(), session.members(Group::kWorld), session.job().mailbox(), session.patience(),
-                     {nullptr, why});
+  model::give_values(table(), session.members(Group::kWorld), session.mailbox(), session.patience(), {nullptr, why});
 }
 
 }  // namespace lamina::frontend

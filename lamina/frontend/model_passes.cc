@@ -19,7 +19,7 @@ void Model::make_reducer() {
       data_parallel::ReducerOptions{options_.backward_passes_per_step,
                                     static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
                                     options_.broadcast_buffers},
-      session.job().mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
+      session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own(tree_.parameters()); }, [this] { return own(tree_.buffers()); },
                                     group});
 }

@@ -27,7 +27,7 @@ at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& pati
   std::vector<model::Measured> gradients;
   for (const auto& held : tree_.parameters()) gradients.emplace_back(held.tensor, held.tensor.grad());
   const auto norms =
-      model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.job().mailbox(), patience);
+      model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.mailbox(), patience);
   return norms.empty() ? at::zeros({}) : at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
@@ -48,8 +48,8 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
     for (auto& [name, tensor] : state) tensor = tensor.detach();
     return state;
   }
-  const auto tensors = model::gather(table(), session.members(Group::kPp), session.job().mailbox(),
-                                     patience(session, "state_dict()", site));
+  const auto tensors =
+      model::gather(table(), session.members(Group::kPp), session.mailbox(), patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
   for (std::size_t i = 0; i < tensors.size(); ++i) values[table().all()[i].tensor.unsafeGetTensorImpl()] = tensors[i];
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());

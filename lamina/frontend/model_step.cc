@@ -50,8 +50,8 @@ void Model::first_call(std::optional<Example> example) {
 std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) {
   auto& job = job_.session->job();
   if (reducer_) {
-    reducer_->begin_step(training(), job.backwards());
-    spec.saw_backward = [this, &job] { return reducer_->passed(job.backwards()); };
+    reducer_->begin_step(training());
+    spec.saw_backward = [this] { return reducer_->passed(); };
   }
   remote::Tensors parameters;
   if (job.leads() && !backward_watch_.over()) {

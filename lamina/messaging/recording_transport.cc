@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/pipeline/recording_transport.h"
+#include "lamina/messaging/recording_transport.h"
 
 #include <ATen/core/Tensor.h>
 
 #include "lamina/base/hash.h"
 
-namespace lamina::pipeline {
+namespace lamina::messaging {
 namespace {
 
 using observe::Event;
@@ -67,4 +67,4 @@ void RecordingTransport::send(base::Rank to, const Message& message) {
   inner_->send(to, message);
 }
 
-}  // namespace lamina::pipeline
+}  // namespace lamina::messaging

@@ -6,7 +6,7 @@
 #include "lamina/observe/recorder.h"
 #include "lamina/transport/transport.h"
 
-namespace lamina::pipeline {
+namespace lamina::messaging {
 
 // Another transport, whose messages of steps are recorded when they leave and when they arrive.
 class RecordingTransport : public transport::Transport {
@@ -27,4 +27,4 @@ class RecordingTransport : public transport::Transport {
   observe::Recorder& recorder_;
 };
 
-}  // namespace lamina::pipeline
+}  // namespace lamina::messaging

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "lamina/pipeline/recording_transport.h"
 #include "lamina/pipeline/step_messages.h"
 #include "lamina/remote/anywhere.h"
 #include "lamina/schedule/schedule.h"
@@ -69,33 +68,35 @@ std::optional<base::Rank> place_of(const value::Value& arguments) {
 
 }  // namespace
 
-Job::Job(JobOptions options, std::unique_ptr<transport::Transport> transport)
-    : options_(checked(std::move(options), transport->rank())),
-      transport_(std::make_unique<RecordingTransport>(std::move(transport), recorder_)),
+Job::Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder& recorder)
+    : options_(checked(std::move(options), messenger.rank())),
+      messenger_(messenger),
+      recorder_(recorder),
       seeds_(options_.seed, options_.microbatches_before),
       watched_(std::make_shared<runtime::ParameterFlags::Watched>()),
       steps_(this->rank()),
-      calls_(*transport_, handlers_, steps_, to_duration(options_.timeout), options_.thread_hooks,
+      calls_(messenger.transport(), messenger.handlers(), steps_, to_duration(options_.timeout), options_.thread_hooks,
              /*predicts=*/!options_.deterministic),
-      server_(*transport_, handlers_, steps_, calls_, *options_.failures),
-      mailbox_(*transport_, handlers_),
+      server_(messenger.transport(), messenger.handlers(), steps_, calls_, *options_.failures),
       pool_(std::make_unique<runtime::WorkerPool>(options_.thread_hooks)) {
-  handlers_.on(kNewStep, [this](transport::Message&& message) {
+  auto& handlers = messenger.handlers();
+  handlers.on(kNewStep, [this](transport::Message&& message) {
     const auto begin = to_new_step(message);
     steps_.announce(begin.step, begin.from, begin.call);
   });
-  handlers_.on(kRefusal, [this](transport::Message&& message) {
+  handlers.on(kRefusal, [this](transport::Message&& message) {
     const auto refusal = to_refusal(std::move(message));
     steps_.refuse(refusal.step, refusal.why);
   });
-  handlers_.on(kEndOfStep, [this](transport::Message&& end) { steps_.receive_end(std::move(end)); });
+  handlers.on(kEndOfStep, [this](transport::Message&& end) { steps_.receive_end(std::move(end)); });
   keep_steps();
-  if (!options_.timeline_part.empty()) recorder_.start_part(options_.timeline_part, empty_timeline());
-  transport_->start({[this](transport::Message message) { handlers_.receive(std::move(message)); },
-                     [this](base::Rank rank, const std::string& why) { lose(rank, why); }});
+  messenger.watch({[this](base::Rank lost) { return known_of(lost); }, [this](const base::Loss& loss) { lose(loss); }});
 }
 
-Job::~Job() { close(false); }
+Job::~Job() {
+  messenger_.close(false);
+  end(false);
+}
 
 void Job::set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners) {
   modules_ = std::move(modules);
@@ -141,7 +142,7 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
                                             .thread_state = std::move(thread_state),
                                             .watched = watched_,
                                             .recorder = &recorder_});
-  step->slot().when_idle([this] { transport_->look_out(); });
+  step->slot().when_idle([this] { messenger_.transport().look_out(); });
   if (options_.deterministic) step->gradients.emplace().begin(parameters_);
   if (overlaps() && microbatches > 1) step->statistics.begin(batch_norms_);
   return step;
@@ -166,7 +167,7 @@ StepResult Job::run_step(const StepSpec& spec) {
   Ended ended;
   try {
     if (leads()) announce(to_message(NewStep{number, rank(), spec.call}));
-    messaging::MutualWaits::Scope scope(mailbox_.waits(), wait_for_end(*step));
+    messaging::MutualWaits::Scope scope(messenger_.mailbox().waits(), wait_for_end(*step));
     const auto watched = scope.watched(patience);
     if (!step->error()) ended = leads() ? lead(*step, spec, watched) : follow(*step, watched);
     if (leads() && !step->error()) {
@@ -318,7 +319,7 @@ void Job::announce(const transport::Message& message) {
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
     try {
-      transport_->send(other, message);
+      messenger_.transport().send(other, message);
     } catch (const base::PeerError&) {
       // The rank is lost: its loss is, or will be, the error of a step of its own.
     } catch (const base::TimeoutError&) {
@@ -339,8 +340,8 @@ void Job::keep_steps() {
   const auto has_come = [this, mine](const MutualWaits::Operation& other, base::Rank) {
     return !mine(other) || steps_.latest().value >= other.number;
   };
-  mailbox_.waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
-  mailbox_.waits().keep_steps(
+  messenger_.mailbox().waits().keep(MutualWaits::Kind::kStep, {has_come, nullptr});
+  messenger_.mailbox().waits().keep_steps(
       [this]() -> std::optional<MutualWaits::Operation> {
         const auto begun = steps_.begun();
         return begun ? std::optional(operation(*begun)) : std::nullopt;
@@ -415,76 +416,39 @@ void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradie
   remote::run_backward(tensors, gradients, scale);
 }
 
-void Job::start_timeline() {
-  if (recorder_.keeps_events()) {
-    throw base::UsageError("a timeline inside a timeline, or in a job that `lamina run --timeline` records whole");
-  }
-  recorder_.start(empty_timeline());
-}
+std::int64_t Job::steps() { return std::max(steps_.latest().value, steps_here_.load() - 1) + 1; }
 
-observe::Totals Job::take_totals() {
-  recorder_.start_counting();
-  return recorder_.take_totals();
-}
-
-observe::Timeline Job::empty_timeline() const {
-  const auto leader = options_.pipeline.front().value;
-  return {options_.schedule, options_.active_microbatches, {{.rank = rank().value, .leader = leader}}};
-}
-
-void Job::tell_leaving(const std::string& how) {
-  if (!pool_) return;
-  const auto steps = std::max(steps_.latest().value, steps_here_.load() - 1) + 1;
-  mailbox_.waits().tell_leaving(base::str(how, " after ", steps, steps == 1 ? " step" : " steps"));
-}
-
-bool Job::close(bool orderly) {
-  const bool at_leisure = orderly && !steps_.failed_for_good();
-  if (pool_) transport_->close(orderly);
-  return end(at_leisure ? kDrain : kLastWords);
-}
-
-bool Job::leave(bool interrupted) {
-  if (pool_ && interrupted) transport_->tell_interrupted();
-  return end(kLastWords);
-}
-
-bool Job::end(std::chrono::seconds patience) {
+bool Job::end(bool orderly) {
   if (!pool_) return true;
+  const auto patience = orderly && !steps_.failed_for_good() ? kDrain : kLastWords;
   progress_.close();
   steps_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
   try {
     steps_.wait_idle({patience, nullptr});
   } catch (const base::TimeoutError&) {
-    recorder_.save();
     return false;
   }
   pool_.reset();
-  recorder_.save();
   return true;
 }
 
-// The others know of the lost rank what they asked of it, and what it asked of them.
-void Job::lose(base::Rank lost, const std::string& why) {
+std::string Job::known_of(base::Rank lost) {
   std::string known;
   if (const auto asked = calls_.asked_of(lost); !asked.empty()) known += base::str(", ", asked);
   if (const auto asked = server_.latest_of(lost); !asked.empty()) known += base::str("; it asked last for ", asked);
-  const auto step = std::max(steps_.latest().value, steps_here_.load() - 1);
-  if (const auto left = mailbox_.waits().left(lost); !left.empty()) known += base::str("; it ", left);
   if (steps_.open()) {
     const auto [name, where, part] = steps_.entered();
     known += base::str("; this rank is in step ", steps_.latest(), name.empty() ? "" : " of ", name,
                        where.empty() ? "" : " at ", where);
   }
-  known += step < 0 ? "; no step had begun here" : base::str("; step ", step, " was the last one here");
-  // Which may be the cause of this loss.
-  if (first_lost_) known += base::str("; rank ", *first_lost_, " was lost before");
-  if (!first_lost_) first_lost_ = lost;
-  const base::Loss loss{lost, why, known};
-  mailbox_.lose(loss);
-  if (std::ranges::find(options_.pipeline, lost) == options_.pipeline.end()) return;
+  const auto begun = steps();
+  return known + (begun == 0 ? "; no step had begun here" : base::str("; step ", begun - 1, " was the last one here"));
+}
+
+void Job::lose(const base::Loss& loss) {
+  if (std::ranges::find(options_.pipeline, loss.rank) == options_.pipeline.end()) return;
   // The meaning of another follower's loss is for the leader to say: one that left may have had its end of the step.
-  if (!leads() && lost != options_.pipeline.front()) return;
+  if (!leads() && loss.rank != options_.pipeline.front()) return;
   steps_.fail_for_good(std::make_exception_ptr(base::PeerError(base::str(loss.text(), "; start the job again"), loss)));
 }
 

@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "lamina/environment/progress.h"
-#include "lamina/messaging/handlers.h"
-#include "lamina/messaging/mailbox.h"
-#include "lamina/messaging/presence.h"
+#include "lamina/messaging/messenger.h"
 #include "lamina/model/call_hooks.h"
 #include "lamina/observe/recorder.h"
 #include "lamina/pipeline/first_call.h"
@@ -33,7 +31,6 @@ struct JobOptions {
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
-  std::string timeline_part;                  // a file for what this rank does, see observe::Recorder; "": none
 };
 
 // One step, as a rank enters it. The leading rank's counts, but for the call and what interrupts.
@@ -57,7 +54,7 @@ struct StepResult {
   bool backward = false;              // there was one
 };
 
-// The engine of one rank: everything between a step function and the messages. Several may live in one process.
+// The steps of one rank: everything between a step function and the messages. Several may live in one process.
 //
 // Every rank of a pipeline calls the same steps in the same order. The rank of partition 0 leads them: it runs the step
 // body once per microbatch. The others follow: they serve calls of their modules, and get the leader's outputs.
@@ -65,17 +62,13 @@ class Job {
  public:
   using Body = StepSpec::Body;
 
-  // Takes over the transport and starts it. Throws base::ConfigError for wrong options.
-  Job(JobOptions options, std::unique_ptr<transport::Transport> transport);
-  // Leaves as close(false) does.
+  // Before the messenger starts. Throws base::ConfigError for wrong options.
+  Job(JobOptions options, messaging::Messenger& messenger, observe::Recorder& recorder);
+  // Closes the messenger, whose messages come here.
   ~Job();
 
-  base::Rank rank() const { return transport_->rank(); }
+  base::Rank rank() const { return messenger_.rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
-  messaging::Mailbox& mailbox() { return mailbox_; }
-  messaging::Presence& presence() { return presence_; }
-  // Tells the other ranks how this one comes to leave, before it does.
-  void tell_leaving(const std::string& how);
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners);
@@ -129,24 +122,17 @@ class Job {
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale);
 
-  // Records what this rank does in steps, from start_timeline() to stop_timeline(). Throws base::UsageError where
-  // events are kept already.
-  void start_timeline();
-  observe::Timeline stop_timeline() { return recorder_.stop(); }
-  bool records_events() const { return recorder_.keeps_events(); }
-  observe::Recorder& recorder() { return recorder_; }
-  // Sums of that since the last call; the first one begins to count.
-  observe::Totals take_totals();
+  // How many steps have begun here.
+  std::int64_t steps();
 
-  // Ends the job; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's code
-  // of a step that failed: then the job must never be destroyed.
-  bool close(bool orderly);
-  // Closes the job, but the connections stay until the process ends, so that the peers learn of its end and of nothing
-  // before it but, where it was `interrupted` (Ctrl-C), that. Afterwards the job must never be destroyed.
-  bool leave(bool interrupted = false);
+  // Ends the threads of steps; not inside a step. `orderly`: in no hurry. Idempotent. False when a thread is still in
+  // the user's code of a step that failed: then the job must never be destroyed.
+  bool end(bool orderly);
 
  private:
-  void lose(base::Rank rank, const std::string& why);
+  // What this rank knows of one that is lost: what it asked of it, and what that asked for.
+  std::string known_of(base::Rank lost);
+  void lose(const base::Loss& loss);
   std::shared_ptr<remote::StepScope> make_step(base::Step number, int microbatches,
                                                std::shared_ptr<const runtime::ThreadState> thread_state);
   // Each returns what its end says, of a step that has not failed.
@@ -171,20 +157,18 @@ class Job {
   messaging::MutualWaits::Wait wait_for_end(remote::StepScope& step);
   // To the other ranks: why this one refuses the step, and its error.
   void announce_failure(const remote::StepScope& step);
-  bool end(std::chrono::seconds patience);  // false: a thread did not end
   // Waits for the step's threads; an interrupt meanwhile is its error.
   void drain(remote::StepScope& step, const std::function<void()>& check_interrupt);
 
   // Says that microbatches are under way at the same time.
   bool overlaps() const;
   std::unique_ptr<schedule::Schedule> schedule() const;
-  observe::Timeline empty_timeline() const;
 
   const JobOptions options_;
+  messaging::Messenger& messenger_;
+  observe::Recorder& recorder_;
   const environment::ProgressReporter progress_;
-  observe::Recorder recorder_;
   std::atomic<std::int64_t> steps_here_ = 0;
-  const std::unique_ptr<transport::Transport> transport_;
   model::CallHooks call_hooks_;
   std::shared_ptr<model::Modules> modules_;
   std::vector<base::Rank> owners_;
@@ -195,13 +179,9 @@ class Job {
   bool forwards_change_the_model_ = false;
   std::atomic<std::shared_ptr<FirstCall>> first_call_;  // in the step in which the model is cut
   std::atomic<std::int64_t> backwards_ = 0;             // of step bodies, ever
-  std::optional<base::Rank> first_lost_;                // touched by the transport's thread alone
-  messaging::Handlers handlers_;
   remote::Steps steps_;
   remote::RemoteCalls calls_;
   remote::ExecutionServer server_;
-  messaging::Mailbox mailbox_;
-  messaging::Presence presence_{mailbox_};
   std::unique_ptr<runtime::WorkerPool> pool_;
 };
 

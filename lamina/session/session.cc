@@ -39,10 +39,6 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
   options.pipeline = topology.members(Group::kPp, rank);
-  // From `lamina run --timeline`.
-  if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
-    options.timeline_part = observe::part_in(*folder, rank.value);
-  }
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
   return options;
@@ -51,8 +47,8 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
 
 // A wait for tensors in a step gives the compute slot up, and ends with the step.
-collective::JobLinks links_of(pipeline::Job& job, Blocking blocking) {
-  collective::JobLinks links{&job.mailbox(), &job.presence(), &job.recorder()};
+collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder& recorder, Blocking blocking) {
+  collective::JobLinks links{&messenger.mailbox(), &messenger.presence(), &recorder};
   links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait) {
     auto* context = runtime::ExecutionContext::current();
     const auto without_slot = [&] { context == nullptr ? wait() : context->without_slot(context->phase(), wait); };
@@ -78,17 +74,25 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
       call_(hooks.call) {
   config::require_available(config_, topology_.size(Group::kDp));
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
-  auto transport = connect(config_, world_, check_interrupt_);
+  // From `lamina run --timeline`.
+  if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
+    recorder_.start_part(observe::part_in(*folder, world_.rank.value), empty_timeline());
+  }
+  messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
   auto blocking = hooks.thread_hooks.blocking;
-  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)),
-                                         std::move(transport));
+  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)), *messenger_,
+                                         recorder_);
+  messenger_->start();
   if (world_.local_size < world_.size) learn_nodes();
-  groups_ = std::make_unique<collective::Groups>(topology_, world_.rank, links_of(*job_, std::move(blocking)));
+  groups_ = std::make_unique<collective::Groups>(topology_, world_.rank,
+                                                 links_of(*messenger_, recorder_, std::move(blocking)));
 }
+
+Session::~Session() { close(false); }
 
 // Each rank knows its own machine.
 void Session::learn_nodes() {
-  const auto words = job_->mailbox().all_gather(members(Group::kWorld), std::int64_t{world_.node_rank}, patience());
+  const auto words = mailbox().all_gather(members(Group::kWorld), std::int64_t{world_.node_rank}, patience());
   topology::Cuts cuts{.shard = config_.sharded_data_parallel_degree};
   for (const auto& word : words) cuts.nodes.push_back(static_cast<int>(word.as<std::int64_t>()));
   topology_ = {world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
@@ -114,6 +118,43 @@ base::Patience Session::patience() const {
   base::Patience patience{std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
   patience.call = call_;
   return patience;
+}
+
+observe::Timeline Session::empty_timeline() const {
+  const auto leader = members(Group::kPp).front().value;
+  return {config::schedule_name(config_.schedule),
+          *config_.active_microbatches,
+          {{.rank = world_.rank.value, .leader = leader}}};
+}
+
+void Session::start_timeline() {
+  if (recorder_.keeps_events()) {
+    throw base::UsageError("a timeline inside a timeline, or in a job that `lamina run --timeline` records whole");
+  }
+  recorder_.start(empty_timeline());
+}
+
+void Session::tell_leaving(const std::string& how) {
+  if (!open_) return;
+  const auto steps = job_->steps();
+  mailbox().waits().tell_leaving(base::str(how, " after ", steps, steps == 1 ? " step" : " steps"));
+}
+
+bool Session::close(bool orderly) {
+  if (open_) messenger_->close(orderly);
+  return end(orderly);
+}
+
+bool Session::leave(bool interrupted) {
+  if (open_ && interrupted) messenger_->transport().tell_interrupted();
+  return end(/*orderly=*/false);
+}
+
+bool Session::end(bool orderly) {
+  open_ = false;
+  const bool ended = job_->end(orderly);
+  recorder_.save();
+  return ended;
 }
 
 }  // namespace lamina::session

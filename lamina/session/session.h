@@ -9,6 +9,8 @@
 #include "lamina/collective/groups.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/world.h"
+#include "lamina/messaging/messenger.h"
+#include "lamina/observe/recorder.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/topology/topology.h"
 #include "lamina/value/failure.h"
@@ -25,17 +27,23 @@ struct FaceHooks {
   std::function<base::Call()> call;
 };
 
-// The library on one rank, from init to shutdown: the configuration, this rank's place, and its job.
+// The library on one rank, from init to shutdown: the configuration, this rank's place, and the subsystems, which are
+// made in the order of their members.
 class Session {
  public:
   // Checks that the configuration fits the world and is available, then connects the ranks; collective. Throws
   // base::ConfigError before anything is started, and what open_ucx throws. Of several machines the ranks tell each
   // other on which each of them is.
   Session(config::Config config, environment::World world, FaceHooks hooks);
+  // Leaves as close(false) does.
+  ~Session();
 
   const config::Config& config() const { return config_; }
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
+  observe::Recorder& recorder() { return recorder_; }
+  messaging::Messenger& messenger() { return *messenger_; }
+  messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   pipeline::Job& job() { return *job_; }
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
@@ -51,14 +59,32 @@ class Session {
   // For waits of the main thread.
   base::Patience patience() const;
 
+  // Records what this rank does in steps, until write_timeline(). Throws base::UsageError where events are kept
+  // already.
+  void start_timeline();
+
+  // Tells the other ranks how this one comes to leave, before it does.
+  void tell_leaving(const std::string& how);
+  // Ends the session; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's
+  // code of a step that failed: then the session must never be destroyed.
+  bool close(bool orderly);
+  // Closes it, but the connections stay until the process ends, so that the peers learn of its end and of nothing
+  // before it but, where it was `interrupted` (Ctrl-C), that. Afterwards the session must never be destroyed.
+  bool leave(bool interrupted = false);
+
  private:
   void learn_nodes();
+  observe::Timeline empty_timeline() const;
+  bool end(bool orderly);
 
   const config::Config config_;
   const environment::World world_;
   topology::Topology topology_;
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
+  bool open_ = true;
+  observe::Recorder recorder_;
+  std::unique_ptr<messaging::Messenger> messenger_;
   std::unique_ptr<pipeline::Job> job_;
   std::unique_ptr<collective::Groups> groups_;
 };

@@ -85,8 +85,7 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
 std::string write_timeline(Session& session, const std::string& path) {
   const auto members = session.members(topology::Group::kWorld);
   const auto self = session.world().rank;
-  auto& job = session.job();
-  const auto timeline = gather(job.stop_timeline(), self, members, job.mailbox(), session.patience());
+  const auto timeline = gather(session.recorder().stop(), self, members, session.mailbox(), session.patience());
   if (self != members.front()) return "";
   observe::write_file(timeline, path);
   return observe::describe(observe::summarise(timeline));

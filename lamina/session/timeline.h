@@ -26,8 +26,8 @@ observe::Timeline gather(observe::Timeline mine, base::Rank self, std::span<cons
 
 class Session;
 
-// Ends what Job::start_timeline() began and writes the file; collective over the world. The first rank writes, and gets
-// a summary as text; the others get "". Throws base::Error when the file cannot be written.
+// Ends what Session::start_timeline() began and writes the file; collective over the world. The first rank writes, and
+// gets a summary as text; the others get "". Throws base::Error when the file cannot be written.
 std::string write_timeline(Session& session, const std::string& path);
 
 }  // namespace lamina::session

@@ -50,8 +50,7 @@ class Reducer {
  public:
   Reducer(const std::shared_ptr<Session>& session, int passes_per_reduction, std::int64_t bucket_bytes,
           bool broadcast_buffers, const py::function& parameters, const py::function& buffers)
-      : session_(session),
-        reducer_({passes_per_reduction, bucket_bytes, broadcast_buffers}, session->job().mailbox(),
+      : reducer_({passes_per_reduction, bucket_bytes, broadcast_buffers}, session->mailbox(),
                  session->members(Group::kDp), session->patience(), face_hooks().failures,
                  {tensors(parameters), tensors(buffers), replicas(session)}) {}
 
@@ -62,8 +61,6 @@ class Reducer {
     });
   }
 
-  void begin_step(bool training) { reducer_.begin_step(training, session_->job().backwards()); }
-  bool passed() const { return reducer_.passed(session_->job().backwards()); }
   void fail_step(const py::object& exception) { fail(&data_parallel::Reducer::fail_step, exception); }
   void fail_backward(const py::object& exception) { fail(&data_parallel::Reducer::fail_backward, exception); }
   void fail_join(const py::object& exception) { fail(&data_parallel::Reducer::fail_join, exception); }
@@ -78,7 +75,6 @@ class Reducer {
     (reducer_.*how)(error);
   }
 
-  const std::shared_ptr<Session> session_;
   data_parallel::Reducer reducer_;
 };
 
@@ -100,8 +96,8 @@ void bind_data_parallel(py::module_& module) {
       .def("set_hook", &Reducer::set_hook, py::arg("hook"))
       .def_property_readonly("hooked", [](Reducer& self) { return self.engine().hooked(); })
       .def_property_readonly("broke_off", [](Reducer& self) { return self.engine().broke_off(); })
-      .def("begin_step", &Reducer::begin_step, py::arg("training"), release)
-      .def("passed", &Reducer::passed)
+      .def("begin_step", of_engine(&Engine::begin_step), py::arg("training"), release)
+      .def("passed", [](Reducer& self) { return self.engine().passed(); })
       .def("end_step", of_engine(&Engine::end_step))
       .def("fail_step", &Reducer::fail_step, py::arg("exception"))
       .def("note_call", of_engine(&Engine::note_call), py::arg("training"), release)

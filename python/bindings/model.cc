@@ -31,8 +31,8 @@ py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan
   if (plan != nullptr) proposal.plan = *plan;
   const auto agreed = [&] {
     const Release release;
-    return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld),
-                               session.job().mailbox(), session.patience());
+    return model::agree_on_cut(tree, proposal, session.partition(), session.members(Group::kWorld), session.mailbox(),
+                               session.patience());
   }();
   py::list words;
   for (const auto& each : agreed.words) words.append(to_object(each));
@@ -68,7 +68,7 @@ py::dict gather_state(Session& session, const model::Cut& cut, const py::dict& o
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
-    parts = model::gather(std::move(parts), to_first, session.members(Group::kPp), session.job().mailbox(),
+    parts = model::gather(std::move(parts), to_first, session.members(Group::kPp), session.mailbox(),
                           session.patience(), portion_bytes);
     std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut.position_of(each.first); });
   }
@@ -113,7 +113,7 @@ std::int64_t give_values(Session& session, const ParameterTable& table, const py
     make(tensors);
   };
   const Release release;
-  return model::give_values(table, session.members(Group::kWorld), session.job().mailbox(), session.patience(),
+  return model::give_values(table, session.members(Group::kWorld), session.mailbox(), session.patience(),
                             {made, why_released(session)}, portion_bytes);
 }
 
@@ -128,8 +128,7 @@ std::vector<at::Tensor> norms(Session& session, const ParameterTable& table,
   std::vector<model::Measured> measured;
   for (const auto& [of, tensor] : given) measured.emplace_back(of, tensor.value_or(at::Tensor()));
   const Release release;
-  return model::norms(table, measured, norm_type, session.members(Group::kPp), session.job().mailbox(),
-                      session.patience());
+  return model::norms(table, measured, norm_type, session.members(Group::kPp), session.mailbox(), session.patience());
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace {
 using session::Session;
 
 py::dict take_totals(Session& session) {
-  const auto totals = session.job().take_totals();
+  session.recorder().start_counting();
+  const auto totals = session.recorder().take_totals();
   py::dict values;
   values["step_s"] = static_cast<double>(totals.step_ns) / 1e9;
   values["compute_s"] = static_cast<double>(totals.compute_ns) / 1e9;
@@ -32,11 +33,11 @@ std::string name_turn(std::string name) {
 }  // namespace
 
 void bind_observe(py::module_& module) {
-  module.def("start_timeline", [](Session& session) { session.job().start_timeline(); });
-  module.def("stop_timeline", [](Session& session) { session.job().stop_timeline(); });
+  module.def("start_timeline", &Session::start_timeline);
+  module.def("stop_timeline", [](Session& session) { session.recorder().stop(); });
   module.def("write_timeline", &session::write_timeline, py::call_guard<py::gil_scoped_release>());
   module.def("take_totals", &take_totals);
-  module.def("records_events", [](Session& session) { return session.job().records_events(); });
+  module.def("records_events", [](Session& session) { return session.recorder().keeps_events(); });
   module.def("name_turn", &name_turn);
 }
 

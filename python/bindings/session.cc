@@ -37,14 +37,14 @@ std::shared_ptr<Session> open(const config::Config& config) {
 void send(Session& session, int rank, const std::string& channel, py::handle object) {
   auto value = to_value(object);
   const Release release;
-  session.job().mailbox().send(base::Rank(rank), channel, std::move(value));
+  session.mailbox().send(base::Rank(rank), channel, std::move(value));
 }
 
 py::object receive(Session& session, int rank, const std::string& channel) {
   value::Value value;
   {
     const Release release;
-    value = session.job().mailbox().receive(base::Rank(rank), channel, session.patience());
+    value = session.mailbox().receive(base::Rank(rank), channel, session.patience());
   }
   return to_object(value);
 }
@@ -54,7 +54,7 @@ py::list all_gather(Session& session, const std::string& kind, py::handle object
   std::vector<value::Value> values;
   {
     const Release release;
-    values = session.job().mailbox().all_gather(session.members(group_of(kind)), value, session.patience());
+    values = session.mailbox().all_gather(session.members(group_of(kind)), value, session.patience());
   }
   py::list objects;
   for (const auto& one : values) objects.append(to_object(one));
@@ -62,14 +62,14 @@ py::list all_gather(Session& session, const std::string& kind, py::handle object
 }
 
 void barrier(Session& session, const std::string& kind) {
-  session.job().mailbox().barrier(session.members(group_of(kind)), session.patience());
+  session.mailbox().barrier(session.members(group_of(kind)), session.patience());
 }
 
 // Why `rank` is lost, as soon as it is; "" when it is not within that time.
 std::string loss(Session& session, int rank, double within_s) {
   const base::Rank ranks[] = {base::Rank(rank)};
   const std::chrono::milliseconds within(static_cast<std::int64_t>(within_s * 1000));
-  const auto loss = session.job().mailbox().loss(ranks, within);
+  const auto loss = session.mailbox().loss(ranks, within);
   return loss ? loss->text() : "";
 }
 
@@ -215,7 +215,7 @@ void make_groups_by(Session& session, const py::function& make) {
 bool close_session(const std::shared_ptr<Session>& session, bool orderly) {
   session->groups().close();
   const Release release;
-  const bool ended = session->job().close(orderly);
+  const bool ended = session->close(orderly);
   // A session that a thread still works in lives as long as the process.
   if (!ended) [[maybe_unused]]
     const auto* kept = new std::shared_ptr<Session>(session);
@@ -226,7 +226,7 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
   session->groups().close();
   const Release release;
   [[maybe_unused]] const auto* kept = new std::shared_ptr<Session>(session);
-  return session->job().leave(interrupted);
+  return session->leave(interrupted);
 }
 
 }  // namespace
@@ -277,7 +277,7 @@ void bind_session(py::module_& module) {
       .def("call", &call)
       .def("backward", &backward)
       .def(
-          "tell_leaving", [](Session& session, const std::string& how) { session.job().tell_leaving(how); },
+          "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
           py::call_guard<Release>())
       .def("make_groups_by", &make_groups_by, py::arg("make"))
       .def("close", &close_session)

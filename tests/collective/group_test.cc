@@ -168,7 +168,7 @@ TEST(Group, WhatDoesNotFitIsAnErrorBeforeAnythingIsStarted) {
 TEST(Group, EachCollectiveIsAnEventOfTheTimelineFromItsStartUntilItIsDone) {
   in_job(2, [](JobRank& job) {
     auto& group = job.group();
-    job.session.job().start_timeline();
+    job.session.start_timeline();
     const auto began = observe::now_ns();
     auto sum = at::ones({1000});
     const auto reduced = group.all_reduce(sum, Kind::kSum, job.terms("averaging gradients"));
@@ -177,7 +177,7 @@ TEST(Group, EachCollectiveIsAnEventOfTheTimelineFromItsStartUntilItIsDone) {
     gathered->wait();
     reduced->wait();
     const auto ended = observe::now_ns();
-    const auto timeline = job.session.job().stop_timeline();
+    const auto timeline = job.session.recorder().stop();
     std::vector<observe::Event> events;
     for (const auto& event : timeline.ranks.at(0).events) {
       if (event.what == observe::What::kCollective) events.push_back(event);

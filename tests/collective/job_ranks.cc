@@ -15,7 +15,7 @@ JobRank::JobRank(const config::Config& config)
 
 JobRank::~JobRank() {
   session.groups().close();
-  session.job().close(true);
+  session.close(true);
 }
 
 base::Patience JobRank::patience(std::chrono::milliseconds timeout) const {

@@ -25,7 +25,7 @@ class JobRank {
   Terms terms(const std::string& purpose = "testing") const { return {purpose, patience()}; }
   collective::Group& group(Group axis = Group::kWorld) { return session.groups().get(axis, patience()); }
   // Returns when all ranks have called it, over the job's messages.
-  void meet() { session.job().mailbox().barrier(session.members(Group::kWorld), patience()); }
+  void meet() { session.mailbox().barrier(session.members(Group::kWorld), patience()); }
 
   session::Session session;
 

@@ -30,7 +30,7 @@ struct Replica {
 
   // A backward in a step that adds to the gradient.
   void step(double gradient) {
-    reducer.begin_step(/*training=*/true, 0);
+    reducer.begin_step(/*training=*/true);
     reducer.begin_backward();
     add(gradient);
     reducer.end_step();
@@ -101,13 +101,15 @@ TEST(Reducer, BuffersThatDifferAreAnErrorBeforeAnyGradientHasChanged) {
   });
 }
 
-TEST(Reducer, AStepHasPassedWithABackwardHereOrOnAnotherRank) {
+TEST(Reducer, AStepHasPassedOnceABackwardHasBegunInIt) {
   run(1, [](Replica& replica) {
-    replica.reducer.begin_step(true, 5);
-    EXPECT_FALSE(replica.reducer.passed(5));
-    EXPECT_TRUE(replica.reducer.passed(6));
+    replica.reducer.begin_step(true);
+    EXPECT_FALSE(replica.reducer.passed());
     replica.reducer.begin_backward();
-    EXPECT_TRUE(replica.reducer.passed(5));
+    EXPECT_TRUE(replica.reducer.passed());
+    replica.reducer.end_step();
+    replica.reducer.begin_step(true);
+    EXPECT_FALSE(replica.reducer.passed());
   });
 }
 
@@ -116,10 +118,10 @@ TEST(Reducer, AStepThatFailsEndsThePassOnAllUnlessItHadNoGradients) {
     if (replica.index == 0) {
       {
         const c10::AutoGradMode evaluates(false);
-        replica.reducer.begin_step(false, 0);
+        replica.reducer.begin_step(false);
         replica.reducer.fail_step(error_of("nobody hears of it"));
       }
-      replica.reducer.begin_step(true, 0);
+      replica.reducer.begin_step(true);
       replica.reducer.fail_step(error_of("bad batch"));
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);

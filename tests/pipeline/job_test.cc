@@ -92,6 +92,24 @@ TEST(NestedCalls, ModulesCallEachOtherAcrossRanksInBothDirections) {
   EXPECT_TRUE(at::allclose(inner_weight.grad(), at::full({3}, 70.0, at::kDouble)));
 }
 
+TEST(Backward, EachRankLearnsWhetherThereWasOne) {
+  Pipeline pipeline(2, "interleaved");
+  const auto module = add_scaling(pipeline, "there", 1, parameter(3));
+  enum class By { kNone, kTheJob, kTorch };
+  for (const By by : {By::kNone, By::kTheJob, By::kNone, By::kTorch, By::kNone}) {
+    const auto outcomes = pipeline.step(2, [&](base::Microbatch) {
+      const auto loss = tensor_of(pipeline.job(0).call(module, at::ones({3}, at::kDouble))).sum();
+      if (by == By::kTheJob) pipeline.job(0).backward({loss}, {}, 1.0 / 2);
+      if (by == By::kTorch) loss.backward();
+      return Value();
+    });
+    for (const auto& outcome : outcomes) {
+      EXPECT_EQ(message_of(outcome.error), "");
+      EXPECT_EQ(outcome.backward, by != By::kNone);
+    }
+  }
+}
+
 TEST(InPlace, AModuleMayWriteItsCallersArgumentAndTheCallerItsResult) {
   Pipeline pipeline(2, "interleaved");
   const auto weight = parameter(3);
@@ -163,7 +181,7 @@ TEST(Failures, ALostRankEndsTheStepOnEverySurvivorAndIsNamed) {
   const auto step = [&] { pipeline.job(0).run_step({1, [](base::Microbatch) { return Value(); }, [] {}}); };
   const auto known = base::Deadline::after(std::chrono::seconds(2));
   EXPECT_THROW(while (!known.expired()) step(), base::PeerError);
-  pipeline.job(2).close(false);
+  pipeline.job(2).end(false);
   dead.join();
 }
 

@@ -13,24 +13,30 @@
 
 namespace lamina::pipeline {
 
-// The jobs of one pipeline in this process, each with functions as modules.
+// The ranks of one pipeline in this process, each with functions as modules.
 class Pipeline {
  public:
   Pipeline(int size, const std::string& schedule, std::uint64_t seed = 0, int active = 3, bool deterministic = false,
            std::chrono::seconds timeout = std::chrono::seconds(60))
-      : network_(size, seed) {
-    JobOptions options{
-        .schedule = schedule, .active_microbatches = active, .deterministic = deterministic, .timeout = timeout};
+      : Pipeline(size,
+                 JobOptions{.schedule = schedule,
+                            .active_microbatches = active,
+                            .deterministic = deterministic,
+                            .timeout = timeout},
+                 seed) {}
+  Pipeline(int size, JobOptions options, std::uint64_t seed = 0) : network_(size, seed) {
     for (int rank = 0; rank < size; ++rank) options.pipeline.emplace_back(rank);
     for (int rank = 0; rank < size; ++rank) {
       auto transport = std::make_unique<WatchedTransport>(network_.connect(base::Rank(rank)), traffic_);
-      jobs_.push_back(std::make_unique<Job>(options, std::move(transport)));
+      ranks_.push_back(std::make_unique<OneRank>(options, std::move(transport)));
       modules_.push_back(std::make_shared<model::Functions>());
     }
   }
 
-  int size() const { return static_cast<int>(jobs_.size()); }
-  Job& job(int rank) { return *jobs_[rank]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  Job& job(int rank) { return ranks_[rank]->job; }
+  messaging::Mailbox& mailbox(int rank) { return ranks_[rank]->messenger.mailbox(); }
+  observe::Recorder& recorder(int rank) { return ranks_[rank]->recorder; }
   transport::inproc::Network& network() { return network_; }
   Traffic& traffic() { return traffic_; }
 
@@ -47,6 +53,7 @@ class Pipeline {
   // One step on all ranks; the outputs, or the exception, of each.
   struct Outcome {
     std::vector<value::Value> outputs;
+    bool backward = false;
     std::exception_ptr error;
   };
   std::vector<Outcome> step(int microbatches, const Job::Body& body) {
@@ -55,7 +62,8 @@ class Pipeline {
     for (int rank = 0; rank < size(); ++rank) {
       mains.emplace_back([&, rank] {
         try {
-          outcomes[rank].outputs = job(rank).run_step({microbatches, body, [] {}}).outputs;
+          auto result = job(rank).run_step({microbatches, body, [] {}});
+          outcomes[rank] = {std::move(result.outputs), result.backward, nullptr};
         } catch (...) {
           outcomes[rank].error = std::current_exception();
         }
@@ -66,11 +74,21 @@ class Pipeline {
   }
 
  private:
+  struct OneRank {
+    OneRank(const JobOptions& options, std::unique_ptr<transport::Transport> transport)
+        : messenger(std::move(transport), recorder), job(options, messenger, recorder) {
+      messenger.start();
+    }
+    observe::Recorder recorder;
+    messaging::Messenger messenger;
+    Job job;
+  };
+
   transport::inproc::Network network_;
   Traffic traffic_;
   std::vector<std::shared_ptr<model::Functions>> modules_;
   std::vector<base::Rank> owners_;
-  std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<std::unique_ptr<OneRank>> ranks_;
 };
 
 // The text of `error`; "" for none.

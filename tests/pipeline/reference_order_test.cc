@@ -75,9 +75,9 @@ TEST(ReferenceOrder, WhatGoesOnWithAResultOnItsRankComesBeforeTheNextMicrobatch)
     order.clear();
     model.run(2, [&](base::Microbatch microbatch) {
       const auto result = model.call(then, model.call(first, at::full({1}, microbatch.value)));
-      model.job(0).mailbox().send(base::Rank(1), "asked", microbatch.value);
+      model.mailbox(0).send(base::Rank(1), "asked", microbatch.value);
       if (step == 2 && microbatch.value == 1) {
-        for (int i = 0; i < 2; ++i) model.job(1).mailbox().receive(base::Rank(0), "asked", {});
+        for (int i = 0; i < 2; ++i) model.mailbox(1).receive(base::Rank(0), "asked", {});
         gate.open();
       }
       EXPECT_EQ(result.item<std::int64_t>(), microbatch.value);

@@ -164,27 +164,12 @@ class ClumsyFailures : public value::Failures {
 TEST(Errors, ThatCannotBeDescribedOrSentEndTheStepOnAllRanksAllTheSame) {
   for (const auto* text : {"indescribable", "with an object"}) {
     for (int raising = 0; raising < 2; ++raising) {
-      transport::inproc::Network network(2, 0);
-      JobOptions options{.pipeline = {base::Rank(0), base::Rank(1)}, .failures = std::make_shared<ClumsyFailures>()};
-      Job leader(options, network.connect(base::Rank(0))), follower(options, network.connect(base::Rank(1)));
-      auto modules = std::make_shared<model::Functions>();
-      const auto raises = modules->add("raises", [&](Value) -> Value { throw std::runtime_error(text); });
-      leader.set_model(modules, {base::Rank(raising)});
-      follower.set_model(modules, {base::Rank(raising)});
-      std::exception_ptr of_follower;
-      std::thread main([&] {
-        try {
-          follower.run_step({1, nullptr, kNothing});
-        } catch (...) {
-          of_follower = std::current_exception();
-        }
-      });
-      EXPECT_ANY_THROW(leader.run_step({1, [&](base::Microbatch) { return leader.call(raises, Value()); }, kNothing}));
-      main.join();
-      EXPECT_NE(of_follower, nullptr) << text << " on rank " << raising;
-      std::thread again([&] { follower.run_step({1, nullptr, kNothing}); });
-      EXPECT_NO_THROW(leader.run_step({1, [&](base::Microbatch) { return Value(); }, kNothing})) << text;
-      again.join();
+      Pipeline pipeline(2, JobOptions{.failures = std::make_shared<ClumsyFailures>()});
+      const auto raises = pipeline.add("raises", raising,
+                                       [&](Job&) { return [&](Value) -> Value { throw std::runtime_error(text); }; });
+      const auto outcomes = pipeline.step(1, [&](base::Microbatch) { return pipeline.job(0).call(raises, Value()); });
+      for (const auto& outcome : outcomes) EXPECT_NE(outcome.error, nullptr) << text << " on rank " << raising;
+      expect_all(pipeline.step(1, [](base::Microbatch) { return Value(); }), "");
     }
   }
 }

@@ -47,7 +47,7 @@ class OutOfStep {
   void barrier(int rank, const std::string& name = "model.state_dict()") {
     std::vector<Rank> all;
     for (int i = 0; i < pipeline.size(); ++i) all.emplace_back(i);
-    pipeline.job(rank).mailbox().barrier(all, patience(name));
+    pipeline.mailbox(rank).barrier(all, patience(name));
   }
 
   // Errors of each rank's program, as text.
@@ -187,7 +187,7 @@ TEST(MutualWaits, ThroughACallInsideOfACallAreFound) {
   });
   const auto errors = all.run([&](int rank) {
     if (rank == 2) {
-      all.pipeline.job(2).mailbox().receive(Rank(1), "user", all.patience("lamina.recv_from()"));
+      all.pipeline.mailbox(2).receive(Rank(1), "user", all.patience("lamina.recv_from()"));
       return;
     }
     all.pipeline.job(rank).run_step(

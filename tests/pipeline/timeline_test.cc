@@ -44,13 +44,13 @@ std::vector<Timeline> recorded(int steps, const std::string& error = "") {
     pipeline.job(0).backward({y.sum()}, {}, 1.0);
     return Value(std::int64_t(1));
   };
-  for (int rank = 0; rank < 2; ++rank) pipeline.job(rank).start_timeline();
+  for (int rank = 0; rank < 2; ++rank) pipeline.recorder(rank).start({.ranks = {{.rank = rank}}});
   for (int step = 0; step < steps; ++step) {
     for (const auto& outcome : pipeline.step(kMicrobatches, body)) {
       EXPECT_THAT(message_of(outcome.error), testing::HasSubstr(error));
     }
   }
-  return {pipeline.job(0).stop_timeline(), pipeline.job(1).stop_timeline()};
+  return {pipeline.recorder(0).stop(), pipeline.recorder(1).stop()};
 }
 
 std::vector<Event> events(const Timeline& timeline, What what) {
@@ -144,11 +144,11 @@ TEST(Timeline, AWaitSaysForWhat) {
 TEST(Timeline, AStepInTheCallingThreadHasItsMicrobatchesToo) {
   Pipeline pipeline(1, "simple");
   auto& job = pipeline.job(0);
-  job.start_timeline();
+  pipeline.recorder(0).start({.ranks = {RankRecord()}});
   for (int step = 0; step < 2; ++step) job.run_step_here({kMicrobatches, [](base::Microbatch) { return Value(); }});
   EXPECT_THROW(job.run_step_here({1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); }}),
                base::UsageError);
-  const auto rank = job.stop_timeline();
+  const auto rank = pipeline.recorder(0).stop();
   EXPECT_EQ(events(rank, What::kStep).size(), 3);
   EXPECT_EQ(microbatches(rank, What::kForward, 1, ""), (std::set<std::int64_t>{0, 1, 2}));
 }
@@ -156,13 +156,13 @@ TEST(Timeline, AStepInTheCallingThreadHasItsMicrobatchesToo) {
 TEST(Timeline, WhereNobodyAskedNothingIsRecorded) {
   Pipeline pipeline(1, "simple");
   pipeline.step(2, [](base::Microbatch) { return Value(std::int64_t(1)); });
-  EXPECT_TRUE(pipeline.job(0).stop_timeline().ranks.at(0).events.empty());
+  EXPECT_TRUE(pipeline.recorder(0).stop().ranks.at(0).events.empty());
 }
 
 TEST(Timeline, OneInsideAnotherIsRefused) {
-  Pipeline pipeline(1, "simple");
-  pipeline.job(0).start_timeline();
-  EXPECT_THROW(pipeline.job(0).start_timeline(), base::UsageError);
+  session::Session session({}, {}, {});
+  session.start_timeline();
+  EXPECT_THROW(session.start_timeline(), base::UsageError);
 }
 
 TEST(Timeline, AStepThatFailsHasItsEndToo) {
@@ -171,29 +171,28 @@ TEST(Timeline, AStepThatFailsHasItsEndToo) {
 
 TEST(Timeline, AStepThatFailsLeavesItsPartAtOnce) {
   const observe::TempFolder folder;
-  transport::inproc::Network network(1, 0);
-  Job job({.pipeline = {base::Rank(0)}, .timeline_part = folder / "part"}, network.connect(base::Rank(0)));
-  EXPECT_THROW(job.run_step({1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); }, [] {}}),
-               base::UsageError);
+  Pipeline pipeline(1, "simple");
+  pipeline.recorder(0).start_part(folder / "part", {.ranks = {RankRecord()}});
+  pipeline.step(1, [](base::Microbatch) -> Value { throw base::UsageError("on purpose"); });
   EXPECT_EQ(events(observe::read_part(folder / "part"), What::kStep).size(), 1);
 }
 
 TEST(Totals, AreOfTheStepsSinceTheLastTime) {
   Pipeline pipeline(1, "simple");
-  auto& job = pipeline.job(0);
-  EXPECT_EQ(job.take_totals().step_ns, 0);
+  auto& recorder = pipeline.recorder(0);
+  recorder.start_counting();
   pipeline.step(2, [](base::Microbatch) { return Value(at::ones({64, 64}).mm(at::ones({64, 64}))); });
-  const auto totals = job.take_totals();
+  const auto totals = recorder.take_totals();
   EXPECT_GT(totals.compute_ns, 0);
   EXPECT_GE(totals.step_ns, totals.compute_ns);
   EXPECT_GT(totals.peak_bytes, 0);
-  EXPECT_EQ(job.take_totals().step_ns, 0);
+  EXPECT_EQ(recorder.take_totals().step_ns, 0);
 }
 
 TEST(Timeline, OfASessionIsAFile) {
   const observe::TempFolder folder;
   session::Session session({}, {}, {});
-  session.job().start_timeline();
+  session.start_timeline();
   session.job().run_step({1, [](base::Microbatch) { return Value(std::int64_t(1)); }, [] {}});
   EXPECT_THAT(session::write_timeline(session, folder / "timeline.json"), testing::HasSubstr("timeline of 1 step"));
   EXPECT_EQ(events(observe::read_file(folder / "timeline.json"), What::kStep).size(), 1);
