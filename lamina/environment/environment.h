@@ -13,4 +13,7 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 // The environment of this process.
 Environment process_environment();
 
+// The number of cores that this process may use.
+int available_cores();
+
 }  // namespace lamina::environment

@@ -44,7 +44,7 @@ Job describe(const Preparation& prepared, const std::optional<ReservedPort>& por
           .local_world_size = layout.processes,
           .node_rank = layout.node_rank,
           .nodes = layout.nodes,
-          .cores = available_cores(),
+          .cores = environment::available_cores(),
           .restarts = prepared.options.restarts,
           .stacks = prepared.options.hang_timeout.has_value()};
 }

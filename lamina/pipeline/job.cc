@@ -142,6 +142,7 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
                                             .thread_state = std::move(thread_state),
                                             .watched = watched_,
                                             .recorder = &recorder_});
+  if (options_.few_processors) step->slot().stay_on_one_processor();
   step->slot().when_idle([this] { messenger_.transport().look_out(); });
   if (options_.deterministic) step->gradients.emplace().begin(parameters_);
   if (overlaps() && microbatches > 1) step->statistics.begin(batch_norms_);

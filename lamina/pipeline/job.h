@@ -29,6 +29,7 @@ struct JobOptions {
   std::optional<std::uint64_t> seed;                                   // see RootSeeds
   std::int64_t microbatches_before = 0;                                // those of earlier replicas
   std::vector<base::Rank> pipeline;  // the ranks of this rank's pipeline, by partition
+  bool few_processors = true;        // this machine has less than two for each of its ranks
   runtime::WorkerPool::Hooks thread_hooks;
   std::shared_ptr<value::Failures> failures;  // nullptr: those of C++
 };

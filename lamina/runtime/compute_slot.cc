@@ -106,7 +106,7 @@ void ComputeSlot::wait_for_turn(Waiter& self, std::unique_lock<std::mutex>& lock
     throw base::CancelledError("the step was ended by an error elsewhere");
   }
   lock.unlock();
-  processor_.return_to_it();
+  if (processor_) processor_->return_to_it();
 }
 
 void ComputeSlot::release() {
@@ -135,7 +135,7 @@ void ComputeSlot::hold_starts(bool hold) {
 }
 
 bool ComputeSlot::hand_over() {
-  processor_.leave();
+  if (processor_) processor_->leave();
   held_ = false;
   pass_on();
   return held_;

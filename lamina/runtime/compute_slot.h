@@ -26,6 +26,8 @@ class ComputeSlot {
 
   // From the next pick on.
   void follow(std::unique_ptr<schedule::Schedule> schedule);
+  // Has all threads compute on one processor, from the next turn on: see [Note: processor].
+  void stay_on_one_processor() { processor_.emplace(); }
   // Called by the thread that gave it up, when nobody had been waiting for it.
   void when_idle(std::function<void()> tell) { idle_ = std::move(tell); }
   // How many microbatches the step has, which the schedule goes by.
@@ -78,7 +80,7 @@ class ComputeSlot {
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;
   schedule::Progress progress_;
-  Processor processor_;
+  std::optional<Processor> processor_;
   std::function<void()> idle_ = [] {};
   std::uint64_t arrivals_ = 0;
   bool held_ = false;

@@ -29,8 +29,9 @@ std::unique_ptr<transport::Transport> connect(const config::Config& config, cons
   return transport::open_ucx(options);
 }
 
-pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology, base::Rank rank,
-                                 FaceHooks hooks) {
+pipeline::JobOptions job_options(const config::Config& config, const topology::Topology& topology,
+                                 const environment::World& world, FaceHooks hooks) {
+  const auto rank = world.rank;
   pipeline::JobOptions options;
   options.schedule = config::schedule_name(config.schedule);
   options.active_microbatches = *config.active_microbatches;
@@ -39,6 +40,7 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
   if (config.seed) options.seed = static_cast<std::uint64_t>(*config.seed);
   options.microbatches_before = std::int64_t{topology.index(Group::kDp, rank)} * config.microbatches;
   options.pipeline = topology.members(Group::kPp, rank);
+  options.few_processors = environment::available_cores() < 2 * world.local_size;
   options.thread_hooks = std::move(hooks.thread_hooks);
   options.failures = std::move(hooks.failures);
   return options;
@@ -80,7 +82,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   }
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
   auto blocking = hooks.thread_hooks.blocking;
-  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_.rank, std::move(hooks)), *messenger_,
+  job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, std::move(hooks)), *messenger_,
                                          recorder_);
   messenger_->start();
   if (world_.local_size < world_.size) learn_nodes();

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/launch/options/machine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <set>
 #include <sstream>
-#include <thread>
 
 #include "lamina/base/whole_number.h"
 
@@ -50,12 +47,6 @@ int visible_gpus(const environment::Environment& environment, const std::string&
   const int present = present_gpus(device_folder);
   const auto list = environment("CUDA_VISIBLE_DEVICES");
   return list ? listed(*list, present) : present;
-}
-
-int available_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more cores than the set has room for
 }
 
 }  // namespace lamina::launch

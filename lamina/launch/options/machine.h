@@ -11,7 +11,4 @@ namespace lamina::launch {
 // CUDA_VISIBLE_DEVICES as CUDA reads it (up to the first entry that names none).
 int visible_gpus(const environment::Environment& environment, const std::string& device_folder = "/dev");
 
-// The number of cores that this process may use.
-int available_cores();
-
 }  // namespace lamina::launch

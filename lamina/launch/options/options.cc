@@ -45,7 +45,7 @@ CLI::Option* add_number(CLI::App& app, const std::string& names, const std::stri
 // A whole number; or `gpu` and `auto`, torchrun's words for what no number means here, and `cpu` for one per core.
 void take_processes(const std::string& text, Options& options) {
   if (text == "gpu" || text == "auto") return;
-  options.processes = text == "cpu" ? available_cores() : number_of("--nproc", text);
+  options.processes = text == "cpu" ? environment::available_cores() : number_of("--nproc", text);
 }
 
 void take_nodes(const std::string& text, Options& options) {

@@ -44,7 +44,5 @@ TEST_F(GpusTest, AListOfNothingThatIsThereIsNone) {
   EXPECT_EQ(visible_gpus([](const std::string&) { return std::optional<std::string>("0,1"); }, "/no/such/folder"), 0);
 }
 
-TEST(AvailableCores, AreAtLeastOne) { EXPECT_GE(available_cores(), 1); }
-
 }  // namespace
 }  // namespace lamina::launch
