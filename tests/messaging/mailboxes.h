@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "lamina/messaging/mailbox.h"
+#include "lamina/messaging/messenger.h"
 #include "lamina/transport/inproc/network.h"
 
 namespace lamina::messaging {
@@ -18,20 +18,15 @@ class Mailboxes {
   explicit Mailboxes(int size, std::uint64_t seed = 0) : network_(size, seed) {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.emplace_back(rank);
-      transports_.push_back(network_.connect(base::Rank(rank)));
-      handlers_.push_back(std::make_unique<Handlers>());
-      boxes_.push_back(std::make_unique<Mailbox>(*transports_.back(), *handlers_.back()));
-      Mailbox& box = *boxes_.back();
-      transports_.back()->start(
-          {[&handlers = *handlers_.back()](transport::Message message) { handlers.receive(std::move(message)); },
-           [&box](base::Rank lost, const std::string& why) { box.lose({lost, why, ""}); }});
+      messengers_.push_back(std::make_unique<Messenger>(network_.connect(base::Rank(rank)), recorder_));
+      messengers_.back()->start();
     }
   }
   ~Mailboxes() {
-    for (auto& transport : transports_) transport->close(false);
+    for (auto& messenger : messengers_) messenger->close(false);
   }
 
-  Mailbox& operator[](int rank) { return *boxes_[rank]; }
+  Mailbox& operator[](int rank) { return messengers_[rank]->mailbox(); }
   transport::inproc::Network& network() { return network_; }
   const std::vector<base::Rank>& ranks() const { return ranks_; }
 
@@ -55,9 +50,8 @@ class Mailboxes {
  private:
   transport::inproc::Network network_;
   std::vector<base::Rank> ranks_;
-  std::vector<std::unique_ptr<transport::Transport>> transports_;
-  std::vector<std::unique_ptr<Handlers>> handlers_;
-  std::vector<std::unique_ptr<Mailbox>> boxes_;
+  observe::Recorder recorder_;
+  std::vector<std::unique_ptr<Messenger>> messengers_;
 };
 
 }  // namespace lamina::messaging
