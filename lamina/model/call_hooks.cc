@@ -21,20 +21,8 @@ namespace {
 
 using Method = void (CallHook::*)(const ModuleCall&);
 
-// Calls `before` of each; where one throws, `after` of those that have begun.
-void begin_all(const Hooks& hooks, const ModuleCall& call, Method before, Method after) {
-  for (std::size_t i = 0; i < hooks.size(); ++i) {
-    try {
-      ((*hooks[i]).*before)(call);
-    } catch (...) {
-      while (i-- > 0) ((*hooks[i]).*after)(call);
-      throw;
-    }
-  }
-}
-
 // Calls `after` of each, the last one first; throws the first error once all were called.
-void end_all(const Hooks& hooks, const ModuleCall& call, Method after) {
+void end_all(std::span<const std::shared_ptr<CallHook>> hooks, const ModuleCall& call, Method after) {
   std::exception_ptr error;
   for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
     try {
@@ -46,12 +34,24 @@ void end_all(const Hooks& hooks, const ModuleCall& call, Method after) {
   if (error) std::rethrow_exception(error);
 }
 
-// For ends in destructors: the call has failed, whose error counts.
+// For ends of what has failed, whose error counts.
 void end_quietly(const ModuleCall& call, const std::function<void()>& end) {
   try {
     end();
   } catch (const std::exception& error) {
     base::log_warning(base::str("a hook after a call of ", call.name, ", which failed: ", error.what()));
+  }
+}
+
+// Calls `before` of each; where one throws, `after` of those that have begun.
+void begin_all(const Hooks& hooks, const ModuleCall& call, Method before, Method after) {
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    try {
+      ((*hooks[i]).*before)(call);
+    } catch (...) {
+      end_quietly(call, [&] { end_all(std::span(hooks).first(i), call, after); });
+      throw;
+    }
   }
 }
 

@@ -15,10 +15,12 @@ namespace {
 
 using value::Dict;
 using value::List;
+using value::Tuple;
 using value::Value;
 using Rows = std::span<const Parameter>;
 
-constexpr auto kChannel = "state";
+constexpr auto kChannel = "values";
+constexpr auto kStateChannel = "state";
 
 std::int64_t checksum(const at::Tensor& tensor) {
   const at::Tensor host = tensor.detach().contiguous().cpu();  // once per run; a value is compared where it is hashed
@@ -124,6 +126,15 @@ std::vector<Dict> state_portions(std::vector<Named> own, std::size_t portion_byt
   return portions;
 }
 
+// The next portion that `rank` has sent for this gathering.
+Value receive_of(std::int64_t gathering, base::Rank rank, messaging::Mailbox& mailbox, const base::Patience& patience) {
+  while (true) {
+    const auto sent = mailbox.receive(rank, kStateChannel, patience);
+    const auto& parts = sent.as<Tuple>().items;
+    if (parts.at(0).as<std::int64_t>() == gathering) return parts.at(1);
+  }
+}
+
 // Memory that is not to be freed: what lies here, and what of `later` is still to be read.
 Memory kept_for(const ParameterTable& table, Rows later) {
   Memory kept;
@@ -156,9 +167,13 @@ void release_others(const ParameterTable& table, const std::function<std::string
 std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const base::Rank> pipeline,
                           messaging::Mailbox& mailbox, const base::Patience& patience, std::size_t portion_bytes) {
   const auto mine = state_portions(std::move(own), portion_bytes);
-  std::int64_t most = 0;  // all are in this call by then: what one sends alone would be taken by a later one
-  for (const auto& count : mailbox.all_gather(pipeline, static_cast<std::int64_t>(mine.size()), patience)) {
-    most = std::max(most, count.as<std::int64_t>());
+  std::int64_t most = 0;
+  std::optional<std::int64_t> now;  // names this gathering: what came for one that was interrupted is dropped
+  const Tuple said{{static_cast<std::int64_t>(mine.size()), base::Deadline::Clock::now().time_since_epoch().count()}};
+  for (const auto& heard : mailbox.all_gather(pipeline, said, patience)) {
+    const auto& words = heard.as<Tuple>().items;
+    most = std::max(most, words.at(0).as<std::int64_t>());
+    if (!now) now = words.at(1).as<std::int64_t>();
   }
   std::vector<std::vector<Named>> of_ranks(pipeline.size());
   const auto take = [&](std::size_t rank, const Value& portion) {
@@ -170,11 +185,11 @@ std::vector<Named> gather(std::vector<Named> own, bool to_first, std::span<const
       const auto portions = mailbox.all_gather(pipeline, portion, patience);
       for (std::size_t rank = 0; rank < portions.size(); ++rank) take(rank, portions[rank]);
     } else if (mailbox.rank() != pipeline.front()) {
-      mailbox.send(pipeline.front(), kChannel, portion);
+      mailbox.send(pipeline.front(), kStateChannel, Tuple{{*now, portion}});
     } else {
       take(0, portion);
       for (std::size_t rank = 1; rank < pipeline.size(); ++rank) {
-        take(rank, mailbox.receive(pipeline[rank], kChannel, patience));
+        take(rank, receive_of(*now, pipeline[rank], mailbox, patience));
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/strides.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -166,8 +167,8 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
   entry.arrived.assign(inputs, at::Tensor());
   if (options.accumulate) {
     entry.awaits = true;
+    const auto over = c10::make_scope_exit([&] { entry.awaits = false; });
     execute(graph_->outputs, gradients, options, {});
-    entry.awaits = false;
     return std::exchange(entry.arrived, {});
   }
   for_each_edge(graph_->outputs, [&](const autograd::Edge& edge) {

@@ -149,6 +149,27 @@ TEST(CallHooks, EndWhatTheyHaveBegunWhereACallFails) {
   EXPECT_EQ(hooked.recorded->take(), "a( )a");
 }
 
+TEST(CallHooks, EndAllThatHaveBegunWhereOneFailsAndTheEndOfAnotherToo) {
+  struct Fails : CallHook {
+    explicit Fails(bool begins) : begins(begins) {}
+    void before_forward(const ModuleCall&) override {
+      if (!begins) throw base::Error("the first");
+    }
+    void after_forward(const ModuleCall&) override { throw base::Error("the second"); }
+    const bool begins;
+  };
+  Hooked hooked;
+  for (const bool begins : {true, false}) hooked.hooks.add(std::make_shared<Fails>(begins), {"a"});
+  hooked.hooks.number({"", "a", "b"});
+  try {
+    hooked.module(1, [](const at::Tensor& x) { return x; })(weight());
+    FAIL() << "it has a hook that fails";
+  } catch (const base::Error& error) {
+    EXPECT_STREQ(error.what(), "the first");
+  }
+  EXPECT_EQ(hooked.recorded->take(), "a( )a");
+}
+
 TEST(CallHooks, EndABackwardThatFailsAtTheLatestWithItsGraph) {
   Hooked hooked;
   const auto w = weight();

@@ -6,6 +6,8 @@
 #include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/value/released.h"
@@ -145,6 +147,37 @@ TEST(Values, OfAnyNumberAreGatheredAPortionAtATimeToAllOrToTheFirstAlone) {
     });
     for (const auto& error : errors) EXPECT_EQ(error, nullptr);
   }
+}
+
+// Ctrl-C comes to the last rank before it has sent its part, and to the first while it waits for that.
+TEST(Values, SentForAGatheringThatWasInterruptedAreNotTakenForTheNextOne) {
+  messaging::Mailboxes boxes(3, 1);
+  std::atomic<bool> last_is_out = false, middle_is_out = false;
+  const auto errors = boxes.run([&](int rank) {
+    const auto gather_of = [&](double value, const std::function<void()>& check_interrupt) {
+      std::vector<Named> own;
+      for (const auto* name : {"a", "b"}) own.emplace_back(base::str(rank, name), at::full({4}, value));
+      const base::Patience patience{kPatience.timeout, check_interrupt};
+      return gather(std::move(own), /*to_first=*/true, boxes.ranks(), boxes[rank], patience, /*portion_bytes=*/1);
+    };
+    const auto interrupt = [] { throw base::CancelledError("Ctrl-C"); };
+    if (rank == 0) {
+      EXPECT_THROW(gather_of(1, [&] { middle_is_out ? interrupt() : void(); }), base::CancelledError);
+    } else if (rank == 1) {
+      while (!last_is_out) std::this_thread::yield();
+      gather_of(1, nullptr);
+      middle_is_out = true;
+    } else {
+      EXPECT_THROW(gather_of(1, interrupt), base::CancelledError);
+      last_is_out = true;
+    }
+    std::string found;
+    for (const auto& [name, part] : gather_of(2, nullptr)) {
+      found += base::str(name, "=", part.as<at::Tensor>()[0].item<double>(), " ");
+    }
+    EXPECT_EQ(found, rank > 0 ? "" : "0a=2 0b=2 1a=2 1b=2 2a=2 2b=2 ");
+  });
+  for (const auto& error : errors) EXPECT_EQ(error, nullptr);
 }
 
 }  // namespace

@@ -132,6 +132,23 @@ TEST(Graph, WithoutGradAnywhereNothingIsKept) {
   EXPECT_FALSE(callee.differentiable());
 }
 
+TEST(Graph, AGradientFromALaterCallIsRefusedAfterABackwardThatFailedToo) {
+  Value arguments = leaf();
+  CalleeGraph callee(arguments);
+  const auto kept = tensor(arguments) * 3, output = tensor(arguments) * 2;
+  bool fails = true;
+  output.register_hook([&](const at::Tensor&) {
+    if (fails) throw base::Error("it");
+  });
+  callee.set_outputs(output);
+  const auto refuses = [&] { EXPECT_THROW(kept.sum().backward({}, /*retain_graph=*/true), base::UsageError); };
+  refuses();
+  EXPECT_THROW(callee.backward({at::ones({3}, at::kDouble)}, {.keep_graph = true}), base::Error);
+  refuses();
+  fails = false;
+  EXPECT_TRUE(all_equal(callee.backward({at::ones({3}, at::kDouble)}, {}).at(0), 2));
+}
+
 TEST(Graph, AModuleMayWriteItsArgumentsInPlace) {
   const auto x = leaf();
   Remote remote([](Value v) { return Value(tensor(v).mul_(3)); });

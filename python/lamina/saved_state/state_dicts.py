@@ -6,6 +6,7 @@ messages it also knows which partition of how many saved it.
 """
 
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -182,12 +183,20 @@ def collect(session: _lamina.Session, own: Any, to_rank0: bool) -> list[Any] | N
     """The objects of all ranks of the pipeline, in order; None on all but the first when they go `to_rank0` alone."""
     if not to_rank0:
         return session.all_gather("pp", own)
-    session.all_gather("pp", None)  # all are in this call: what one sends alone would be taken by a later one
+    gathering, *_ = session.all_gather("pp", time.monotonic_ns())
     first, *others = session.group_members("pp")
     if session.rank != first:
-        session.send(first, _CHANNEL, own)
+        session.send(first, _CHANNEL, (gathering, own))
         return None
-    return [own, *(session.receive(rank, _CHANNEL) for rank in others)]
+    return [own, *(_received(gathering, rank, session) for rank in others)]
+
+
+def _received(gathering: int, rank: int, session: _lamina.Session) -> Any:
+    """The object that came from that rank, without those of a gathering that was interrupted here."""
+    while True:
+        number, found = session.receive(rank, _CHANNEL)
+        if number == gathering:
+            return found
 
 
 def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, int] | None:
