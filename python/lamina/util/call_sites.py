@@ -13,7 +13,13 @@ _LAMINA = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (_LAMINA, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, contextlib.__file__)
 
 # Methods by what they are called in a training loop, and functions that stand in for torch's.
-_OWNERS = {"DistributedModel.": "model.", "OptimizerState.": "optimizer.", "ProcessGroups.": "lamina."}
+_OWNERS = {
+    "DistributedModel.": "model.",
+    "SavedModel.": "model.",
+    "CutModel.": "model.",
+    "OptimizerState.": "optimizer.",
+    "ProcessGroups.": "lamina.",
+}
 _STAND_INS = {"_clip": "torch.nn.utils.clip_grad_norm_", "_total_norm": "torch.nn.utils.get_total_norm"}
 _SHARED = frozenset({"collect"})  # parts of several calls: of which one, its caller says
 
