@@ -147,5 +147,23 @@ TEST(Values, OfAnyNumberAreGatheredAPortionAtATimeToAllOrToTheFirstAlone) {
   }
 }
 
+TEST(Values, OfAStateTravelInPortionsOfAboutSoManyBytes) {
+  messaging::Mailboxes boxes(2, 1);
+  const auto errors = boxes.run([&](int rank) {
+    if (rank == 1) {
+      std::vector<Named> own;
+      for (int i = 0; i < 7; ++i) own.emplace_back(base::str(i), at::full({4}, i, at::kDouble));
+      gather(std::move(own), /*to_first=*/true, boxes.ranks(), boxes[1], kPatience, /*portion_bytes=*/64);
+      return;
+    }
+    const auto counts = boxes[0].all_gather(boxes.ranks(), std::int64_t{0}, kPatience);  // what gather() does first
+    ASSERT_EQ(counts[1].as<std::int64_t>(), 4);
+    for (const std::size_t parts : {2, 2, 2, 1}) {
+      EXPECT_EQ(boxes[0].receive(base::Rank(1), "state", kPatience).as<value::Dict>().items.size(), parts);
+    }
+  });
+  for (const auto& error : errors) EXPECT_EQ(error, nullptr);
+}
+
 }  // namespace
 }  // namespace lamina::model
