@@ -65,7 +65,7 @@ def case_api_each_rank_tells_what_is_its_own():
 
 def case_api_a_local_state_is_marked_as_partial():
     model = by_hand(linear, lambda: nn.BatchNorm1d(6), linear)
-    refuses("nothing is local before", model.local_state_dict)
+    refuses(r"nothing is local before \[model-uncut\]", model.local_state_dict)
     train_step(model)(X)
     state = model.local_state_dict()
     assert state.pop("_smp_is_partial") is True
@@ -73,6 +73,7 @@ def case_api_a_local_state_is_marked_as_partial():
     assert "_smp_is_partial" not in whole
     assert sorted(state) == sorted(name for name in whole if int(name[0]) % 2 == RANK)
     equal(dict(state), {name: whole[name] for name in state})
+    refuses(r"assign=True.*\[state-assign\]", model.load_state_dict, whole, assign=True)
 
 
 # Loading into the model.

@@ -40,7 +40,7 @@ class Backwards:
         job = current.job()
         self._watch.announce()
         if job.uneven is not None and current.in_step():
-            raise UsageError(str(job.uneven))
+            raise UsageError(str(job.uneven), code="step-uneven")
         scale = 1 / job.microbatches if self._average and current.in_step() and not _hooked(job) else 1.0
         with job.replicas.backward() if job.replicas is not None else nullcontext():
             if job.pipelined:

@@ -53,7 +53,10 @@ class CutModel(WrappedModule):
         random numbers, "ties", the modules that share each attribute, "notes", what could not be found out. Before
         partition: UsageError."""
         if not self.partitioned:
-            raise UsageError("the model is partitioned at the first call of a step function; there is no report before")
+            raise UsageError(
+                "the model is partitioned at the first call of a step function; there is no report before",
+                code="model-uncut",
+            )
         return self._cut.model.report
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -176,7 +179,7 @@ class CutModel(WrappedModule):
         """The job, outside of steps, for what it is to do with this model."""
         job = current.outside_step(what)
         if job.model is not self:
-            raise UsageError(f"{what} of a DistributedModel whose job was shut down")
+            raise UsageError(f"{what} of a DistributedModel whose job was shut down", code="step-after-shutdown")
         return job
 
     def _local(self, named: Names) -> Names:
@@ -185,4 +188,7 @@ class CutModel(WrappedModule):
 
     def _require_partitioned(self) -> None:
         if not self.partitioned:
-            raise UsageError("the model is partitioned at the first call of a step function; nothing is local before")
+            raise UsageError(
+                "the model is partitioned at the first call of a step function; nothing is local before",
+                code="model-uncut",
+            )

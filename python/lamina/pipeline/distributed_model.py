@@ -74,7 +74,10 @@ class DistributedModel(SavedModel):
         job = current.outside_step("DistributedModel()")
         require_wrappable(module)
         if job.model is not None:
-            raise UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job")
+            raise UsageError(
+                "there is a DistributedModel already: a job has one; call shutdown() to begin another job",
+                code="model-twice",
+            )
         require_booleans(
             trace_execution_times=trace_execution_times,
             overlapping_allreduce=overlapping_allreduce,
@@ -194,7 +197,9 @@ class DistributedModel(SavedModel):
         with job.replicas.join(divide_by_initial_world_size, throw_on_early_termination):
             yield
             if not self.partitioned:
-                raise UsageError("join(): this replica made no step; give each at least one batch")
+                raise UsageError(
+                    "join(): this replica made no step; give each at least one batch", code="replica-no-step"
+                )
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
         """Has `hook(model, optimizer)` called once, in the first call of a step function: when the model is partitioned
@@ -230,11 +235,12 @@ class DistributedModel(SavedModel):
         if not self._cut.pipelined:
             return
         if current.job().model is not self:
-            raise UsageError(f"{what}, but its job was shut down")
+            raise UsageError(f"{what}, but its job was shut down", code="step-after-shutdown")
         if not current.in_step():
             raise UsageError(
                 f"{what} outside a step; with more than one partition call it inside a function decorated with "
-                "@lamina.step"
+                "@lamina.step",
+                code="step-outside",
             )
 
 

@@ -95,13 +95,15 @@ class SavedModel(CutModel):
         if not self._cut.whole_everywhere:
             self._own_job("load_state_dict()")
             if assign:
-                raise UsageError("load_state_dict(assign=True) is not possible once the model is partitioned")
+                raise UsageError(
+                    "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"
+                )
             self._cut.make_again()
             return self._cut.state().load(state_dict, strict, same_partition_load)
         waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
         if self._cut.pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._own_job("load_state_dict()").session):
-                raise UsageError(problem)
+                raise UsageError(problem, code="state-other-ranks")
             self._cut.waiting.append((state_dict, strict, same_partition_load))
             return nn.modules.module._IncompatibleKeys([], [])
         loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)

@@ -50,12 +50,16 @@ def require_wrappable(module: Any) -> None:
         raise UsageError("this is a DistributedModel already")
     if isinstance(module, torch.jit.ScriptModule) and current.job().pipelined:
         raise UsageError(
-            "the whole model is one ScriptModule, which cannot be cut: script or trace parts of it instead"
+            "the whole model is one ScriptModule, which cannot be cut: script or trace parts of it instead",
+            code="model-scripted",
         )
     for name, part in module.named_modules():
         if isinstance(part, _torch_wrappers()):
             what = f"{name}, which is in torch's" if name else "the model"
-            raise UsageError(f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism")
+            raise UsageError(
+                f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism",
+                code="model-wrapped",
+            )
 
 
 def _torch_wrappers() -> tuple[type, ...]:
