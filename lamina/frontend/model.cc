@@ -42,7 +42,8 @@ void tell_of_ignored_scopes(const ModuleTree& tree) {
 
 base::UsageError before_partition() {
   return base::UsageError(
-      "the model is partitioned in the first step; nothing is local, and there is no report, before");
+      "the model is partitioned in the first step; nothing is local, and there is no report, before",
+      base::Code{"model-uncut"});
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ void Model::join(const std::function<void()>& loop, const JoinOptions& options) 
   reducer_->begin_join(options.divide_by_initial_world_size, options.throw_on_early_termination);
   try {
     loop();
-    if (!partitioned()) throw base::UsageError("join(): this replica made no step; give each at least one batch");
+    if (!partitioned())
+      throw base::UsageError("join(): this replica made no step; give each at least one batch",
+                             base::Code{"replica-no-step"});
   } catch (...) {
     reducer_->fail_join(std::current_exception());
     throw;

@@ -37,7 +37,8 @@ void Model::begin_call() {
   if (job_.pipelined()) {
     throw base::UsageError(
         "the model was called outside a step; with more than one partition call it inside a function made by "
-        "lamina::step, in the thread that runs its body");
+        "lamina::step, in the thread that runs its body",
+        base::Code{"step-outside"});
   }
   if (reducer_) reducer_->note_call(training());
 }
@@ -61,7 +62,7 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
   spec.body = [this, body = std::move(spec.body)](base::Microbatch microbatch) -> Value {
     const auto found = uneven_.empty() ? Changeable() : changeable();
     auto output = body(microbatch);
-    if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_);
+    if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_, base::Code{"step-uneven"});
     return output;
   };
   pipeline::StepResult result;
@@ -128,13 +129,13 @@ pipeline::StepResult Model::run_first(pipeline::StepSpec spec) {
 
 void Model::backward(const remote::Tensors& tensors, const remote::Tensors& gradients) {
   if (!has_current() || current().model.get() != this) {
-    throw base::UsageError("backward of a DistributedModel whose job was shut down");
+    throw base::UsageError("backward of a DistributedModel whose job was shut down", base::Code{"step-after-shutdown"});
   }
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
   const bool inside = runtime::in_step();
-  if (inside && !uneven_.empty()) throw base::UsageError(uneven_);
+  if (inside && !uneven_.empty()) throw base::UsageError(uneven_, base::Code{"step-uneven"});
   if (reducer_) reducer_->begin_backward();
   backward_watch_.announce();
   const int count = job_.session->config().microbatches;

@@ -38,7 +38,8 @@ std::string uneven(const at::Tensor& tensor, int microbatches, std::int64_t axis
 at::Tensor piece(const at::Tensor& tensor, base::Microbatch microbatch, int microbatches, std::int64_t axis,
                  int place) {
   if (!tensor.defined() || tensor.dim() == 0) return tensor;
-  if (const auto why = uneven(tensor, microbatches, axis, place); !why.empty()) throw base::UsageError(why);
+  if (const auto why = uneven(tensor, microbatches, axis, place); !why.empty())
+    throw base::UsageError(why, base::Code{"step-uneven"});
   const auto size = size_of(tensor, axis, place);
   const auto length = size / microbatches;
   const auto part = tensor.narrow(axis, microbatch.value * length, length);

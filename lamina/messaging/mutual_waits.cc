@@ -206,7 +206,7 @@ void MutualWaits::give_up(Scope& scope, const Path& circle) {
   for (const auto& told : circle) {
     if (told.around && ended_) ended_(*told.around);
   }
-  throw base::DesyncError(text_of(circle));
+  throw base::DesyncError(text_of(circle), base::Code{"step-mutual-wait"});
 }
 
 void MutualWaits::await_others(const Path& circle) {

@@ -15,7 +15,8 @@ void FirstCall::ask(Cut cut) {
   if (context == nullptr) {
     throw base::UsageError(
         "the model was called in a thread of its own in its first step: call it in the thread that runs the step's "
-        "body");
+        "body",
+        base::Code{"step-outside"});
   }
   if (over()) return;
   context->lend_state([&] {

@@ -150,7 +150,7 @@ std::shared_ptr<remote::StepScope> Job::make_step(base::Step number, int microba
 }
 
 StepResult Job::run_step(const StepSpec& spec) {
-  if (!pool_) throw base::UsageError("a step of a job that was shut down");
+  if (!pool_) throw base::UsageError("a step of a job that was shut down", base::Code{"step-after-shutdown"});
   const base::Patience patience{to_duration(options_.timeout), spec.check_interrupt};
   const std::int64_t began_ns = recorder_.on() ? observe::now_ns() : 0;  // requests may run before begin() returns
   std::optional<runtime::ProcessState> mine;  // which threads of a step that fails may change
@@ -371,8 +371,10 @@ void Job::drain(remote::StepScope& step, const std::function<void()>& check_inte
     try {
       step.wait_idle(patience);
     } catch (const base::TimeoutError&) {
-      steps_.fail_for_good(std::make_exception_ptr(base::UsageError(base::str(
-          "a thread of step ", step.number(), " did not end: the job can run no further step; start it again"))));
+      steps_.fail_for_good(std::make_exception_ptr(
+          base::UsageError(base::str("a thread of step ", step.number(),
+                                     " did not end: the job can run no further step; start it again"),
+                           base::Code{"step-unended"})));
     }
   };
   try {
@@ -400,7 +402,8 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
   }
   if (runtime::ExecutionContext::current() == nullptr) {
     throw base::UsageError(base::str(modules_->name(id), " lives on rank ", owner,
-                                     ": call it inside a step function, in the thread that runs the step's body"));
+                                     ": call it inside a step function, in the thread that runs the step's body"),
+                           base::Code{"step-outside"});
   }
   return calls_.call(owner, id, *modules_, std::move(arguments));
 }
@@ -408,7 +411,7 @@ value::Value Job::call(base::ModuleId id, value::Value arguments) {
 void Job::backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale) {
   runtime::ExecutionContext* context = runtime::ExecutionContext::current();
   if (context == nullptr || !context->leads()) {
-    throw base::UsageError("backward of the model outside the body of a step function");
+    throw base::UsageError("backward of the model outside the body of a step function", base::Code{"step-outside"});
   }
   ++backwards_;
   context->end_forward();
@@ -423,7 +426,8 @@ bool Job::end(bool orderly) {
   if (!pool_) return true;
   const auto patience = orderly && !steps_.failed_for_good() ? kDrain : kLastWords;
   progress_.close();
-  steps_.fail_for_good(std::make_exception_ptr(base::UsageError("the job was shut down")));
+  steps_.fail_for_good(
+      std::make_exception_ptr(base::UsageError("the job was shut down", base::Code{"step-after-shutdown"})));
   try {
     steps_.wait_idle({patience, nullptr});
   } catch (const base::TimeoutError&) {

@@ -177,9 +177,12 @@ class Session:
         """Collective over the world: the plan of world rank 0 on all ranks, as it is printed, and the words of all.
         ConfigError with the error of world rank 0, if it has one; UsageError where a rank has another model, which
         names the first line of the description that differs."""
-    def gather_state(self, cut: Cut, own: dict[str, Any], to_first: bool, portion_bytes: int = ...) -> dict[str, Any]:
-        """Collective over the pipeline: what its ranks own of the model's state as one, in the plain model's order, on
-        each, or else on the first alone and nothing on the others. It travels in portions of about so many bytes."""
+    def gather_state(
+        self, own: dict[str, Any], to_first: bool = False, cut: Cut | None = None, portion_bytes: int = ...
+    ) -> dict[str, Any]:
+        """Collective over the pipeline: what its ranks own of a state as one, on each, or else on the first alone and
+        nothing on the others. It is in the order of the ranks, the later one's where two have a name, or in the plain
+        model's with its cut. It travels in portions of about so many bytes."""
     def give_values(
         self, table: ParameterTable, make: Callable[[list[torch.Tensor]], None], portion_bytes: int = ...
     ) -> int:

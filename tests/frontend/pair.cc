@@ -196,7 +196,7 @@ void uneven_batches() {
       const auto loss = model(x);
       by_model ? model.backward(loss) : loss.backward();
     });
-    expect_error<Error>([&] { train(torch::ones({6, kWidth})); }, {"cannot be split into 4 microbatches", "whole"});
+    expect_error<Error>([&] { train(torch::ones({6, kWidth})); }, {"cannot be split into 4 microbatches", "whole", "[step-uneven]"});
     train(torch::ones({8, kWidth}));
   }
   shutdown();
@@ -243,7 +243,7 @@ void states() {
   expect_error<UsageError>([&] { model.load_state_dict(state); },
                            {"a.linear.bias is missing", "one is nothing of the model's", "two is nothing of the"});
   shutdown();
-  expect_error<UsageError>([&] { model.backward(first); }, {"shut down"});
+  expect_error<UsageError>([&] { model.backward(first); }, {"shut down [step-after-shutdown]"});
 }
 
 struct DropImpl : torch::nn::Module {
@@ -394,7 +394,7 @@ void refusals() {
   DistributedOptimizer sgd(torch::optim::SGD(model.parameters(), 0.1));
   expect_error<UsageError>([&] { DistributedOptimizer lbfgs(torch::optim::LBFGS(model.parameters())); },
                            {"LBFGS measures all parameters"});
-  expect_error<UsageError>([&] { model(torch::ones({2, kWidth})); }, {"called outside a step"});
+  expect_error<UsageError>([&] { model(torch::ones({2, kWidth})); }, {"called outside a step", "[step-outside]"});
   const std::vector<std::pair<std::string, std::function<void()>>> updates{
       {"optimizer.step()", [&] { sgd.step(); }},
       {"optimizer.zero_grad()", [&] { sgd.zero_grad(); }},

@@ -180,5 +180,27 @@ TEST(Values, SentForAGatheringThatWasInterruptedAreNotTakenForTheNextOne) {
   for (const auto& error : errors) EXPECT_EQ(error, nullptr);
 }
 
+TEST(Values, OfAStateTravelInPortionsOfAboutSoManyBytes) {
+  constexpr std::int64_t kName = 7;
+  messaging::Mailboxes boxes(2, 1);
+  const auto errors = boxes.run([&](int rank) {
+    if (rank == 1) {
+      std::vector<Named> own;
+      for (int i = 0; i < 7; ++i) own.emplace_back(base::str(i), at::full({4}, i, at::kDouble));
+      gather(std::move(own), /*to_first=*/true, boxes.ranks(), boxes[1], kPatience, /*portion_bytes=*/64);
+      return;
+    }
+    const value::Tuple said{{std::int64_t{0}, kName}};  // by gather() first: how many portions, and a name
+    const auto counts = boxes[0].all_gather(boxes.ranks(), said, kPatience);
+    ASSERT_EQ(counts[1].as<value::Tuple>().items.at(0).as<std::int64_t>(), 4);
+    for (const std::size_t parts : {2, 2, 2, 1}) {
+      const auto portion = boxes[0].receive(base::Rank(1), "state", kPatience).as<value::Tuple>();
+      EXPECT_EQ(portion.items.at(0).as<std::int64_t>(), kName);
+      EXPECT_EQ(portion.items.at(1).as<value::Dict>().items.size(), parts);
+    }
+  });
+  for (const auto& error : errors) EXPECT_EQ(error, nullptr);
+}
+
 }  // namespace
 }  // namespace lamina::model

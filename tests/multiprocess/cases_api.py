@@ -12,6 +12,7 @@ from multiprocess.steps import train_step
 from torch import nn
 
 import lamina
+from lamina import _lamina
 from lamina.deferred_init import delayed, tape
 from lamina.model import partitioned
 
@@ -64,7 +65,7 @@ def case_api_each_rank_tells_what_is_its_own():
 
 def case_api_a_local_state_is_marked_as_partial():
     model = by_hand(linear, lambda: nn.BatchNorm1d(6), linear)
-    refuses("nothing is local before", model.local_state_dict)
+    refuses(r"nothing is local before \[model-uncut\]", model.local_state_dict)
     train_step(model)(X)
     state = model.local_state_dict()
     assert state.pop("_smp_is_partial") is True
@@ -72,6 +73,7 @@ def case_api_a_local_state_is_marked_as_partial():
     assert "_smp_is_partial" not in whole
     assert sorted(state) == sorted(name for name in whole if int(name[0]) % 2 == RANK)
     equal(dict(state), {name: whole[name] for name in state})
+    refuses(r"assign=True.*\[state-assign\]", model.load_state_dict, whole, assign=True)
 
 
 # Loading into the model.
@@ -236,6 +238,25 @@ def case_api_the_whole_state_is_that_of_the_plain_optimizer():
     equal(ours.state_dict(), named.state_dict())
     local = lamina.DistributedOptimizer(torch.optim.SGD(run.model.local_parameters(), lr=0.1))
     equal(local.state_dict(), torch.optim.SGD(plain.model.parameters(), lr=0.1).state_dict())
+
+
+def case_api_states_of_optimizers_travel_in_portions_of_parameters():
+    run, plain = stopped(partitions=2), stopped()
+    gather, parts = _lamina.Session.gather_state, []
+
+    def in_small_portions(session, own, to_first=False):
+        parts.append(own)
+        return gather(session, own, to_first, portion_bytes=64)
+
+    _lamina.Session.gather_state = in_small_portions
+    try:
+        equal(run.optimizer.state_dict(), plain.optimizer.state_dict())
+        equal(run.optimizer.state_dict(gather_to_rank0=True), plain.optimizer.state_dict() if RANK == 0 else {})
+    finally:
+        _lamina.Session.gather_state = gather
+    trained = {name for name, parameter in run.model.local_named_parameters() if parameter in run.optimizer.state}
+    assert trained and [set(own) for own in parts] == [trained | {f".{RANK}"}] * 2
+    assert parts[0][f".{RANK}"]["state"] == {}
 
 
 def case_api_options_that_are_loaded_early_are_there_at_once_and_may_be_changed():

@@ -15,6 +15,7 @@ RANK = int(os.environ.get("RANK", 0))
 BATCH = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 WITHIN_S = 2.0
 HERE = "cases_out_of_step.py:"
+MUTUAL = "[step-mutual-wait]"
 
 
 class Training:
@@ -113,7 +114,7 @@ def case_one_rank_alone_makes_a_call_of_all_ranks():
     for turn, (name, alone) in enumerate(ALONE.items()):
         who = turn % 2
         mine = (lambda: alone(training)) if who == RANK else (lambda: training.train(BATCH))  # noqa: B023
-        expect_desync(mine, f"rank {who} waits in {name} at ", f"rank {1 - who} waits in step ", ".train at ", HERE)
+        expect_desync(mine, f"rank {who} waits in {name} at ", f"rank {1 - who} waits in step ", ".train at ", MUTUAL)
     training.optimizer.zero_grad()
     training.expect_exact()
 
@@ -125,6 +126,8 @@ def case_ranks_make_different_calls_of_all_ranks():
     expect_desync(calls[RANK], "model.state_dict() at ", "optimizer.state_dict() at ", HERE)
     calls = [training.model.state_dict, lamina.barrier]
     expect_desync(calls[RANK], "model.state_dict() at ", "lamina.barrier() at ", HERE)
+    calls = [training.model.state_dict, training.model.cpu]
+    expect_desync(calls[RANK], "model.state_dict() at ", "model.cpu() at ", HERE)
     training.expect_exact()
 
 

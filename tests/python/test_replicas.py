@@ -119,8 +119,9 @@ def test_options_that_make_no_sense(start, option, text):
 
 def test_a_model_in_or_around_torchs_wrapper_is_refused(start, world_of_one):
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
-    with pytest.raises(lamina.UsageError, match="take the model out of its DistributedDataParallel first"):
+    with pytest.raises(lamina.UsageError, match="take the model out of its DistributedDataParallel first") as caught:
         lamina.DistributedModel(wrapped)
+    assert caught.value.code == "model-wrapped"
     with pytest.raises(lamina.UsageError, match=r"take 1, which is .* out of its DistributedDataParallel first"):
         lamina.DistributedModel(nn.Sequential(nn.Linear(1, 1), wrapped))
 

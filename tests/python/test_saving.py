@@ -14,7 +14,6 @@ import torch
 
 import lamina
 import smdistributed.modelparallel.torch as smp
-from lamina.saved_state.state_dicts import collect
 
 OBJECT = {"tensor": torch.arange(1000.0), "arguments": argparse.Namespace(lr=0.1), "list": [1, (2, None)]}
 
@@ -175,42 +174,3 @@ def test_inside_a_step(path):
 
     with pytest.raises(lamina.UsageError, match="inside a step"):
         step()
-
-
-class Rank:
-    """A session of one of two ranks that are a pipeline, as far as `collect` needs it."""
-
-    def __init__(self, rank: int, other: "Rank | None" = None):
-        self.rank, self.other = rank, other
-        self.sent = []
-        self.said = None
-
-    def group_members(self, kind):
-        return [0, 1]
-
-    def all_gather(self, kind, mine):
-        """Rank 0 comes first."""
-        self.said = mine
-        return [self.other.said, mine] if self.rank == 1 else [mine, None]
-
-    def send(self, rank, channel, value):
-        self.other.sent.append(value)
-
-    def receive(self, rank, channel):
-        self.comes()
-        return self.sent.pop(0)
-
-
-def test_what_came_for_a_collecting_that_was_interrupted_is_not_taken_for_the_next():
-    first = Rank(0)
-    second = Rank(1, other=first)
-
-    def interrupted():
-        collect(second, "old", to_rank0=True)
-        raise KeyboardInterrupt
-
-    first.comes = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        collect(first, "own", to_rank0=True)
-    first.comes = lambda: collect(second, "new", to_rank0=True)
-    assert collect(first, "own", to_rank0=True) == ["own", "new"]

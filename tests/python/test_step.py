@@ -124,8 +124,11 @@ def test_a_backward_of_an_uneven_batch_is_an_error(start, how):
         return loss
 
     if how != "model outside":
-        with pytest.raises(lamina.UsageError, match=r"argument x .*size 6 .*multiple of 4. Change the batch size"):
+        with pytest.raises(
+            lamina.UsageError, match=r"argument x .*size 6 .*multiple of 4. Change the batch size"
+        ) as caught:
             step(torch.zeros(6, 1))
+        assert caught.value.code == "step-uneven"
     else:
         assert len(step(torch.zeros(6, 1)).outputs) == 3
         model.backward(model(torch.ones(1, 1)))

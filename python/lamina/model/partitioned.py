@@ -88,7 +88,7 @@ class PartitionedModel:
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
         all ranks but the first. Collective over the pipeline."""
-        return self._session.gather_state(self._cut, own, to_first)
+        return self._session.gather_state(own, to_first, self._cut)
 
     def owns(self, name: str) -> bool:
         """True where this rank owns what has that name; see `owner_of`."""

@@ -10,6 +10,7 @@ from lamina.optim.param_groups import Layout
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY
 
 _MEMBERS = ("params", "param_names")
+_REST = "."  # the beginning of no parameter's name
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,16 +34,34 @@ def by_name(state_dict: Mapping[str, Any], names: Iterable[Iterable[str]]) -> di
     return without_marks(state_dict) | {"state": state, "param_groups": groups}
 
 
-def by_number(parts: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
-    """The state of the whole optimizer by number from its parts by name."""
+def in_parts(named: Mapping[str, Any], partition: int) -> dict[str, Any]:
+    """A rank's state by name as the engine gathers it: the state of each parameter under its name, and all the rest
+    under one that no parameter can have."""
+    names = set(itertools.chain.from_iterable(group["params"] for group in named["param_groups"]))
+    others = {key: value for key, value in named["state"].items() if key not in names}
+    own = {name: value for name, value in named["state"].items() if name in names}
+    return own | {f"{_REST}{partition}": {**named, "state": others}}
+
+
+def _out_of_parts(parts: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Mapping[str, Any]]]:
+    """The state that the parts of all ranks make, and the rest of each rank's."""
+    rests = [part for name, part in parts.items() if name.startswith(_REST)]
+    state = {name: part for name, part in parts.items() if not name.startswith(_REST)}
+    for rest in rests:
+        state |= rest["state"]
+    return state, rests
+
+
+def by_number(parts: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """The state of the whole optimizer by number from the parts of all ranks."""
+    state, rests = _out_of_parts(parts)
     numbers = {name: number for number, (name, _) in enumerate(itertools.chain.from_iterable(layout))}
-    state = {key: value for part in parts for key, value in part["state"].items()}
     groups = []
-    for group, members in zip(parts[0]["param_groups"], layout, strict=True):
+    for group, members in zip(rests[0]["param_groups"], layout, strict=True):
         groups.append(_with_members(group, [numbers[name] for name, _ in members], [given for _, given in members]))
     own = {number: state[name] for name, number in numbers.items() if name in state}
     others = {key: value for key, value in state.items() if key not in numbers}
-    return {**parts[0], "state": own | others, "param_groups": groups}
+    return {**rests[0], "state": own | others, "param_groups": groups}
 
 
 def own_part(named: Mapping[str, Any], own: Sequence[Sequence[str]], layout: Layout) -> dict[str, Any]:
@@ -58,12 +77,12 @@ def own_part(named: Mapping[str, Any], own: Sequence[Sequence[str]], layout: Lay
     return {**named, "state": state, "param_groups": groups}
 
 
-def merged(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The partial states of all ranks as one; the options are this rank's own."""
-    state = {key: value for part in parts for key, value in part["state"].items()}
+def merged(parts: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The partial states of all ranks as one, from their parts; the options are this rank's own."""
+    state, rests = _out_of_parts(parts)
     groups = []
     for number, group in enumerate(own["param_groups"]):
-        names = itertools.chain.from_iterable(part["param_groups"][number]["params"] for part in parts)
+        names = itertools.chain.from_iterable(rest["param_groups"][number]["params"] for rest in rests)
         groups.append({**group, "params": list(dict.fromkeys(names))})
     return {**own, "state": state, "param_groups": groups}
 

@@ -11,7 +11,7 @@ from lamina.errors import UsageError
 from lamina.job import current, seeds
 from lamina.optim import named_state
 from lamina.optim.param_groups import Layout, Roster
-from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, collect, is_partial, saved_elsewhere
+from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, saved_elsewhere
 
 
 class OptimizerState:
@@ -55,8 +55,8 @@ class OptimizerState:
             return seeds.with_steps(self._torchs.state_dict(self.optimizer))
         session = self._job("state_dict()").session
         layout = self.roster.layout()
-        parts = collect(session, self._named(), gather_to_rank0)
-        return {} if parts is None else seeds.with_steps(named_state.by_number(parts, layout))
+        parts = session.gather_state(named_state.in_parts(self._named(), session.group_rank("pp")), gather_to_rank0)
+        return seeds.with_steps(named_state.by_number(parts, layout)) if parts else {}
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
@@ -153,8 +153,9 @@ class OptimizerState:
             return named_state.by_name(state_dict, [[name for name, _ in group] for group in layout])
         if all(fitting):
             return named_state.without_marks(state_dict)
-        parts = job.session.all_gather("pp", named_state.without_marks(state_dict))
-        named = named_state.merged(parts, parts[job.session.group_rank("pp")])
+        mine = named_state.without_marks(state_dict)
+        parts = job.session.gather_state(named_state.in_parts(mine, job.session.group_rank("pp")))
+        named = named_state.merged(parts, mine)
         named_state.check_names(named, layout, lambda name: job.cut.model.home_of(name, job.session))
         return named
 

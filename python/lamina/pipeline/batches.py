@@ -106,7 +106,7 @@ def without_backward(job: current.Job, body: Callable[[], Any]) -> Any:
     before = _gradients(job)
     output = body()
     if any(before.get(key) != now for key, now in _gradients(job).items()):
-        raise UsageError(str(job.uneven))
+        raise UsageError(str(job.uneven), code="step-uneven")
     return output
 
 

@@ -223,7 +223,8 @@ class Cut:
             name = self.model.callee_name(number)
             raise UsageError(
                 f"{name} lives on partition {self.model.callee_owner(number)}: call it inside a function decorated "
-                "with @lamina.step"
+                "with @lamina.step",
+                code="step-outside",
             )
         output = call_remote(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)

@@ -109,10 +109,8 @@ class StepFunction:
         first_call = job.cut.enter_step() if job.cut is not None else None
         if job.model is None:
             return self._run_microbatches(job, owner, args, kwargs, first_call)
-        with job.model._backwards_watched():
-            merged = self._run_microbatches(job, owner, args, kwargs, first_call)
-        job.model._leave_step()
-        return merged
+        with job.model._around_step():
+            return self._run_microbatches(job, owner, args, kwargs, first_call)
 
     def _run_microbatches(
         self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None

@@ -6,7 +6,6 @@ messages it also knows which partition of how many saved it.
 """
 
 import itertools
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from lamina.model.partitioned import PartitionedModel, only_own
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
 SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
 _EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
-_CHANNEL = "parts"
 
 
 class ModelState:
@@ -106,8 +104,7 @@ class ModelState:
         if same_partition_load:
             raise UsageError(next(text for text in differences if text), code="state-other-cut")
         metadata = given._metadata
-        parts = self._session.all_gather("pp", dict(given))
-        given = OrderedDict(itertools.chain.from_iterable(part.items() for part in parts))
+        given = OrderedDict(self._session.gather_state(dict(given)))
         given._metadata = metadata
         return given
 
@@ -177,26 +174,6 @@ def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> 
 def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state dict as the plain model takes it."""
     return _copy(state_dict, leave=(PARTIAL,)) if PARTIAL in state_dict else state_dict
-
-
-def collect(session: _lamina.Session, own: Any, to_rank0: bool) -> list[Any] | None:
-    """The objects of all ranks of the pipeline, in order; None on all but the first when they go `to_rank0` alone."""
-    if not to_rank0:
-        return session.all_gather("pp", own)
-    gathering, *_ = session.all_gather("pp", time.monotonic_ns())
-    first, *others = session.group_members("pp")
-    if session.rank != first:
-        session.send(first, _CHANNEL, (gathering, own))
-        return None
-    return [own, *(_received(gathering, rank, session) for rank in others)]
-
-
-def _received(gathering: int, rank: int, session: _lamina.Session) -> Any:
-    """The object that came from that rank, without those of a gathering that was interrupted here."""
-    while True:
-        number, found = session.receive(rank, _CHANNEL)
-        if number == gathering:
-            return found
 
 
 def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, int] | None:

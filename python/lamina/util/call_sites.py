@@ -13,9 +13,15 @@ _LAMINA = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (_LAMINA, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, contextlib.__file__)
 
 # Methods by what they are called in a training loop, and functions that stand in for torch's.
-_OWNERS = {"DistributedModel.": "model.", "OptimizerState.": "optimizer.", "ProcessGroups.": "lamina."}
+_OWNERS = {
+    "DistributedModel.": "model.",
+    "SavedModel.": "model.",
+    "CutModel.": "model.",
+    "OptimizerState.": "optimizer.",
+    "ProcessGroups.": "lamina.",
+}
 _STAND_INS = {"_clip": "torch.nn.utils.clip_grad_norm_", "_total_norm": "torch.nn.utils.get_total_norm"}
-_SHARED = frozenset({"collect"})  # parts of several calls: of which one, its caller says
+_SHARED = frozenset({"gathered"})  # parts of several calls: of which one, its caller says
 
 
 def name_call() -> tuple[str, str, str]:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module that is cut over the ranks of a pipeline: which parts of it are here, and what is done to all of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.model.partitioned import only_own
+from lamina.pipeline.cut import Cut
+from lamina.pipeline.wrapped import Names, WrappedModule
+from lamina.torch_patches import clipping
+from lamina.tracing.trace import TraceOptions
+
+_NOT_YET = {
+    "distributed_modules",
+    "is_distributed_parameter",
+    "is_distributed_buffer",
+    "is_scaled_batch_parameter",
+    "is_scaled_batch_buffer",
+    "default_reducer_named_parameters",
+    "scaled_batch_reducer_named_parameters",
+}
+
+
+class CutModel(WrappedModule):
+    """The wrapper of a job's model, which is whole at first; then ranks own parts of it.
+
+    Args:
+        module: the one that is wrapped.
+        trace_options: how it is traced.
+        when_routed: called once, when its calls go to the owners.
+    """
+
+    def __init__(self, module: nn.Module, trace_options: TraceOptions, when_routed: Callable[[], None]):
+        super().__init__(module)
+        job = current.job()
+        self._cut = Cut(self.get_module, job.pipelined, trace_options, when_routed)
+        job.model, job.cut = self, self._cut
+
+    @property
+    def partitioned(self) -> bool:
+        """True where it is known who owns what: from the first step on, with one partition from the start."""
+        return self._cut.model is not None
+
+    def partition_report(self) -> dict[str, Any]:
+        """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
+        [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
+        "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
+        random numbers, "ties", the modules that share each attribute, "notes", what could not be found out. Before
+        partition: UsageError."""
+        if not self.partitioned:
+            raise UsageError(
+                "the model is partitioned at the first call of a step function; there is no report before",
+                code="model-uncut",
+            )
+        return self._cut.model.report
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_parameters())
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank owns. Before partition: UsageError."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, buffer) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_buffers())
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers that this rank owns. Before partition: UsageError."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(name, module) of what this rank owns. Before partition: UsageError."""
+        return self._local(self.named_modules())
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules that this rank owns. Before partition: UsageError."""
+        return (module for _, module in self.local_named_modules())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        current.everywhere("zero_grad()")
+        super().zero_grad(set_to_none)
+
+    def grad_norm(
+        self, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> torch.Tensor:
+        """The norm of the gradients over the whole model, all partitions, each parameter counted once.
+
+        What `torch.nn.utils.get_total_norm` of them is, too. Called on every rank of the pipeline, after the step.
+
+        Args:
+            norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._own_job("grad_norm()")
+        return clipping.grad_norm(list(self.parameters()), norm_type, error_if_nonfinite, foreach)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """Scales the gradients so that their norm over the whole model, all partitions, is at most `max_norm`.
+
+        What `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` does, too. Called on every rank of the pipeline,
+        after the step.
+
+        Args:
+            max_norm, norm_type, error_if_nonfinite, foreach: as torch's.
+
+        Returns:
+            The norm before, the same on every rank: what the plain model's would be.
+
+        Errors:
+            UsageError: inside a step function. RuntimeError: as torch's, on every rank.
+        """
+        self._own_job("clip_grad_norm_()")
+        return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def to(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As torch's, on every rank. With more than one partition, a device is ignored until the model is partitioned:
+        it may have no room for the whole model."""
+        if not self._cut.pipelined or self.partitioned:
+            return super().to(*args, **kwargs)
+        _, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        given = {"dtype": dtype, "memory_format": memory_format}
+        given = {name: value for name, value in given.items() if value is not None}
+        return super().to(non_blocking=non_blocking, **given) if given else self
+
+    def cpu(self) -> nn.Module:
+        """Moves the model to the CPU, and with more than one partition brings it together: on every rank it is whole
+        until the next step, and may be called like the plain one. Collective over the ranks of the pipeline.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if not self._cut.whole_everywhere:
+            self._own_job("cpu()")
+            self._cut.take_back()
+        return super().cpu()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_YET:
+            raise AttributeError(f"DistributedModel.{name} is not available yet")
+        return super().__getattr__(name)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """Does what `to`, `half`, `double`, ... do: of what other ranks own there is only the metadata to change."""
+        cut = self._cut
+        if cut.whole:
+            cut.model.conversions += 1
+        if cut.whole_everywhere or cut.whole:
+            return super()._apply(fn, recurse)
+        with only_own(cut.model) as foreign:
+            super()._apply(fn, recurse)
+        for name, tensor, owner in foreign:
+            like = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+            if (like.dtype, like.device) != (tensor.dtype, tensor.device):
+                whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
+                current.session().release(tensor, name, owner, whole)
+        cut.model.conversions += 1
+        return self
+
+    def _own_job(self, what: str) -> current.Job:
+        """The job, outside of steps, for what it is to do with this model."""
+        job = current.outside_step(what)
+        if job.model is not self:
+            raise UsageError(f"{what} of a DistributedModel whose job was shut down", code="step-after-shutdown")
+        return job
+
+    def _local(self, named: Names) -> Names:
+        self._require_partitioned()
+        return ((name, value) for name, value in named if self._cut.model.owns(name))
+
+    def _require_partitioned(self) -> None:
+        if not self.partitioned:
+            raise UsageError(
+                "the model is partitioned at the first call of a step function; nothing is local before",
+                code="model-uncut",
+            )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that is cut, whose state is saved and loaded as the plain one's."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from lamina.deferred_init.delayed import is_delayed
+from lamina.errors import UsageError
+from lamina.job import current, seeds
+from lamina.pipeline.cut_model import CutModel
+from lamina.saved_state.state_dicts import is_partial, saved_elsewhere, without_mark
+
+
+class SavedModel(CutModel):
+    """The wrapper of a job's model, with its state: of all ranks as one, and of each."""
+
+    def state_dict(
+        self,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        gather_to_rank0: bool = False,
+    ) -> dict[str, Any]:
+        """The whole model's state, which the wrapped module's class loads as it is.
+
+        Once the model is partitioned, collective over the ranks of the pipeline: all of them call it, and all get it.
+
+        Args:
+            destination: what the state is put into, and is returned; None for a new dictionary.
+            prefix: put before every name.
+            keep_vars: only before partition, or with one partition: as torch's.
+            gather_to_rank0: only mp_rank 0 gets it; the others get {}.
+
+        Errors:
+            UsageError: inside a step function.
+        """
+        if self._cut.whole_everywhere:
+            if self._cut.waiting:
+                raise UsageError(
+                    "state_dict() while a partial state dict waits for the model to be partitioned: call it after the "
+                    "first step",
+                    code="state-before-cut",
+                )
+            return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        self._own_job("state_dict()")
+        state = self._cut.state().whole(gather_to_rank0)
+        if destination is None and not prefix:
+            return state
+        destination = OrderedDict() if destination is None else destination
+        destination.update((prefix + name, value) for name, value in state.items())
+        return destination
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """The state of what this rank owns: a partial dictionary, marked by the key `_smp_is_partial`.
+
+        Errors:
+            UsageError: before the model is partitioned, or inside a step function.
+        """
+        self._own_job("local_state_dict()")
+        self._require_partitioned()
+        return self._cut.state().local()
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        same_partition_load: bool = False,
+    ) -> Any:
+        """Loads a state, full or partial: every rank keeps what it owns. Collective over the ranks of the pipeline;
+        nothing is written on any of them unless it fits on all.
+
+        Args:
+            state_dict: as from `state_dict()`, or from the wrapped module's class, or from `local_state_dict()`. A
+                partial one that comes before the model is partitioned is loaded when it is.
+            strict: whether names have to be the same.
+            assign: only before partition, or with one partition: as torch's.
+            same_partition_load: partial ones are of this very partition: each rank loads its own, without a look at
+                the others'. Else the ranks put theirs together when they do not fit.
+
+        Returns:
+            torch's NamedTuple of missing_keys and unexpected_keys; both empty for what is loaded later.
+
+        Errors:
+            UsageError, which is a RuntimeError: names, shapes or the partition do not fit. Whole models are torch's
+            business: RuntimeError.
+        """
+        if current.is_initialized():
+            seeds.note_loaded_model(current.job())
+        if not self._cut.whole_everywhere:
+            self._own_job("load_state_dict()")
+            if assign:
+                raise UsageError(
+                    "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"
+                )
+            self._cut.make_again()
+            return self._cut.state().load(state_dict, strict, same_partition_load)
+        waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
+        if self._cut.pipelined and waits:
+            if problem := saved_elsewhere(state_dict, self._own_job("load_state_dict()").session):
+                raise UsageError(problem, code="state-other-ranks")
+            self._cut.waiting.append((state_dict, strict, same_partition_load))
+            return nn.modules.module._IncompatibleKeys([], [])
+        loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
+        if assign:
+            self._cut.watch()  # its parameters are others now
+        return loaded

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module around another, whose names it has."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.errors import UsageError
+from lamina.job import current
+
+Names = Iterator[tuple[str, Any]]
+
+
+class WrappedModule(nn.Module):
+    """A module whose parameters, buffers and modules have the names that they have in the one it wraps.
+
+    Args:
+        module: the one that is wrapped, which `require_wrappable` has passed.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def get_module(self) -> nn.Module:
+        """The module that is wrapped."""
+        return self.module
+
+    def named_modules(self, memo: set | None = None, prefix: str = "", remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's."""
+        return self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's: all parameters, those without a value on this rank included."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Names:
+        """As the wrapped module's: all buffers, those without a value on this rank included."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+
+def require_wrappable(module: Any) -> None:
+    """Raises UsageError for what is no module, or one that is inside or around another wrapper."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"DistributedModel takes an nn.Module, not {type(module).__name__}")
+    if isinstance(module, WrappedModule):
+        raise UsageError("this is a DistributedModel already")
+    if isinstance(module, torch.jit.ScriptModule) and current.job().pipelined:
+        raise UsageError(
+            "the whole model is one ScriptModule, which cannot be cut: script or trace parts of it instead",
+            code="model-scripted",
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, _torch_wrappers()):
+            what = f"{name}, which is in torch's" if name else "the model"
+            raise UsageError(
+                f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism",
+                code="model-wrapped",
+            )
+
+
+def _torch_wrappers() -> tuple[type, ...]:
+    """torch's own data-parallel modules; nobody has one of FSDP without its import, which takes long."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrappers = [getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name)]
+    return (nn.parallel.DistributedDataParallel, nn.DataParallel, *wrappers)
