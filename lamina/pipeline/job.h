@@ -131,7 +131,7 @@ class Job {
   bool end(bool orderly);
 
  private:
-  // What this rank knows of one that is lost: what it asked of it, and what that asked for.
+  // Words on a lost rank: what this one asked of it, and what that asked for.
   std::string known_of(base::Rank lost);
   void lose(const base::Loss& loss);
   std::shared_ptr<remote::StepScope> make_step(base::Step number, int microbatches,
