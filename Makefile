@@ -37,7 +37,7 @@ ifneq ($(SOURCES),$(file <$(LIST)))
   $(file >$(LIST),$(SOURCES))
 endif
 
-$(PACKAGE): $(filter-out %.py %.pyi,$(SOURCES)) $(LIST) $(TOOLS)
+$(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(TOOLS)
 	@scripts/package.sh $(BUILD)
 	@touch $@
 

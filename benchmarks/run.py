@@ -54,6 +54,7 @@ class Benchmark:
 
 BENCHMARKS = [
     Benchmark("launch", "launch.py", usual_s=60, full_s=180),
+    Benchmark("first_step", "first_step.py", usual_s=60, full_s=150),
     Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),

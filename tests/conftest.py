@@ -29,10 +29,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A test has one of two markers: unit, or multiprocess when it starts ranks or the launcher."""
+    """A test has one of two markers: unit, or multiprocess when it starts ranks or the launcher. One that does so in a
+    folder of the others, without the fixture, says it itself."""
     for item in items:
         folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
-        ranks = folder not in UNIT_FOLDERS or "launcher" in item.fixturenames
+        ranks = folder not in UNIT_FOLDERS or "launcher" in item.fixturenames or item.get_closest_marker("multiprocess")
         item.add_marker("multiprocess" if ranks else "unit")
 
 

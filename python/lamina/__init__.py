@@ -195,6 +195,10 @@ __all__ = [
     "tp_size",
 ]
 
+# Modules that `lamina run --preload lamina` imports too: torch's fake tensors, and so the first step, import it, and
+# so does the first of torch's optimizers, in each rank.
+__preload__ = ("torch._dynamo",)
+
 _NOT_YET = {
     "CheckpointManager",
     "amp",

@@ -4,12 +4,13 @@
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 from docs.raised import ROOT
-from launch.launcher_harness import command
+from launch.launcher_harness import PRELOAD, command
 
 BLOCKS = re.findall(r"^```(.+?)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -17,11 +18,13 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with an environment in which `python` and `lamina` are those that are tested."""
+    """A folder with an environment in which `python` and `lamina` are those that are tested. Ranks of `lamina run` are
+    copies of a process that has imported torch, which is most of their time."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, program in (("python", sys.executable), ("lamina", command())):
-        (tools / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    copies = f'if [ "$1" = run ]; then shift; set -- run {shlex.join(PRELOAD)} "$@"; fi\n'
+    for name, before, program in (("python", "", sys.executable), ("lamina", copies, command())):
+        (tools / name).write_text(f'#!/bin/sh\n{before}exec {program} "$@"\n')
         (tools / name).chmod(0o755)
     path = f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     return tmp_path, os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "LAMINA_PYTHON": sys.executable}
@@ -59,6 +62,7 @@ def columns(text: str) -> str:
     return re.sub(" +", " ", text)
 
 
+@pytest.mark.multiprocess
 @pytest.mark.timeout(600)
 def test_every_block_in_order(place):
     folder, env = place

@@ -20,16 +20,6 @@ from pathlib import Path
 PRELOAD = Path(__file__).resolve().parents[2] / "lamina/launch/ranks/preload.py"
 
 
-def load() -> None:
-    """Imports what ranks use; nothing that starts a thread, which a copy would lack."""
-    import torch
-
-    import lamina  # noqa: F401
-
-    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])  # imports torch's compiler
-    gc.freeze()
-
-
 def serve(path: str) -> dict:
     """Returns in ranks only, with what was asked for."""
     ranks = {}  # by the descriptor that tells of its end: its process and the connection that asked for it
@@ -84,7 +74,9 @@ def become(request: dict) -> list[str]:
 
 if __name__ == "__main__":
     preload = runpy.run_path(str(PRELOAD))
-    load()
+    if (said := preload["load"](["torch", "lamina"])) != "R":
+        sys.exit(said)
+    gc.freeze()
     words = become(serve(sys.argv[1]))
     preload["set_path"](words)
     preload["run"](words)  # as a rank of `lamina run --preload`

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that trains until it is interrupted: interrupted.py SCHEDULE PARTITIONS.
+"""A job that trains until it is interrupted: interrupted.py SCHEDULE PARTITIONS. Each rank says who it is in its file.
 
 Its modules wait in forward and backward, so that a moment drawn at random may be anywhere in a step.
 """
@@ -46,7 +46,7 @@ def main():
     for step in range(10000):
         train(torch.randn(8, 4))
         if step == 2:  # results are references by now
-            pathlib.Path(os.environ["DIR"], "ready-" + os.environ["RANK"]).touch()
+            pathlib.Path(os.environ["DIR"], "ready-" + os.environ["RANK"]).write_text(str(os.getpid()))
 
 
 if __name__ == "__main__":

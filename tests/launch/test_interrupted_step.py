@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.launcher_harness import eventually
+from launch.launcher_harness import PRELOAD, eventually
 from soak import SOAK, some
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
@@ -18,20 +18,18 @@ RANKS = [(layout, rank) for layout in LAYOUTS for rank in (0, 1)]
 MOMENTS = range(20 if SOAK else 1)
 
 
+def process_id(launcher, rank):
+    """Returns a rank's process; None until it has said who it is."""
+    file = launcher.folder / f"ready-{rank}"
+    return int(text) if file.exists() and (text := file.read_text()) else None
+
+
 def started(launcher, schedule, ranks, partitions, moment):
     """A job, and the moment of a step that the seed has drawn."""
-    job = launcher.start("run", "-n", ranks, PROGRAM, schedule, partitions)
-    eventually(lambda: all((launcher.folder / f"ready-{rank}").exists() for rank in range(ranks)))
+    job = launcher.start("run", *PRELOAD, "-n", ranks, PROGRAM, schedule, partitions)
+    eventually(lambda: all(process_id(launcher, rank) for rank in range(ranks)))
     time.sleep(random.Random(f"{schedule} {ranks} {partitions} {moment}").uniform(0, STEP_S))
     return job
-
-
-def rank_process(launcher, job, rank):
-    for pid in launcher.processes():
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if pid != job.pid and f"RANK={rank}".encode() in environment:
-            return pid
-    raise LookupError(f"no rank {rank}")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -51,9 +49,8 @@ def test_of_the_launcher_ends_all_with_130_within_2_s(launcher, layout, moment):
 @pytest.mark.parametrize(("layout", "rank"), some(RANKS[:6], 1, seed=3) + some(RANKS[6:], 1, seed=3), ids=str)
 def test_of_one_rank_ends_all_with_130_within_2_s_and_one_traceback(launcher, layout, rank, moment):
     job = started(launcher, *layout, moment)
-    process = rank_process(launcher, job, rank)
     begin = time.monotonic()
-    os.kill(process, signal.SIGINT)
+    os.kill(process_id(launcher, rank), signal.SIGINT)
     _, errors = job.communicate(timeout=30)
     assert job.returncode == 130, errors
     assert time.monotonic() - begin <= 2

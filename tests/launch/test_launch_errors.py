@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import PRELOAD
 from soak import SOAK
 
 PROGRAM = Path(__file__).with_name("raising.py")
@@ -93,7 +94,7 @@ def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_counted_on_
 
 
 def test_a_module_that_ends_its_process_is_named(launcher):
-    result = launcher.run("run", "-n", 2, PROGRAM, "exits", 1)
+    result = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, "exits", 1)
     assert result.returncode == 1
     assert "\nlamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
     assert "1 other rank ended because of this" in result.stderr and "PeerError" not in result.stderr
@@ -118,7 +119,7 @@ for step in range(3):
 def test_so_is_a_body_of_one_partition(launcher):
     """This job's steps are reported too."""
     (launcher.folder / "alone.py").write_text(ALONE)
-    result = launcher.run("run", "-n", 2, "alone.py")
+    result = launcher.run("run", *PRELOAD, "-n", 2, "alone.py")
     assert result.returncode == 1
     assert "lamina run: rank 1 failed: exit code 0 in the middle of step 2\n" in result.stderr
 
@@ -138,7 +139,7 @@ ALL = [(where, rank) for where in ("forward", "loader", "end", "uneven") for ran
 
 @pytest.mark.parametrize("where, rank", ALL if SOAK else FEW)
 def test_the_users_own_traceback_comes_once_and_its_rank_is_named(launcher, where, rank):
-    result = launcher.run("run", "-n", 2, PROGRAM, where, rank)
+    result = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, where, rank)
     assert result.returncode == 1
     said = [line for line in result.stderr.splitlines() if line.startswith("lamina run: ")]
     if where != "uneven":

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from launch.launcher_harness import eventually
+from launch.launcher_harness import PRELOAD, eventually
 from launch.test_launch_watch import guardian
 
 # A module that is slow to import, in effect: it says in which process it was imported.
@@ -296,6 +296,48 @@ def test_a_module_that_fails_shows_where(launcher):
     *trace, line = result.stderr.splitlines()
     assert line.startswith("lamina run: --preload cannot import slow: RuntimeError: it is broken: correct")
     assert any("in fail" in each for each in trace)
+
+
+def test_modules_that_a_module_names_are_imported_with_it(slow):
+    write(slow, SLOW + "__preload__ = ['later']\n", "slow.py")
+    write(slow, SLOW, "later.py")
+    write(slow, "import sys, slow\nprint(sys.modules['later'].where == slow.where)\n")
+    result = slow.run("run", "--preload", "slow", "program.py")
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
+def test_one_of_them_that_is_not_there_is_named(slow):
+    write(slow, "__preload__ = ['no_such_module']\n", "slow.py")
+    write(slow, "print('ran')\n")
+    result = slow.run("run", "--preload", "slow", "program.py")
+    assert result.returncode == 2
+    assert result.stderr.startswith("lamina run: --preload cannot import no_such_module: ModuleNotFoundError")
+
+
+TRAINS = """
+import sys
+before = set(sys.modules)
+import torch, lamina
+lamina.init(partitions=2)
+model = lamina.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+@lamina.step
+def step(x):
+    loss = model(x).sum()
+    model.backward(loss)
+    return loss
+step(torch.ones(2, 4))
+optimizer.step()
+late = [name for name in ("torch._dynamo", "sympy") if name in sys.modules and name not in before]
+assert not late, f"rank {lamina.rank()} has imported {late}"
+lamina.shutdown()
+"""
+
+
+def test_with_lamina_ranks_need_not_import_torchs_compiler_to_train(launcher):
+    write(launcher, TRAINS)
+    result = launcher.run("run", "-n", 2, *PRELOAD, "program.py")
+    assert result.returncode == 0, result.stderr
 
 
 def test_no_name_is_refused(launcher):

@@ -52,13 +52,15 @@ def lacks():
 
 
 def load(names):
-    """Imports the modules. Returns what to tell the launcher: R if ranks can be made, else the words behind F for what
-    forbids to fork, behind I for an import that failed."""
+    """Imports the modules, and those that a module says in `__preload__` it will import while it is used. Returns what
+    to tell the launcher: R if ranks can be made, else the words behind F for what forbids to fork, behind I for an
+    import that failed."""
     import importlib
 
+    names = list(names)
     for name in names:
         try:
-            importlib.import_module(name)
+            names += getattr(importlib.import_module(name), "__preload__", ())
         except BaseException as error:
             if not (isinstance(error, ModuleNotFoundError) and error.name == name):
                 sys.excepthook(*sys.exc_info())
