@@ -165,8 +165,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def(
           "owner_of", [](const model::Cut& cut, const std::string& name) { return cut.owner_of(name).value; },
           py::arg("name"))
-      .def("owns", &model::Cut::owns, py::arg("name"))
-      .def("position_of", &model::Cut::position_of, py::arg("name"));
+      .def("owns", &model::Cut::owns, py::arg("name"));
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
       .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),

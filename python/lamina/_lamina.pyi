@@ -350,8 +350,6 @@ class Cut:
         """The partition of a parameter, buffer or module, or of any other part of a state dict."""
     def owns(self, name: str) -> bool:
         """True where this rank does."""
-    def position_of(self, name: str) -> int:
-        """The place of its module on a walk over the model."""
 
 class ParameterTable:
     """The table of who holds what of the model: see [Note: parameter table] in lamina/model/parameter_table.h."""

@@ -196,7 +196,8 @@ void uneven_batches() {
       const auto loss = model(x);
       by_model ? model.backward(loss) : loss.backward();
     });
-    expect_error<Error>([&] { train(torch::ones({6, kWidth})); }, {"cannot be split into 4 microbatches", "whole", "[step-uneven]"});
+    expect_error<Error>([&] { train(torch::ones({6, kWidth})); },
+                        {"cannot be split into 4 microbatches", "whole", "[step-uneven]"});
     train(torch::ones({8, kWidth}));
   }
   shutdown();

@@ -36,7 +36,7 @@ class _Hooked(nn.Module):
         return self.run(self.outer(self.own(x), **kwargs))
 
 
-def _start(again=False):
+def _start(again=False, compiled=False):
     """The model, and what each rank's hooks have heard of a step."""
     lamina.init(partitions=2, microbatches=1, auto_partition=False, default_partition=0, timeout_s=30)
     torch.manual_seed(0)
@@ -45,6 +45,9 @@ def _start(again=False):
         lamina.set_partition(part, 1)
     lamina.set_partition(module.outer.back, 0)
     model = lamina.distribute(module)
+    if compiled:
+        module.compile(backend="eager")
+        module.outer.compile(backend="eager")
     if again:
         lamina.set_activation_checkpointing(module.outer)
     recorded = record("own", "outer", "outer.linear", "outer.back", "run.1")
@@ -72,6 +75,14 @@ _FOLLOWS = "~outer( outer.linear( )outer.linear ~)outer ~run.1( ~)run.1"
 def case_owners_hear_of_each_call_and_of_its_backward_whoever_calls():
     heard = _start()
     for _ in range(2):  # the second is predicted
+        leading, following = heard()
+        assert leading == "own( )own ~outer.back( ~)outer.back ~outer.back[ ~]outer.back own[ ]own"
+        assert following == _FOLLOWS + " ~run.1[ ~]run.1 ~outer[ outer.linear[ ]outer.linear ~]outer"
+
+
+def case_owners_hear_of_calls_in_compiled_code():
+    heard = _start(compiled=True)
+    for _ in range(2):
         leading, following = heard()
         assert leading == "own( )own ~outer.back( ~)outer.back ~outer.back[ ~]outer.back own[ ]own"
         assert following == _FOLLOWS + " ~run.1[ ~]run.1 ~outer[ outer.linear[ ]outer.linear ~]outer"

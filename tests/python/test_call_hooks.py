@@ -94,6 +94,26 @@ def test_what_is_computed_again_is_called_again(run, reentrant):
     assert (heard.index("block[") < again) != reentrant, "torch's older one makes a graph of the second call alone"
 
 
+@pytest.mark.parametrize("compiled", ["", "block", "block.inner"])
+@pytest.mark.filterwarnings("error:Dynamo does not know")
+def test_compiled_code_lets_its_hooked_modules_be_called(run, compiled, monkeypatch):
+    torch._dynamo.reset()
+    # As where the compiler was imported in a step, which checkpointing does.
+    monkeypatch.setattr(torch._dynamo.variables.nn_module, "unpatched_nn_module_call", module_call._call)
+    run.model.get_module().get_submodule(compiled).compile(backend="aot_eager")
+    for _ in range(3):
+        assert run() == f"{FORWARD} block[ block.inner[ ]block.inner ]block"
+    if compiled == "block":
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "the rest of it is compiled"
+
+
+def test_compiled_code_that_has_to_be_one_graph_cannot_call_a_hooked_module(run):
+    torch._dynamo.reset()
+    run.model.get_module().block.compile(backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="_call_hooked"):
+        run()
+
+
 def test_a_call_that_fails_ends_what_it_began(run):
     with pytest.raises(ValueError, match="it"):
         run(fails=True)

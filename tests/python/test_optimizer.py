@@ -9,7 +9,7 @@ import lamina
 from lamina import _lamina
 from lamina.model.partitioned import PartitionedModel
 from lamina.modules.tree import ModuleTree
-from lamina.optim.param_groups import trim
+from lamina.optim.param_groups import Roster
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
 
@@ -36,7 +36,7 @@ def test_foreign_parameters_leave_the_live_groups(make):
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     groups = list(optimizer.param_groups)
-    trim(optimizer, model)
+    Roster(optimizer).trim(model)
     assert [len(group["params"]) for group in groups] == [0, 2, 0]
     assert all(a is b for a, b in zip(groups, optimizer.param_groups, strict=True))
     assert set(optimizer.state) <= set(module[1].parameters())
@@ -50,7 +50,7 @@ def test_a_rank_may_end_without_parameters(make):
     module, model = cut(partition=5)
     optimizer = make(module.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    trim(optimizer, model)
+    Roster(optimizer).trim(model)
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["params"] == [] and optimizer.param_groups[0]["lr"] == 0.05
@@ -60,7 +60,7 @@ def test_parameters_of_other_models_stay():
     _, model = cut(partition=0)
     other = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    trim(optimizer, model)
+    Roster(optimizer).trim(model)
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 

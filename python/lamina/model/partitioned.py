@@ -3,8 +3,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -115,17 +114,12 @@ class PartitionedModel:
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
         self.tree.require_unchanged()
-        root = self.tree.root
-        return [
-            (name, tensor, self.owner_of(name)) for name, tensor in [*root.named_parameters(), *root.named_buffers()]
-        ]
+        return self._rows()
 
     @property
     def table(self) -> _lamina.ParameterTable:
         """The table of who holds what of its tensors, as they are now."""
-        root = self.tree.root
-        named = [*root.named_parameters(), *root.named_buffers()]
-        rows = [(name, tensor, self.owner_of(name)) for name, tensor in named]
+        rows = self._rows()
         if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
             given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
             self._table = _lamina.ParameterTable(self._session, given)
@@ -136,6 +130,9 @@ class PartitionedModel:
     def whole_everywhere(self) -> bool:
         """True where each rank has all of it, as it was cut. Alike on all ranks."""
         return (self._table or self.table).whole_everywhere
+
+    def _rows(self) -> list[Row]:
+        return [(name, tensor, self.owner_of(name)) for name, tensor in _tensors(self.tree.root)]
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
@@ -199,9 +196,10 @@ def bring_together(model: PartitionedModel) -> None:
     """Gives every rank the values of all parameters and buffers, in the memory of the CPU; collective over the
     pipeline."""
     root = model.tree.root
-    named = [*root.named_parameters(), *root.named_buffers()]
     own = {
-        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter)) for name, tensor in named if model.owns(name)
+        name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter))
+        for name, tensor in _tensors(root)
+        if model.owns(name)
     }
     for name, (value, is_parameter) in model.gathered(own).items():
         if not model.owns(name):
@@ -217,51 +215,6 @@ def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -
         tensors[attribute] = nn.Parameter(value) if is_parameter else value
     elif _lamina.is_released(tensor):
         _lamina.restore(tensor, value)
-
-
-@contextmanager
-def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
-    """Inside, the modules have no parameters and buffers of other ranks; yields (name, tensor, owner) of those."""
-    foreign = [row for row in model.tensors() if row[2] != model.partition]
-    scripted = [
-        (module._modules, name, child)
-        for module in _unscripted(model.tree.root)
-        for name, child in module._modules.items()
-        if isinstance(child, torch.jit.ScriptModule) and model.elsewhere(child) is not None
-    ]  # nothing in one can be None: it is another rank's as a whole
-    with _absent(scripted), without(model.tree.root, (tensor for _, tensor, _ in foreign)):
-        yield foreign
-
-
-@contextmanager
-def without(root: nn.Module, hidden: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Inside, the modules under `root` do not have these parameters and buffers."""
-    ids = set(map(id, hidden))
-    taken = [
-        (tensors, name, tensor)
-        for module in _unscripted(root)
-        for tensors in (module._parameters, module._buffers)
-        for name, tensor in tensors.items()
-        if id(tensor) in ids
-    ]
-    with _absent(taken):
-        yield
-
-
-def _unscripted(root: nn.Module) -> list[nn.Module]:
-    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
-
-
-@contextmanager
-def _absent(taken: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """Inside, these dictionaries have None in these places."""
-    for held, name, _ in taken:
-        held[name] = None
-    try:
-        yield
-    finally:
-        for held, name, value in taken:
-            held[name] = value
 
 
 def _keep_dense(model: PartitionedModel) -> None:
@@ -282,6 +235,10 @@ def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
             f"{', '.join(sorted(apart))}: tensors in attributes, which differ between ranks and stay so; register them "
             "as buffers, of which all get those of rank 0, or give the ranks one seed"
         )
+
+
+def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*root.named_parameters(), *root.named_buffers()]
 
 
 def _identity(row: Row) -> tuple[str, int]:

@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lamina.job import current
-from lamina.model.partitioned import PartitionedModel, only_own, without
+from lamina.model.partitioned import PartitionedModel
+from lamina.model.places import only_own, without
 
 
 def update(original: Callable[[AveragedModel, nn.Module], None], average: AveragedModel, model: nn.Module) -> None:

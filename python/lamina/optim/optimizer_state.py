@@ -11,7 +11,7 @@ from lamina.errors import UsageError
 from lamina.job import current, seeds
 from lamina.optim import named_state
 from lamina.optim.param_groups import Layout, Roster
-from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, saved_elsewhere
+from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
 
 
 class OptimizerState:
@@ -143,12 +143,7 @@ class OptimizerState:
                 f"optimizer.load_state_dict(): {next(problem for problem in problems if problem)}",
                 code="state-other-optimizer",
             )
-        if any(partials) != all(partials):
-            raise UsageError(
-                f"the rank of partition {partials.index(True)} was given a partial state dict of the optimizer and "
-                f"that of partition {partials.index(False)} a full one: load the same kind on every rank",
-                code="state-mixed",
-            )
+        require_one_kind(partials, "state dict of the optimizer")
         if not partial:
             return named_state.by_name(state_dict, [[name for name, _ in group] for group in layout])
         if all(fitting):

@@ -98,11 +98,6 @@ class Roster:
         return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]
 
 
-def trim(optimizer: torch.optim.Optimizer, model: PartitionedModel) -> None:
-    """Drops the parameters that other ranks own from `optimizer`, in place."""
-    Roster(optimizer).trim(model)
-
-
 def _drop(optimizer: torch.optim.Optimizer, foreign: set[int]) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:

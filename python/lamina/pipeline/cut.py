@@ -160,6 +160,7 @@ class Cut:
             session.set_order(own, not self._statistics.are_all_buffers())
         if not self.routed:
             self._route(session, model)
+        module_call.tell_compiler()
         if self.pipelined:  # after hooks, which may load a state
             session.set_statistics(self._statistics.rows())
 

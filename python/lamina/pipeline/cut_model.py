@@ -9,7 +9,7 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.model.partitioned import only_own
+from lamina.model.places import only_own
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
 from lamina.torch_patches import clipping

@@ -7,8 +7,7 @@ messages it also knows which partition of how many saved it.
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.model.partitioned import PartitionedModel, only_own
+from lamina.model.partitioned import PartitionedModel
+from lamina.model.places import Place, only_own, places_of, replaced
 
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
 SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
@@ -93,12 +93,7 @@ class ModelState:
             raise UsageError(next(text for text in origins if text), code="state-other-ranks")
         if not any(partial):
             return given
-        if not all(partial):
-            raise UsageError(
-                f"the rank of partition {partial.index(True)} was given a partial state dict and that of partition "
-                f"{partial.index(False)} a full one: load the same kind on every rank",
-                code="state-mixed",
-            )
+        require_one_kind(partial, "state dict")
         if all(fits):
             return given
         if same_partition_load:
@@ -131,7 +126,7 @@ class ModelState:
         light = _copy(given, leave=extra)
         for name, value in light.items():
             light[name] = value.to("meta") if isinstance(value, torch.Tensor) else value
-        with _stand_ins(self._module):
+        with replaced(_stand_ins(self._module)):
             try:
                 missing, unexpected = self._load_own(light)
             except Exception as error:
@@ -157,6 +152,16 @@ class ModelState:
 def is_partial(state_dict: Mapping[str, Any]) -> bool:
     """See [Note: partial]."""
     return bool(state_dict.get(PARTIAL, False))
+
+
+def require_one_kind(partial: Sequence[bool], what: str) -> None:
+    """Raises UsageError where some partitions, not all, were given a partial one."""
+    if any(partial) and not all(partial):
+        raise UsageError(
+            f"the rank of partition {partial.index(True)} was given a partial {what} and that of partition "
+            f"{partial.index(False)} a full one: load the same kind on every rank",
+            code="state-mixed",
+        )
 
 
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
@@ -196,20 +201,11 @@ def _calls_back(module: nn.Module) -> bool:
     return any(part._load_state_dict_post_hooks for part in module.modules())
 
 
-@contextmanager
-def _stand_ins(root: nn.Module) -> Iterator[None]:
-    """Inside, parameters and buffers are tensors on the meta device."""
-    taken = [
-        (tensors, name, tensor)
+def _stand_ins(root: nn.Module) -> list[Place]:
+    """Tensors without memory for the places of all parameters and buffers."""
+    return [
+        (held, name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
         for module in root.modules()
-        for tensors in (module._parameters, module._buffers)
-        for name, tensor in tensors.items()
+        for held, name, tensor in places_of(module)
         if tensor is not None
     ]
-    for tensors, name, tensor in taken:
-        tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    try:
-        yield
-    finally:
-        for tensors, name, tensor in taken:
-            tensors[name] = tensor

@@ -33,7 +33,8 @@ While a model is cut over several ranks, until `shutdown`:
 
 Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`). By torch's
 public functions `foreign` also registers hooks that are called before any optimizer's step, and when a module gets a
-parameter, buffer or submodule.
+parameter, buffer or submodule. `module_call` gives torch's compiler back what that has taken for torch's own call of a
+module, where it was imported while ours was in its place.
 
 For the time of a context:
 

@@ -45,10 +45,16 @@ def outside(function: Callable) -> Callable:
         finally:
             _engine.set_eval_frame(compiling)
 
-    call._torchdynamo_disable = True
+    return left_alone(call)
+
+
+def left_alone(function: Callable) -> Callable:
+    """`function`, which the compiler leaves alone: compiled code ends before a call of it and begins anew after it.
+    What it calls is compiled as ever."""
+    function._torchdynamo_disable = True
     action = _engine._FrameAction
-    _engine.set_code_exec_strategy(call.__code__, _engine._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    return call
+    _engine.set_code_exec_strategy(function.__code__, _engine._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
 
 
 def _before_a_call(original: Callable) -> Callable:

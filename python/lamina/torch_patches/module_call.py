@@ -4,6 +4,7 @@
 One wrapper of nn.Module.__call__, there from the first step on. It costs the other modules one look into a dictionary.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -100,6 +101,14 @@ def remove() -> None:
     _installed = nn.Module.__call__ is not _original
 
 
+def tell_compiler() -> None:
+    """Tells torch's compiler which function torch's own calls are, where it was imported while they were ours: it makes
+    nothing of such a call but the module's forward, and would leave out what ours do."""
+    known = sys.modules.get("torch._dynamo.variables.nn_module")
+    if known is not None and known.unpatched_nn_module_call is _call:
+        known.unpatched_nn_module_call = _original
+
+
 def forget(route: Route) -> None:
     """Ends what `install` did with that route; nothing when another was installed since."""
     if _given == route:
@@ -121,7 +130,7 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if number is None:
         return _original(self, *args, **kwargs)
     if number == _IN_STREAM:
-        return _lamina.call_in_stream(_original, self, *args, **kwargs)
+        return _call_in_stream(self, args, kwargs)
     if number == _NAMED:
         return _call_named(self, args, kwargs)
     if number == _ANYWHERE:
@@ -131,6 +140,12 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return _route(number, args, kwargs)
 
 
+@compiled.left_alone
+def _call_in_stream(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return _lamina.call_in_stream(_original, module, *args, **kwargs)
+
+
+@compiled.left_alone
 def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote: bool = False) -> Any:
     call = _hooked[id(module)](remote)
     try:
@@ -138,15 +153,20 @@ def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote:
     except BaseException:
         call.fail()
         raise
+    _end(call, output)
+    return output
+
+
+@compiled.outside
+def _end(call: _lamina.HookedCall, output: Any) -> None:
     tensors: list[torch.Tensor] = []
     pytree.map_tensors(lambda tensor: tensors.append(tensor) or tensor, output)
     call.end(tensors)
-    return output
 
 
 def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     if id(module) in _in_stream:
-        return _lamina.call_in_stream(_original, module, *args, **kwargs)
+        return _call_in_stream(module, args, kwargs)
     return _original(module, *args, **kwargs)
 
 
