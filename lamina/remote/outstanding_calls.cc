@@ -66,6 +66,7 @@ void OutstandingCalls::wait_answer(PendingCall& pending, const base::Patience& p
   }
   pending.ready = nullptr;
   if (!pending.answer && !pending.failure) throw_cancelled();
+  if (pending.failure) throw value::RemoteFailure(*pending.failure);  // here: after an answer one may come at any time
 }
 
 void OutstandingCalls::wait_done(PendingCall& pending, const base::Patience& patience) {

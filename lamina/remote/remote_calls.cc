@@ -297,8 +297,11 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
   auto& calls = scope_of(*runtime::ExecutionContext::current()).calls;
-  give_way(*pending.call, [&](const std::function<void()>& ready) { calls.wait_answer(pending, patience_, ready); });
-  if (pending.failure) tell(pending.call->id, *pending.failure);
+  try {
+    give_way(*pending.call, [&](const std::function<void()>& ready) { calls.wait_answer(pending, patience_, ready); });
+  } catch (const value::RemoteFailure& remote) {
+    tell(pending.call->id, remote.failure());
+  }
   return std::move(*pending.answer);
 }
 

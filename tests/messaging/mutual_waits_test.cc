@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "lamina/base/error.h"
 #include "tests/messaging/mailboxes.h"
 
@@ -108,7 +110,7 @@ TEST(MutualWaits, AreWithdrawnAsSoonAsAnotherRankGivesUpThoughNobodyLooksHere) {
     }
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(800));  // until rank 1 has told of its wait
-  bool withdrawn = false;
+  std::atomic<bool> withdrawn = false;
   {
     MutualWaits::Scope scope(boxes[0].waits(), {{MutualWaits::Kind::kExchange, "mine", 1},
                                                 "an exchange",
