@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/messaging/mailbox.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 
 namespace lamina::messaging {
@@ -21,6 +23,14 @@ std::vector<value::Value> without_signatures(std::span<const base::Rank> members
   std::vector<value::Value> values;
   for (auto& one : exchanged) values.push_back(std::move(one.as<value::Tuple>().items.at(3)));
   return values;
+}
+
+base::UsageError in_two_threads(base::Rank rank, const std::string& channel, const base::Call& call) {
+  return base::UsageError(
+      base::str("rank ", rank, " came to ", call.name.empty() ? base::str("an exchange on ", channel) : call.name,
+                call.where.empty() ? "" : " at ", call.where,
+                " while another of its threads waits in a call of the same ranks: make such calls in one thread"),
+      base::Code{"group-two-threads"});
 }
 
 }  // namespace
@@ -186,13 +196,18 @@ void Mailbox::barrier(std::span<const base::Rank> members, const base::Patience&
 std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members, const std::string& channel,
                                             const value::Value& value, const base::Patience& patience) {
   if (members.size() == 1) return {value};
+  const auto call = patience.call ? patience.call() : base::Call();
   std::int64_t number = 0;
   {
     std::lock_guard guard(mutex_);
+    if (!exchanging_.insert(channel).second) throw in_two_threads(rank(), channel, call);
     number = ++exchanges_[channel];
     for (auto rank : members) forget({rank, channel}, number - 1);  // of one that was given up meanwhile
   }
-  const auto call = patience.call ? patience.call() : base::Call();
+  const auto over = c10::make_scope_exit([&] {
+    std::lock_guard guard(mutex_);
+    exchanging_.erase(channel);
+  });
   const value::Value signed_value = value::Tuple{{call.part, call.name, call.where, value}};
   for (auto rank : members) {
     if (rank != transport_.rank()) post(rank, channel, number, signed_value);

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,8 @@ class Mailbox {
   std::optional<value::Value> poll(base::Rank from, const std::string& channel);
 
   // Every member calls with the same `members`, its own rank among them: the members' values in that order. Throws
-  // base::DesyncError, on all, where members give different parts of their calls (see base::Call).
+  // base::DesyncError, on all, where members give different parts of their calls (see base::Call), and base::UsageError
+  // in a thread beside one that exchanges with the same members: the two would have no order.
   std::vector<value::Value> all_gather(std::span<const base::Rank> members, value::Value value,
                                        const base::Patience& patience);
   // Returns when every member has called.
@@ -95,6 +97,7 @@ class Mailbox {
   Boxes boxes_;                                    // none is empty
   std::map<Key, std::int64_t> sent_, taken_;       // how many values of each channel
   std::map<std::string, std::int64_t> exchanges_;  // how many of each group
+  std::set<std::string> exchanging_;               // channels of groups in which a thread waits
   std::map<base::Rank, base::Loss> lost_;
   std::optional<base::Loss> first_loss_;
 };

@@ -38,6 +38,28 @@ TEST(Mailbox, ARankMaySendToItself) {
   EXPECT_EQ(number(boxes[0].receive(base::Rank(0), "x", kPatience)), 7);
 }
 
+TEST(Mailbox, OneThreadAtATimeExchangesWithTheSameRanks) {
+  Mailboxes boxes(2);
+  std::atomic<int> refused = 0;
+  const auto gather = [&](int rank, std::int64_t value) {
+    try {
+      const auto all = boxes[rank].all_gather(boxes.ranks(), value, kPatience);
+      EXPECT_EQ(number(all[rank]), value);
+      EXPECT_EQ(number(all[1 - rank]) / 10, 1 - rank);
+    } catch (const base::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 0 came to an exchange"), std::string::npos) << error.what();
+      ++refused;
+    }
+  };
+  std::thread one(gather, 0, 1), other(gather, 0, 2);
+  while (refused == 0) std::this_thread::yield();
+  gather(1, 10);
+  one.join();
+  other.join();
+  EXPECT_EQ(refused, 1);
+  expect_none(boxes.run([&](int rank) { gather(rank, rank * 10); }));
+}
+
 TEST(Mailbox, KnowsWhichOfTheRanksAskedForIsLost) {
   Mailboxes boxes(3);
   const std::vector<base::Rank> pair = {base::Rank(0), base::Rank(1)};

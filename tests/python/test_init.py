@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """init and shutdown, in a process that no launcher started."""
 
+import concurrent.futures
 import json
 import warnings
 
@@ -37,6 +38,15 @@ def test_after_shutdown_another_configuration_may_begin():
     assert not lamina.is_initialized()
     lamina.init(microbatches=4)
     assert lamina.num_microbatches() == 4
+
+
+def test_threads_that_shut_down_at_the_same_moment_do_it_once():
+    for _ in range(10):
+        lamina.init()
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for call in [pool.submit(lamina.shutdown) for _ in range(4)]:
+                call.result()
+        assert not lamina.is_initialized()
 
 
 def test_shutdown_without_init_does_nothing():

@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from lamina.util import call_sites
 
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
+_ends = threading.RLock()  # held by the thread that shuts down; a handler of a signal may, too, meanwhile
 
 
 def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
@@ -66,7 +68,9 @@ def shutdown() -> None:
         UsageError: called inside a step function.
     """
     global _stuck
-    if current.is_initialized():
+    with _ends:
+        if not current.is_initialized():
+            return
         job = current.outside_step("shutdown()")
         job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
         current.end()
