@@ -25,6 +25,7 @@ class OutOfStep {
   explicit OutOfStep(int size, std::uint64_t seed = 0) : pipeline(size, "interleaved", seed) {
     remote = pipeline.add("remote", size - 1, [this](Job&) {
       return [this](Value x) {
+        in_remote();
         ++calls;
         return x;
       };
@@ -81,6 +82,7 @@ class OutOfStep {
 
   Pipeline pipeline;
   base::ModuleId remote;
+  std::function<void()> in_remote = [] {};
   std::atomic<int> calls = 0;
 };
 
@@ -96,9 +98,19 @@ const std::vector<std::string> kBoth = {"rank 0 has entered the step function ev
 TEST(StepIdentity, OfAnotherFunctionEndsTheStepOnAllRanksAndNothingOfItIsDone) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     OutOfStep all(3, seed);
+    std::atomic<bool> refused = false;  // by rank 1, which the step needs for nothing: it might end before
+    all.in_remote = [&] {
+      while (!refused) std::this_thread::yield();
+    };
     const auto errors = all.run([&](int rank) {
-      all.step(rank, rank == 0 ? kEvaluate : rank == 1 ? kTrain : kEvaluate);
+      try {
+        all.step(rank, rank == 1 ? kTrain : kEvaluate);
+      } catch (...) {
+        if (rank == 1) refused = true;
+        throw;
+      }
     });
+    all.in_remote = [] {};
     expect_all({errors[0], errors[1]}, kBoth);
     EXPECT_NE(errors[2].find("train at train.py:16"), std::string::npos) << errors[2];
     all.expect_agreement();
