@@ -11,7 +11,7 @@ from measure import Report, arguments, output_of
 
 def main() -> None:
     options = arguments(__doc__, "program")
-    report = Report(options.name or "plan", "Plans of random trees: predicted steps over the default planner's")
+    report = Report(options.name or "plan", "Plans of random trees: steps over the default planner's")
     trees = 100 if options.quick else 1000
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -19,16 +19,14 @@ def main() -> None:
         if word == "time":
             seconds[kind].append(float(values[0]))
             continue
-        for figure, value in zip(
-            ("published", "optimum", "simulated", "published, both simulated"), map(float, values), strict=True
-        ):
+        for figure, value in zip(("published", "optimum", "simulated"), map(float, values), strict=True):
             if value > 0:
                 ratios[kind, figure].append(value)
     for (kind, figure), values in sorted(ratios.items()):
         report.add(kind, figure, "ratio", values)
     for partitions, values in seconds.items():
         report.add(f"1,000 modules, p={partitions}", "to plan", "ms", [1e3 * each for each in values])
-    report.note(f'{trees} trees; "optimum" of those small enough to try every plan, "simulated" the schedule itself')
+    report.note(f'{trees} trees; "optimum" of those small enough to try every plan, "simulated" over predicted')
     report.finish()
 
 

@@ -93,9 +93,8 @@ StepShape Candidate::shape_of_work() const {
   return shape;
 }
 
-Score Candidate::score(const Bounds& bounds) const {
+Score Candidate::score(const Bounds& bounds, double step) const {
   const Goal& goal = problem_->goal;
-  const double step = step_us();
   std::int64_t fullest = problem_->total.memory_bytes / static_cast<std::int64_t>(loads_.size());
   double heaviest_cost = problem_->total.cost / static_cast<double>(loads_.size());
   Score score;

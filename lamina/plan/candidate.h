@@ -43,7 +43,8 @@ class Candidate {
 
   void move(int item, int rank);
   // While somebody owns nothing it is a lower bound of every completion's.
-  Score score(const Bounds& bounds) const;
+  Score score(const Bounds& bounds) const { return score(bounds, step_us()); }
+  Score score(const Bounds& bounds, double step_us) const;  // of such a step
   double step_us() const { return plan::step_us(shape(), problem_->goal); }
   double compute_us() const { return plan::step_us(shape_of_work(), problem_->goal); }  // the step with free messages
   int rank_at(int point) const;  // of the route; before the first and after the last it is the leading rank

@@ -9,12 +9,12 @@ namespace {
 // Branch and bound, the items in the order of the route.
 class ExactSearch {
  public:
-  ExactSearch(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates)
+  ExactSearch(Candidate& best, const Problem& problem, const Scoring& scoring, int candidates)
       : best_(best),
         problem_(problem),
-        bounds_(bounds),
+        scoring_(scoring),
         left_(candidates),
-        score_(best.score(bounds)),
+        score_(scoring(best)),
         candidate_(problem) {
     std::vector<bool> moves(problem.items.size());
     for (int item : problem.movable) moves[item] = true;
@@ -30,21 +30,21 @@ class ExactSearch {
   void decide(std::size_t at, int used) {
     if (at == problem_.movable.size()) {
       best_ = candidate_;
-      score_ = candidate_.score(bounds_);
+      score_ = scoring_(candidate_);
       return;
     }
     const int item = problem_.movable[at];
     const int ranks = problem_.by_hand ? problem_.goal.partitions : std::min(problem_.goal.partitions, used + 1);
     for (int rank = 0; rank < ranks && left_ > 0; ++rank, --left_) {
       candidate_.move(item, rank);
-      if (candidate_.score(bounds_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
+      if (scoring_(candidate_).beats(score_)) decide(at + 1, std::max(used, rank + 1));
     }
     candidate_.move(item, Candidate::kNobody);
   }
 
   Candidate& best_;
   const Problem& problem_;
-  const Bounds& bounds_;
+  const Scoring& scoring_;
   int left_;
   Score score_;
   Candidate candidate_;
@@ -52,8 +52,24 @@ class ExactSearch {
 
 }  // namespace
 
-void search_all(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates) {
-  ExactSearch(best, problem, bounds, candidates).run();
+void branch_and_bound(Candidate& best, const Problem& problem, const Scoring& scoring, int candidates) {
+  ExactSearch(best, problem, scoring, candidates).run();
+}
+
+void try_all(Candidate& best, const Problem& problem, const Scoring& scoring) {
+  Candidate candidate = best;
+  for (int item : problem.movable) candidate.move(item, 0);
+  Score score = scoring(best);
+  const auto last = problem.movable.end();
+  for (auto item = problem.movable.begin(); item != last;) {
+    if (const Score own = scoring(candidate); own.beats(score)) {
+      best = candidate;
+      score = own;
+    }
+    const auto is_last = [&](int each) { return candidate.owners()[each] + 1 == problem.goal.partitions; };
+    for (item = problem.movable.begin(); item != last && is_last(*item); ++item) candidate.move(*item, 0);
+    if (item != last) candidate.move(*item, candidate.owners()[*item] + 1);
+  }
 }
 
 }  // namespace lamina::plan

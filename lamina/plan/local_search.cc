@@ -13,8 +13,8 @@ constexpr std::size_t kLightest = 3;  // ranks that are tried as a target althou
 
 class LocalSearch {
  public:
-  LocalSearch(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates)
-      : candidate_(candidate), problem_(problem), bounds_(bounds), left_(candidates), score_(candidate.score(bounds)) {}
+  LocalSearch(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates)
+      : candidate_(candidate), problem_(problem), scoring_(scoring), left_(candidates), score_(scoring(candidate)) {}
 
   void run() {
     while (left_ > 0 && (move_one() || (swaps() && swap_two()))) {
@@ -85,7 +85,7 @@ class LocalSearch {
       back.push_back({change.item, owner(change.item)});
       candidate_.move(change.item, change.rank);
     }
-    const Score score = candidate_.score(bounds_);
+    const Score score = scoring_(candidate_);
     std::ranges::reverse(back);
     for (const Change& change : back) candidate_.move(change.item, change.rank);
     --left_;
@@ -134,15 +134,15 @@ class LocalSearch {
 
   Candidate& candidate_;
   const Problem& problem_;
-  const Bounds& bounds_;
+  const Scoring& scoring_;
   int left_;
   Score score_;
 };
 
 }  // namespace
 
-void improve(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates) {
-  LocalSearch(candidate, problem, bounds, candidates).run();
+void improve(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates) {
+  LocalSearch(candidate, problem, scoring, candidates).run();
 }
 
 }  // namespace lamina::plan

@@ -21,11 +21,12 @@ class Planner {
 // partitions in the order in which a microbatch meets them, and throw base::ConfigError where placements by hand are
 // impossible.
 
-// The default: makes the predicted step ([Note: predicted step]) short and the fullest rank's memory small, as
-// goal.memory_weight says, within goal.memory_limit_bytes. Its step is never longer than the tree planner's, nor, with
-// free messages or a memory_weight of 0, than with fewer partitions; but where memory weighs, a chain's parts are made
-// even in memory and time before that. Throws base::ConfigError when it finds nothing that fits into memory. A tree of
-// fewer modules than partitions leaves partitions empty.
+// The default: makes the step short and the fullest rank's memory small, as goal.memory_weight says, within
+// goal.memory_limit_bytes. The step is that of [Note: predicted step] for a chain ([Note: chain]), of other trees that
+// of the simulated schedule. It is never longer than the tree planner's, nor, of a chain with a memory_weight of 0,
+// than with fewer partitions; but where memory weighs, a chain's parts are made even in memory and time before that.
+// Throws base::ConfigError when it finds nothing that fits into memory. A tree of fewer modules than partitions leaves
+// partitions empty.
 std::unique_ptr<Planner> step_planner();
 
 // The published algorithm (plan/tree_division.h), which the default is measured against. Ignores messages and the limit

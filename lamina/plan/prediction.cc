@@ -60,41 +60,90 @@ constexpr double kPerMicrosecond = 1000;
 constexpr std::int64_t kMostTurns = 200'000;  // what takes about a second
 constexpr std::int64_t kWindowsToSettle = 4;  // of so many microbatches the later ones do what those before did
 
-schedule::Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
-  const auto ticks = [](double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); };
-  schedule::Chain chain;
-  chain.microbatches = goal.microbatches;
-  chain.visits.push_back({0, 0, 0, 0});
-  std::int64_t value_bytes = 0;
-  const auto work = [&](schedule::Visit& visit, double forward_us, double backward_us) {
-    visit.forward += ticks(forward_us);
-    visit.backward += ticks(backward_us);
-  };
-  const auto send = [&](schedule::Visit& from) {
-    const double each = goal.link.rank_time_us(value_bytes);
-    work(from, each, each);
-    from.message = ticks(goal.link.time_us(value_bytes));
-    return each;
-  };
-  for (const Point& point : route.points) {
-    const auto rank = static_cast<int>(owners[point.node].value);
-    if (rank != chain.visits.back().rank) {
-      const double each = send(chain.visits.back());
-      chain.visits.push_back({rank, 0, 0, 0});
-      work(chain.visits.back(), each, each);
+std::int64_t ticks(double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); }
+
+// The visits of a microbatch. A gradient comes through the modules that returned its tensor, on other ranks too.
+class Visits {
+ public:
+  explicit Visits(const Link& link) : link_(link), visits_{{0, 0, 0, 0}} {}
+
+  std::vector<schedule::Visit> run(const Route& route, const Assignment& owners) {
+    for (const Point& point : route.points) {
+      visit(static_cast<int>(owners[point.node].value));
+      visits_.back().forward += ticks(point.forward_us);
+      visits_.back().backward += ticks(point.backward_us);
+      value_bytes_ = point.value_bytes;
+      for (const int node : point.ends) return_through(static_cast<int>(owners[node].value));
     }
-    work(chain.visits.back(), point.forward_us, point.backward_us);
-    value_bytes = point.value_bytes;
+    go_to(0);
+    return std::move(visits_);
   }
-  if (chain.visits.back().rank != 0) send(chain.visits.back());
-  return chain;
+
+ private:
+  void visit(int rank) {
+    const schedule::Visit next = go_to(rank);
+    if (visits_.back().backward_only || visits_.back().rank != rank) visits_.push_back(next);
+  }
+
+  void return_through(int rank) {
+    if (rank != visits_.back().rank)
+      visits_.push_back({.rank = rank, .forward = 0, .backward = 0, .backward_only = true});
+  }
+
+  // The visit that follows, with its part of the messages to it.
+  schedule::Visit go_to(int rank) {
+    while (visits_.back().backward_only && visits_.back().rank == rank) visits_.pop_back();
+    schedule::Visit next{.rank = rank, .forward = 0, .backward = 0};
+    if (visits_.back().rank == rank) return next;
+    auto from = visits_.end() - 1;
+    for (; from->backward_only; --from) {
+      from->backward += 2 * ticks(link_.rank_time_us(0));
+      from->message = ticks(link_.time_us(0));
+    }
+    const bool stays = from->rank == rank;
+    const std::int64_t bytes = stays ? 0 : value_bytes_;
+    const std::int64_t each = ticks(link_.rank_time_us(bytes));
+    for (schedule::Visit* const side : {&*from, &next}) {
+      if (!stays) side->forward += each;
+      side->backward += each;
+    }
+    from->message = ticks(link_.time_us(bytes));
+    return next;
+  }
+
+  const Link& link_;
+  std::vector<schedule::Visit> visits_;
+  std::int64_t value_bytes_ = 0;
+};
+
+schedule::Chain chain_of(const Route& route, const Assignment& owners, const Goal& goal) {
+  return {.visits = Visits(goal.link).run(route, owners), .microbatches = goal.microbatches};
+}
+
+// The number of microbatches whose turns are few enough to simulate: at least one.
+int simulated_microbatches(const Goal& goal, std::size_t visits) {
+  const std::int64_t most = kMostTurns / (2 * static_cast<std::int64_t>(visits) + 2);
+  const std::int64_t settled = std::min<std::int64_t>(goal.microbatches, kWindowsToSettle * goal.window());
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, settled));
 }
 
 }  // namespace
 
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal) {
+  schedule::Chain chain = chain_of(route, owners, goal);
+  chain.microbatches = simulated_microbatches(goal, chain.visits.size());
   const auto schedule = schedule::make_schedule(goal.schedule, goal.window());
-  return static_cast<double>(schedule::step_time(*schedule, chain_of(route, owners, goal))) / kPerMicrosecond;
+  const double simulated = static_cast<double>(schedule::step_time(*schedule, chain)) / kPerMicrosecond;
+  const int left = goal.microbatches - chain.microbatches;
+  if (left == 0) return simulated;
+  const StepShape shape = predict(route, owners, goal).shape;
+  return simulated +
+         left * (goal.simple() ? shape.heaviest_forward_us + shape.heaviest_backward_us : shape.heaviest_us);
+}
+
+std::int64_t simulated_turns(const Route& route, const Goal& goal) {
+  const std::size_t visits = route.points.size();
+  return simulated_microbatches(goal, visits) * (2 * static_cast<std::int64_t>(visits) + 2);
 }
 
 std::vector<int> simulated_held(const Route& route, const Assignment& owners, const Goal& goal) {

@@ -42,8 +42,12 @@ struct Prediction {
 
 Prediction predict(const Route& route, const Assignment& owners, const Goal& goal);
 
-// Runs that step by the schedule itself in simulated time, to a nanosecond.
+// Runs that step by the schedule itself in simulated time, to a nanosecond: of the later of many microbatches, each is
+// taken to add what the heaviest rank does for it.
 double simulated_step_us(const Route& route, const Assignment& owners, const Goal& goal);
+
+// The most turns that this simulates.
+std::int64_t simulated_turns(const Route& route, const Goal& goal);
 
 // The number of microbatches whose activations each partition holds at once in that simulated time, messages taking a
 // moment. In a job there may be up to `goal.held()`.

@@ -11,7 +11,7 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
   const Prediction prediction = predict(route, owners, goal);
   const std::vector<std::int64_t> parameter_bytes = group_bytes(tree);
   Report result{owners, std::vector<Stage>(goal.partitions), 0, 0, ""};
-  const double step = step_us(prediction.shape, goal);
+  const double step = simulated_step_us(route, owners, goal);
   const std::vector<std::int64_t> memory = memory_bytes(tree, owners, simulated_held(route, owners, goal));
   double work_us = 0;
   for (int i = 0; i < goal.partitions; ++i) {

@@ -2,6 +2,7 @@
 #include "lamina/plan/route.h"
 
 #include <algorithm>
+#include <set>
 
 namespace lamina::plan {
 namespace {
@@ -21,6 +22,7 @@ class Walk {
     } else if (!tree_.empty()) {
       visit(0);
     }
+    find_ends();
     return std::move(route_);
   }
 
@@ -72,6 +74,20 @@ class Walk {
   void compute(int node, double share) {
     const Node& module = tree_[node];
     route_.points.push_back({node, share * forward(module), share * backward(module), value_bytes_});
+  }
+
+  // A module around a point and not around the next one has ended in between.
+  void find_ends() {
+    auto& points = route_.points;
+    for (std::size_t at = 0; at < points.size(); ++at) {
+      std::set<int> around_next;
+      for (int node = at + 1 < points.size() ? points[at + 1].node : 0; node >= 0; node = tree_[node].parent)
+        around_next.insert(node);
+      for (int node = tree_[points[at].node].parent; node >= 0 && !around_next.contains(node);
+           node = tree_[node].parent) {
+        if (tree_[node].callable) points[at].ends.push_back(node);
+      }
+    }
   }
 
   // Where times are known, a module that has none, returns nothing and learns nothing was not called.

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+
 #include "lamina/plan/candidate.h"
 
 namespace lamina::plan {
 
-// Both are deterministic, and end when they have looked at so many candidates.
+using Scoring = std::function<Score(const Candidate&)>;
+
+// All of them are deterministic; the first two end when they have looked at so many candidates.
 
 // Moves and swaps single items while that makes the candidate better.
-void improve(Candidate& candidate, const Problem& problem, const Bounds& bounds, int candidates);
+void improve(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates);
 
-// Tries all owners of all items, without what cannot become better than `best`. Finds the best one when it is given
-// enough candidates: for about ten items.
-void search_all(Candidate& best, const Problem& problem, const Bounds& bounds, int candidates);
+// Goes through the owners of all items, without what cannot become better than `best`: of a candidate in which somebody
+// owns nothing the score has to be a lower bound. Finds the best one when it is given enough candidates: for about ten
+// items.
+void branch_and_bound(Candidate& best, const Problem& problem, const Scoring& scoring, int candidates);
+
+// Looks at every candidate there is.
+void try_all(Candidate& best, const Problem& problem, const Scoring& scoring);
 
 }  // namespace lamina::plan

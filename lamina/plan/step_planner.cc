@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include "lamina/plan/check_memory.h"
 #include "lamina/plan/planner.h"
@@ -13,24 +14,24 @@ namespace {
 // How many candidates are looked at for one number of partitions, times that number.
 constexpr int kLocalCandidates = 40'000;
 constexpr int kExactCandidates = 200'000;
+constexpr std::int64_t kSimulatedTurns = 1'000'000;
 constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
 constexpr int kSpare = 64;             // so many partitions more than there are items, nothing better is found
 constexpr std::size_t kFewItems = 24;  // of more, so many candidates are too small a part
 
 // [Note: monotonic] A plan for k partitions is the best of what can be found for k, and of the plan for k - 1: so more
 // partitions never make the predicted step longer. That holds because what is found for k does not depend on the number
-// of partitions wanted in the end.
+// of partitions wanted in the end. Of what is no chain, the plan for those is then chosen by the simulated schedule.
 class StepPlan {
  public:
   StepPlan(const ModuleTree& tree, const Goal& goal)
-      : tree_(tree), problem_(tree, goal), owners_(problem_.on_one_rank()) {}
+      : tree_(tree), problem_(tree, goal), wanted_(goal.partitions), owners_(problem_.on_one_rank()) {}
 
   Assignment run() {
-    const int wanted = problem_.goal.partitions;
     const int useful = static_cast<int>(problem_.movable.size()) + kSpare;
-    for (int partitions = problem_.by_hand ? wanted : 1; partitions <= wanted; ++partitions) {
+    for (int partitions = problem_.by_hand ? wanted_ : 1; partitions <= wanted_; ++partitions) {
       const bool searched = problem_.by_hand || partitions <= useful;
-      if (!searched) partitions = wanted;
+      if (!searched) partitions = wanted_;
       problem_.set_partitions(partitions);
       // A plan over more ranks is no slower, but more microbatches are in flight, which take memory.
       if (searched || Candidate(problem_, owners_).score({}).overflow_bytes > 0) extend();
@@ -45,17 +46,51 @@ class StepPlan {
     const int partitions = problem_.goal.partitions;
     const std::vector<int> baseline = divide_tree(tree_, problem_);
     const std::vector<std::vector<int>> starts = starts_of(baseline);
-    const Bounds bounds = bounds_of(baseline, starts.front());
-    Candidate best(problem_, owners_);
+    const Scoring as_predicted =
+        scoring([](const Candidate& candidate) { return candidate.step_us(); }, baseline, starts.front());
+    std::vector<Candidate> found{{problem_, owners_}};
     for (const std::vector<int>& start : starts) {
-      Candidate candidate(problem_, start);
-      improve(candidate, problem_, bounds, kLocalCandidates / partitions);
-      if (candidate.score(bounds).beats(best.score(bounds))) best = candidate;
+      found.emplace_back(problem_, start);
+      improve(found.emplace_back(problem_, start), problem_, as_predicted, kLocalCandidates / partitions);
     }
-    const bool contiguous = problem_.chain_end > 0 && best.score(bounds).overflow_bytes == 0;
-    if (!contiguous && problem_.movable.size() <= kFewItems)
-      search_all(best, problem_, bounds, kExactCandidates / partitions);
+    Candidate best = best_of(found, as_predicted);
+    const bool contiguous = problem_.chain_end > 0 && as_predicted(best).overflow_bytes == 0;
+    if (!contiguous && problem_.movable.size() <= kFewItems) {
+      branch_and_bound(best, problem_, as_predicted, kExactCandidates / partitions);
+      found.push_back(best);
+    }
+    if (!contiguous && partitions == wanted_) best = best_in_schedule(std::move(found), baseline, starts.front());
     owners_ = best.owners();
+  }
+
+  static Candidate best_of(const std::vector<Candidate>& candidates, const Scoring& scoring) {
+    const Candidate* best = nullptr;
+    Score score;
+    for (const Candidate& candidate : candidates) {
+      const Score own = scoring(candidate);
+      if (best != nullptr && !own.beats(score)) continue;
+      best = &candidate;
+      score = own;
+    }
+    return *best;
+  }
+
+  // A microbatch comes back to ranks that work for others: how long it waits there, only the schedule itself says.
+  Candidate best_in_schedule(std::vector<Candidate> found, const std::vector<int>& baseline,
+                             const std::vector<int>& most_even) const {
+    const auto simulated = [&](const Candidate& candidate) {
+      return simulated_step_us(problem_.route, problem_.nodes(candidate.owners()), problem_.goal);
+    };
+    const Scoring in_schedule = scoring(simulated, baseline, most_even);
+    const std::int64_t steps = kSimulatedTurns / simulated_turns(problem_.route, problem_.goal);
+    const bool few = std::pow(problem_.goal.partitions, problem_.movable.size()) <= static_cast<double>(steps);
+    const auto each = static_cast<int>(steps / static_cast<std::int64_t>(found.size()));
+    for (Candidate& candidate : found) {
+      if (!few && each > 0) improve(candidate, problem_, in_schedule, each);
+    }
+    Candidate best = best_of(found, in_schedule);
+    if (few) try_all(best, problem_, in_schedule);
+    return best;
   }
 
   // The most even cut comes first, and contiguous ones before others: of equally good plans that from the earliest
@@ -71,27 +106,30 @@ class StepPlan {
   // No rank of a chain is much heavier than in the most even cut, unless messages take time. The step is no slower than
   // the baseline's, nor than with one partition less, whatever memory weighs; where it does weigh, messages do not
   // count in the latter: fewer bytes on each rank are worth them.
-  Bounds bounds_of(const std::vector<int>& baseline, const std::vector<int>& most_even) const {
+  Scoring scoring(const std::function<double(const Candidate&)>& step_us, const std::vector<int>& baseline,
+                  const std::vector<int>& most_even) const {
     Bounds bounds;
     const Candidate other(problem_, baseline);
     const Score score = other.score({});
-    if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = other.step_us();
+    if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = step_us(other);
     if (problem_.chain_end > 0 && problem_.goal.link.free() && !problem_.goal.simple()) {
       const Candidate even(problem_, most_even);
       bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Load::cost).cost;
     }
     const Candidate before(problem_, owners_);
-    if (problem_.by_hand || before.score({}).overflow_bytes > 0) return bounds;
-    if (problem_.goal.memory_weight > 0) {
-      bounds.compute_us = before.compute_us();
-    } else {
-      bounds.step_us = std::min(bounds.step_us, before.step_us());
+    if (!problem_.by_hand && before.score({}).overflow_bytes == 0) {
+      if (problem_.goal.memory_weight > 0) {
+        bounds.compute_us = before.compute_us();
+      } else {
+        bounds.step_us = std::min(bounds.step_us, step_us(before));
+      }
     }
-    return bounds;
+    return [=](const Candidate& candidate) { return candidate.score(bounds, step_us(candidate)); };
   }
 
   const ModuleTree& tree_;
   Problem problem_;
+  const int wanted_;  // partitions
   std::vector<int> owners_;
 };
 

@@ -2,7 +2,8 @@
 #include "lamina/schedule/simulation.h"
 
 #include <algorithm>
-#include <map>
+#include <queue>
+#include <tuple>
 #include <utility>
 
 namespace lamina::schedule {
@@ -24,18 +25,31 @@ class Simulation {
 
   std::vector<Turn> run() {
     while (!events_.empty()) {
-      const auto next = events_.begin();
-      now_ = next->first.first;
-      const std::function<void()> event = std::move(next->second);
-      events_.erase(next);
-      event();
+      const Event next = events_.top();
+      events_.pop();
+      now_ = next.time;
+      if (next.ends) {
+        end(next.turn);
+      } else {
+        arrive(next.turn);
+      }
       // Events of one moment are known to a rank before it picks.
-      if (events_.empty() || events_.begin()->first.first > now_) pick_everywhere();
+      if (events_.empty() || events_.top().time > now_) pick_everywhere();
     }
     return std::move(turns_);
   }
 
  private:
+  // A turn has ended, or a thread that wants one has come.
+  struct Event {
+    std::int64_t time = 0;
+    std::uint64_t order = 0;  // of those of one moment
+    bool ends = false;
+    Turn turn;
+
+    bool operator>(const Event& other) const { return std::tie(time, order) > std::tie(other.time, other.order); }
+  };
+
   struct RankState {
     std::vector<Ticket> waiting;
     std::vector<int> visits;  // of each that waits
@@ -43,16 +57,15 @@ class Simulation {
     bool busy = false;
   };
 
-  void at(std::int64_t time, std::function<void()> event) { events_[{time, order_++}] = std::move(event); }
+  void send(const Ticket& ticket, int visit, std::int64_t delay) {
+    events_.push({now_ + delay, order_++, false, {.rank = rank_of(visit), .visit = visit, .ticket = ticket}});
+  }
 
-  void send(Ticket ticket, int visit, std::int64_t delay) {
-    at(now_ + delay, [=, this]() mutable {
-      if (ticket.phase == Phase::kBackwardStart) ++leader().forward_done;
-      ticket.arrival = order_++;
-      RankState& rank = ranks_[rank_of(visit)];
-      rank.waiting.push_back(ticket);
-      rank.visits.push_back(visit);
-    });
+  void arrive(Turn turn) {
+    if (turn.ticket.phase == Phase::kBackwardStart) ++leader().forward_done;
+    turn.ticket.arrival = order_++;
+    ranks_[turn.rank].waiting.push_back(turn.ticket);
+    ranks_[turn.rank].visits.push_back(turn.visit);
   }
 
   void pick_everywhere() {
@@ -65,12 +78,18 @@ class Simulation {
 
   void begin(int rank, std::ptrdiff_t chosen) {
     auto& [waiting, visits, progress, busy] = ranks_[rank];
-    Turn turn{.start = now_, .rank = rank, .visit = visits[chosen], .ticket = waiting[chosen]};
+    const Ticket ticket = waiting[chosen];
+    const int visit = visits[chosen];
     waiting.erase(waiting.begin() + chosen);
     visits.erase(visits.begin() + chosen);
-    busy = true;
-    progress.go_on(turn.ticket);
-    at(now_ + cost(turn), [=, this] { end(turn); });
+    compute(ticket, visit);
+  }
+
+  void compute(const Ticket& ticket, int visit) {
+    const Turn turn{.start = now_, .rank = rank_of(visit), .visit = visit, .ticket = ticket};
+    ranks_[turn.rank].busy = true;
+    ranks_[turn.rank].progress.go_on(ticket);
+    events_.push({now_ + cost(turn), order_++, true, turn});
   }
 
   Progress& leader() { return ranks_[0].progress; }
@@ -83,21 +102,36 @@ class Simulation {
                                                  : chain_.visits[turn.visit].forward;
   }
 
-  std::int64_t message_after(int visit) const { return chain_.visits[visit].message + chain_.delay(); }
+  std::int64_t message_between(int one, int other) const {
+    return rank_of(one) == rank_of(other) ? 0 : chain_.visits[std::min(one, other)].message + chain_.delay();
+  }
+
+  int forward_after(int visit) const {
+    do ++visit;
+    while (visit < end_ && chain_.visits[visit].backward_only);
+    return visit;
+  }
+
+  // The step body computes the last visit itself.
+  bool ends_in_body() const { return rank_of(end_ - 1) == 0; }
 
   void end(Turn turn) {
     ranks_[turn.rank].busy = false;
     const auto& [phase, microbatch, arrival] = turn.ticket;
-    if (phase == Phase::kBackwardStart) {
-      send({Phase::kBackward, microbatch}, end_ - 1, message_after(end_ - 1));
+    if (phase == Phase::kBackwardStart && ends_in_body()) {
+      compute({Phase::kBackward, microbatch, order_++}, end_ - 1);
+    } else if (phase == Phase::kBackwardStart) {
+      send({Phase::kBackward, microbatch}, end_ - 1, message_between(end_ - 1, end_));
     } else if (phase == Phase::kBackward && turn.visit > 0) {
-      send({Phase::kBackward, microbatch}, turn.visit - 1, message_after(turn.visit - 1));
+      send({Phase::kBackward, microbatch}, turn.visit - 1, message_between(turn.visit - 1, turn.visit));
     } else if (phase == Phase::kBackward) {
       ++leader().finished;
     } else if (turn.visit == end_) {
       send({Phase::kBackwardStart, microbatch}, end_, 0);
+    } else if (const int next = forward_after(turn.visit); next == end_ && ends_in_body()) {
+      compute({Phase::kForward, microbatch, order_++}, end_);
     } else {
-      send({Phase::kForward, microbatch}, turn.visit + 1, message_after(turn.visit));
+      send({Phase::kForward, microbatch}, next, message_between(turn.visit, next));
     }
     turn.end = now_;
     turn.after = {leader().started, leader().forward_done, leader().finished};
@@ -110,7 +144,7 @@ class Simulation {
   std::vector<RankState> ranks_;
   std::int64_t now_ = 0;
   std::uint64_t order_ = 0;
-  std::map<std::pair<std::int64_t, std::uint64_t>, std::function<void()>> events_;  // by time, then by order
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<Turn> turns_;
 };
 

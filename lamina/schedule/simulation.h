@@ -14,11 +14,13 @@ struct Visit {
   int rank = 0;
   std::int64_t forward = 1;  // time it computes
   std::int64_t backward = 1;
-  std::int64_t message = 0;  // time from its end to the next visit, or, after the last, back to rank 0
+  std::int64_t message = 0;    // time between its end and the next visit of another rank; after the last, to rank 0
+  bool backward_only = false;  // a forward does not come here: what would be handed on goes straight to the next visit
 };
 
 // A step in simulated time. Rank 0 starts the microbatches and calls all modules of each at once; what they return goes
-// straight from each visit to the next, from the last one to rank 0, which has the loss, and backward the same way.
+// straight from each visit to the next, from the last one to rank 0, which has the loss, and backward the same way. A
+// last visit of rank 0, the loss, and the beginning of the backward there, are one piece: the step body goes on.
 struct Chain {
   std::vector<Visit> visits;  // the first is on rank 0
   int microbatches = 1;

@@ -90,6 +90,26 @@ TEST(Prediction, OfWhatIsHeldIsAllWithSimpleAndLessTheLaterTheStageWithInterleav
   EXPECT_EQ(memory_bytes(builder.tree, owners, held)[2], 2 * 100 + 5 * held[2]);
 }
 
+TEST(Prediction, OfTheScheduleTakesAGradientThroughTheModuleThatReturnedItsTensor) {
+  TreeBuilder builder;
+  const int pair = builder.add(0, "pair");
+  for (const int node : {builder.add(pair, "first", 1), builder.add(pair, "second", 1), builder.add(0, "third", 1)}) {
+    builder.tree[node].forward_us = 10;
+    builder.tree[node].backward_us = 20;
+  }
+  Goal goal = even("interleaved", 2, 1);
+  goal.link.latency_us = 3;
+  const Route route = find_route(builder.tree);
+  const auto step = [&](int of_pair, int first, int second) {
+    return simulated_step_us(
+        route, {base::Partition(0), base::Partition(of_pair), base::Partition(first), base::Partition(second), {}},
+        goal);
+  };
+  EXPECT_DOUBLE_EQ(step(1, 1, 1), 90 + 4 * 3);
+  EXPECT_DOUBLE_EQ(step(1, 1, 0), 90 + (2 + 4) * 3);  // back to `pair`, then to `second`
+  EXPECT_DOUBLE_EQ(step(0, 1, 0), 90 + (2 + 2) * 3);  // `pair` is where its second module is
+}
+
 TEST(Prediction, CountsTheMessagesOfTheFirstMicrobatch) {
   TreeBuilder builder;
   for (const char* name : {"a", "b"}) {

@@ -145,3 +145,21 @@ def test_a_model_that_people_train_is_cut_in_few_places(name, weight, tmp_path):
     rows = rows_of(build, [example])
     way = visits(rows, plan(rows, tmp_path, partitions=2, microbatches=4, memory_weight=weight))
     assert len(way) - 1 <= most, way
+
+
+# Chains of called modules are cut evenly, whatever that does to the step.
+@pytest.mark.parametrize("name", ["vgg", "alexnet", "unet", "moe"])
+def test_the_step_of_a_plan_is_at_most_five_per_cent_longer_than_that_of_the_best_cut_by_hand(name, tmp_path):
+    build, example, _ = MODELS[name]
+    rows = rows_of(build, [example])
+    goal = {"partitions": 2, "microbatches": 4, "memory_weight": 0.2}
+    goal["link"] = {"latency_us": 60, "bytes_per_us": 2000}
+    automatic = plan(rows, tmp_path, **goal)["predicted_step_us"]
+    modules = [row["id"] for row in in_order(rows) if not row.get("anywhere")]
+
+    def cut(place):
+        first = set(modules[:place])
+        return [{**row, "placed_at": int(row["id"] not in first)} if row["id"] in modules else row for row in rows]
+
+    cuts = [plan(cut(place), tmp_path, **goal)["predicted_step_us"] for place in range(1, len(modules))]
+    assert automatic <= 1.05 * min(cuts)

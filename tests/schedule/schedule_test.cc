@@ -219,6 +219,29 @@ TEST(Schedule, InterleavedFreesEarlyWhatSimpleKeepsToTheEnd) {
   EXPECT_LE(most_in_flight(*interleaved_schedule(6)), 6);
 }
 
+// The turns of rank 0 with their microbatches, in the order in which they began.
+std::vector<std::pair<int, std::int64_t>> of_the_leading_rank(std::vector<Turn> turns) {
+  std::ranges::stable_sort(turns, {}, &Turn::start);
+  std::vector<std::pair<int, std::int64_t>> done;
+  for (const Turn& turn : turns) {
+    if (turn.rank == 0 && turn.end > turn.start) done.emplace_back(turn.ticket.microbatch.value, turn.end - turn.start);
+  }
+  return done;
+}
+
+TEST(Simulation, LetsTheStepBodyGoOnFromItsLastModuleToTheLossAndBack) {
+  Chain chain{.visits = {{0, 0, 0, 0}, {1, 10, 20, 1}, {0, 30, 40, 0}}, .microbatches = 2};
+  const std::vector<std::pair<int, std::int64_t>> whole{{0, 30}, {0, 40}, {1, 30}, {1, 40}};
+  EXPECT_EQ(of_the_leading_rank(simulate(*interleaved_schedule(2), chain)), whole);
+}
+
+TEST(Simulation, OfAVisitForBackwardsOnlySendsForwardsPastIt) {
+  Chain chain{.visits = {{0, 1, 1, 10}, {1, 1, 1, 10}, {2, 0, 0, 10, true}, {0, 1, 1, 0}}};
+  const auto turns = simulate(*interleaved_schedule(1), chain);
+  EXPECT_EQ(turns.back().end, 3 + 20 + 3 + 30);
+  EXPECT_EQ(std::ranges::count(turns, 2, &Turn::rank), 1);
+}
+
 TEST(Schedule, IsFoundByName) {
   EXPECT_NE(make_schedule("simple", 1), nullptr);
   EXPECT_NE(make_schedule("interleaved", 1), nullptr);
