@@ -50,8 +50,8 @@ double predicted_step(const Problem& problem, const lamina::plan::Assignment& ow
 
 // As the default planner has it.
 double step_of(const Problem& problem, const lamina::plan::Assignment& owners) {
-  return problem.chain_end > 0 ? predicted_step(problem, owners)
-                               : simulated_step_us(problem.route, owners, problem.goal);
+  return !problem.chain.empty() ? predicted_step(problem, owners)
+                                : simulated_step_us(problem.route, owners, problem.goal);
 }
 
 double best_step(const Problem& problem) {

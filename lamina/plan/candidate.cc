@@ -48,10 +48,12 @@ void Candidate::move(int item, int rank) {
     for (int boundary : problem_->boundaries[item]) {
       if (!crosses(boundary)) continue;
       messages_ += sign;
-      if (boundary > 0 && boundary < problem_->chain_end) crossings_ += sign;
       messages_us_ += sign * problem_->message_us[boundary];
       for (int rank : {rank_at(boundary - 1), rank_at(boundary)})
         of_ranks_us_[rank] += sign * problem_->of_ranks_us[boundary];
+    }
+    for (int neighbor : problem_->beside_in_chain[item]) {
+      if (owners_[neighbor] != kNobody && owners_[neighbor] != owners_[item]) crossings_ += sign;
     }
   };
   if (owners_[item] != kNobody) {

@@ -28,7 +28,7 @@ class LocalSearch {
   };
 
   // Swaps break a chain's contiguous parts: one is of use only where these do not fit into memory.
-  bool swaps() const { return problem_.chain_end == 0 || score_.overflow_bytes > 0; }
+  bool swaps() const { return problem_.chain.empty() || score_.overflow_bytes > 0; }
 
   int owner(int item) const { return candidate_.owners()[item]; }
 
@@ -143,6 +143,37 @@ class LocalSearch {
 
 void improve(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates) {
   LocalSearch(candidate, problem, scoring, candidates).run();
+}
+
+void improve_cuts(Candidate& candidate, const Problem& problem, const Scoring& scoring, int candidates) {
+  Score score = scoring(candidate);
+  // Tries all cuts between the items of two partitions.
+  const auto cut_better = [&](int first, int second) {
+    std::vector<int> both;
+    for (int item : problem.movable) {
+      if (candidate.owners()[item] == first || candidate.owners()[item] == second) both.push_back(item);
+    }
+    Candidate trial = candidate;
+    for (int item : both) trial.move(item, second);
+    bool better = false;
+    for (int item : both) {
+      if (candidates-- <= 0) break;
+      trial.move(item, first);
+      const Score own = scoring(trial);
+      if (!own.beats(score)) continue;
+      candidate = trial;
+      score = own;
+      better = true;
+    }
+    return better;
+  };
+  for (bool better = true; better;) {
+    better = false;
+    for (int rank = 0; rank + 1 < problem.goal.partitions; ++rank) {
+      better |= cut_better(rank, rank + 1);
+      better |= cut_better(rank + 1, rank);
+    }
+  }
 }
 
 }  // namespace lamina::plan

@@ -28,6 +28,7 @@ struct Node {
   std::int64_t parameter_bytes = 0;          // of its own parameters, shared ones too
   std::vector<std::int64_t> parameter_ids;   // of its own parameters; an id in two nodes is a shared parameter
   bool anywhere = false;                     // runs where its argument lies: it holds nothing, and many call it
+  std::optional<int> follows;                // of such a one: the module before its first call, see settled()
   bool callable = true;                      // false: a container that is never called, such as a list of modules
   std::optional<base::Partition> placed_at;  // by hand; nothing under it is then moved unless placed itself
   double forward_us = 0;

@@ -30,6 +30,7 @@ Problem::Problem(const ModuleTree& tree, const Goal& wanted)
       items(find_items(tree, route, wanted.partitions)),
       boundaries(items.size()),
       loads(items.size()),
+      beside_in_chain(items.size()),
       passes_on_(items.size()),
       parameter_bytes_(items.size()),
       activation_bytes_(items.size()) {
@@ -59,23 +60,25 @@ Problem::Problem(const ModuleTree& tree, const Goal& wanted)
     if (boundaries[item].empty() && holds && !items.placed[item]) movable.push_back(item);
   }
   lead_with_first_module();
-  chain_end = find_chain();
+  chain = find_chain();
+  for (std::size_t place = 1; place < chain.size(); ++place) {
+    beside_in_chain[chain[place - 1]].push_back(chain[place]);
+    beside_in_chain[chain[place]].push_back(chain[place - 1]);
+  }
   set_partitions(goal.partitions);
 }
 
-int Problem::find_chain() const {
-  if (by_hand) return 0;
+std::vector<int> Problem::find_chain() const {
+  std::vector<int> found;
+  if (by_hand) return found;
   std::vector<bool> met(items.size());
-  int end = 0;
-  for (int at = 0; at < static_cast<int>(item_at.size()); ++at) {
-    const int item = item_at[at];
-    if (items.placed[item] && item != leader) continue;
-    const bool again = at > 0 && item == item_at[at - 1];
-    if ((met[item] && !again) || (end > 0 && end != at)) return 0;
+  for (int item : item_at) {
+    if ((items.placed[item] && item != leader) || (!found.empty() && found.back() == item)) continue;
+    if (met[item]) return {};
     met[item] = true;
-    end = at + 1;
+    found.push_back(item);
   }
-  return end;
+  return found;
 }
 
 // Where the root only passes on, partitions are alike, and the first module may as well be in the first one.

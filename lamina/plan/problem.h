@@ -24,9 +24,10 @@ struct Load {
   Load& operator-=(const Load& other);
 };
 
-// [Note: chain] A chain is a route that meets each item that is to be placed once, and between them no item that is
-// placed already. It is cut into contiguous parts, so that it crosses at most once from each partition to the next:
-// whatever else would be more even costs messages in every microbatch, forward and backward.
+// [Note: chain] A chain is a route that meets each item that is to be placed once. It is cut into contiguous parts, so
+// that between them it crosses at most once from each partition to the next: whatever else would be more even costs
+// messages in every microbatch, forward and backward. What is placed already, such as the model's own operations
+// between its modules, does not count.
 
 // A tree and a goal as the planners see them: items instead of nodes, and what moving them changes.
 struct Problem {
@@ -53,12 +54,13 @@ struct Problem {
   Load total;
   std::vector<int> movable;  // items that weigh something and are not placed by hand, in the order of the route
   bool by_hand = false;
-  int chain_end = 0;          // the points of a chain end before it, 0 where there is none; see [Note: chain]
+  std::vector<int> chain;  // its items in their order, none where the route is no chain; see [Note: chain]
+  std::vector<std::vector<int>> beside_in_chain;  // per item: those before and after it
   std::optional<int> leader;  // the first item of the route, where it leads in partition 0 although any other would do
 
  private:
   void lead_with_first_module();
-  int find_chain() const;
+  std::vector<int> find_chain() const;
 
   std::vector<int> parents_;                    // per node
   std::vector<bool> passes_on_;                 // per item: it weighs nothing

@@ -22,6 +22,9 @@ Report report(const ModuleTree& tree, const Assignment& owners, const Goal& goal
   for (std::size_t node = 0; node < tree.size(); ++node) {
     result.stages[owners[node].value].parameter_bytes += parameter_bytes[node];
   }
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    if (tree[node].follows) result.owners[node] = owners[*tree[node].follows];
+  }
   if (step > 0) result.bubble = 1 - goal.microbatches * work_us / (goal.partitions * step);
   if (route.timed) result.predicted_step_us = step;
   result.warning = warn_of_bottleneck(tree, owners, route, prediction);

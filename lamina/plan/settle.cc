@@ -36,6 +36,7 @@ ModuleTree settled(ModuleTree tree) {
       last = &module;
       before = &module.stretches[i];
     } else if (last != nullptr) {
+      if (!module.follows) module.follows = static_cast<int>(last - tree.data());
       pass(module, module.stretches[i], *last, *before, module.stretches.size());
     }
   }

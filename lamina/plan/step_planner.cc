@@ -14,7 +14,8 @@ namespace {
 // How many candidates are looked at for one number of partitions, times that number.
 constexpr int kLocalCandidates = 40'000;
 constexpr int kExactCandidates = 200'000;
-constexpr std::int64_t kSimulatedTurns = 1'000'000;
+constexpr std::int64_t kSimulatedTurns = 400'000;       // of the schedule, where moves are tried
+constexpr std::int64_t kAllSimulatedTurns = 1'000'000;  // where all plans are: the best is worth more
 constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
 constexpr int kSpare = 64;             // so many partitions more than there are items, nothing better is found
 constexpr std::size_t kFewItems = 24;  // of more, so many candidates are too small a part
@@ -53,8 +54,10 @@ class StepPlan {
       found.emplace_back(problem_, start);
       improve(found.emplace_back(problem_, start), problem_, as_predicted, kLocalCandidates / partitions);
     }
+    if (!problem_.by_hand)
+      improve_cuts(found.emplace_back(problem_, starts.front()), problem_, as_predicted, kLocalCandidates / partitions);
     Candidate best = best_of(found, as_predicted);
-    const bool contiguous = problem_.chain_end > 0 && as_predicted(best).overflow_bytes == 0;
+    const bool contiguous = !problem_.chain.empty() && as_predicted(best).overflow_bytes == 0;
     if (!contiguous && problem_.movable.size() <= kFewItems) {
       branch_and_bound(best, problem_, as_predicted, kExactCandidates / partitions);
       found.push_back(best);
@@ -82,9 +85,11 @@ class StepPlan {
       return simulated_step_us(problem_.route, problem_.nodes(candidate.owners()), problem_.goal);
     };
     const Scoring in_schedule = scoring(simulated, baseline, most_even);
-    const std::int64_t steps = kSimulatedTurns / simulated_turns(problem_.route, problem_.goal);
-    const bool few = std::pow(problem_.goal.partitions, problem_.movable.size()) <= static_cast<double>(steps);
-    const auto each = static_cast<int>(steps / static_cast<std::int64_t>(found.size()));
+    const std::int64_t turns = simulated_turns(problem_.route, problem_.goal);
+    const double plans = std::pow(problem_.goal.partitions, problem_.movable.size());
+    const bool few = plans * static_cast<double>(turns) <= kAllSimulatedTurns;
+    const auto each = static_cast<int>(kSimulatedTurns / turns / static_cast<std::int64_t>(found.size() + 1));
+    if (!problem_.by_hand) improve_cuts(found.emplace_back(problem_, most_even), problem_, in_schedule, each);
     for (Candidate& candidate : found) {
       if (!few && each > 0) improve(candidate, problem_, in_schedule, each);
     }
@@ -112,7 +117,7 @@ class StepPlan {
     const Candidate other(problem_, baseline);
     const Score score = other.score({});
     if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = step_us(other);
-    if (problem_.chain_end > 0 && problem_.goal.link.free() && !problem_.goal.simple()) {
+    if (!problem_.chain.empty() && problem_.goal.link.free() && !problem_.goal.simple()) {
       const Candidate even(problem_, most_even);
       bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Load::cost).cost;
     }

@@ -66,7 +66,7 @@ void expect_near_optimum(const ModuleTree& tree, Goal goal, double factor) {
   goal.memory_weight = 0;
   goal.message_price = 0.008;  // of the usual one the best step is worth less
   const Route route = find_route(tree);
-  const bool chain = Problem(tree, goal).chain_end > 0;
+  const bool chain = !Problem(tree, goal).chain.empty();
   const auto step = [&](const Assignment& owners) {  // as the planner has it
     return chain ? step_us(predict(route, owners, goal).shape, goal) : simulated_step_us(route, owners, goal);
   };

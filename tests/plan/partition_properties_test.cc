@@ -28,13 +28,13 @@ std::unique_ptr<Planner> any_planner() {
 // As the planner has it.
 double step_of(const ModuleTree& tree, const Assignment& owners, const Goal& goal) {
   const Route route = find_route(tree);
-  const bool chain = Problem(tree, goal).chain_end > 0;
+  const bool chain = !Problem(tree, goal).chain.empty();
   return chain ? step_us(predict(route, owners, goal).shape, goal) : simulated_step_us(route, owners, goal);
 }
 
 // True where memory is evened out on the ranks before the step is made short: see Planner.
 bool evens_out_costs(const ModuleTree& tree, const Goal& goal) {
-  return goal.memory_weight > 0 && Problem(tree, goal).chain_end > 0;
+  return goal.memory_weight > 0 && !Problem(tree, goal).chain.empty();
 }
 
 RC_GTEST_PROP(PlannerProperty, EveryNodeHasOnePartitionAndTheRootTheFirst, ()) {

@@ -147,8 +147,16 @@ def test_a_model_that_people_train_is_cut_in_few_places(name, weight, tmp_path):
     assert len(way) - 1 <= most, way
 
 
-# Chains of called modules are cut evenly, whatever that does to the step.
-@pytest.mark.parametrize("name", ["vgg", "alexnet", "unet", "moe"])
+@pytest.mark.parametrize("name", ["mlp", "vgg", "alexnet", "unet"])
+@pytest.mark.parametrize("weight", [0.0, 0.2, 0.8])
+def test_modules_that_are_called_one_after_the_other_are_cut_once(name, weight, tmp_path):
+    build, example, _ = MODELS[name]
+    rows = rows_of(build, [example])
+    assert crossings(rows, plan(rows, tmp_path, partitions=2, microbatches=4, memory_weight=weight)) == 1
+
+
+# A chain without work between its modules is cut evenly, whatever that does to the step: here not the MLP.
+@pytest.mark.parametrize("name", ["vgg", "alexnet", "resnet", "unet", "moe"])
 def test_the_step_of_a_plan_is_at_most_five_per_cent_longer_than_that_of_the_best_cut_by_hand(name, tmp_path):
     build, example, _ = MODELS[name]
     rows = rows_of(build, [example])
