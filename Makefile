@@ -11,7 +11,7 @@ export PYTHON ?= python3
 BUILD := build/release
 BIN := .venv/bin
 
-.PHONY: build build-tests demo test check bench soak format lint clean
+.PHONY: build build-tests demo test test-pytest test-ctest check bench soak format lint clean
 .DEFAULT_GOAL := build
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
@@ -49,11 +49,19 @@ demo: build
 build-tests: build
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
 
-# Both halves run whatever the other says.
+# Both halves run whatever the other says, and at the same time: one computes while the other waits. ctest's lines come when
+# it has ended. What make tells its children is not for those of tests.
 test: build-tests
+	@$(MAKE) --keep-going -j2 test-pytest test-ctest
+
+test-pytest:
+	@env -u MAKEFLAGS $(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
+
+test-ctest:
 	@failed=0; \
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$(scripts/jobs.sh) || failed=1; \
-	$(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS) || failed=1; \
+	env -u MAKEFLAGS ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $$((($$(scripts/jobs.sh) + 1) / 2)) \
+	  </dev/null >$(BUILD)/ctest.log 2>&1 || failed=1; \
+	cat $(BUILD)/ctest.log; \
 	exit $$failed
 
 # What needs no ranks, in a minute.

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from docs.raised import ROOT
-from launch.launcher_harness import PRELOAD, command
+from launch.launcher_harness import PRELOAD_COMPILER, command
 
 BLOCKS = re.findall(r"^```(.+?)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -22,7 +22,7 @@ def place(tmp_path):
     copies of a process that has imported torch, which is most of their time."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    copies = f'if [ "$1" = run ]; then shift; set -- run {shlex.join(PRELOAD)} "$@"; fi\n'
+    copies = f'if [ "$1" = run ]; then shift; set -- run {shlex.join(PRELOAD_COMPILER)} "$@"; fi\n'
     for name, before, program in (("python", "", sys.executable), ("lamina", copies, command())):
         (tools / name).write_text(f'#!/bin/sh\n{before}exec {program} "$@"\n')
         (tools / name).chmod(0o755)

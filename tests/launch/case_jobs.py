@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 from launch.case_report import CHOSEN, read
-from launch.launcher_harness import PRELOAD, Launcher
+from launch.launcher_harness import PRELOAD_COMPILER, Launcher
 from soak import SOAK
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def results(job: str, ranks: int, deadline_s: float, program: str, *arguments: s
 
 
 def _launch(launcher: Launcher, ranks: int, deadline_s: float, *words) -> list[str]:
-    job = launcher.start("run", *PRELOAD, "-n", ranks, *words)
+    job = launcher.start("run", *PRELOAD_COMPILER, "-n", ranks, *words)
     try:
         _, errors = job.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:

@@ -16,7 +16,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Variables that an outer launcher may have set, and that would change what is tested.
 FOREIGN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR",
            "MASTER_PORT", "OMP_NUM_THREADS", "LAMINA_LAUNCHER"}  # fmt: skip
-PRELOAD = ("--preload", "torch,lamina")  # the ranks of a job import them once
+# Modules that the ranks of a job import once. `lamina` would name torch's compiler, too, half of all that: only
+# optimizers, compiled code and planning use it.
+PRELOAD = ("--preload", "torch,lamina.errors")
+PRELOAD_COMPILER = ("--preload", "torch,lamina")
 DEADLINE_S = 120.0  # for what has no promised bound; only a hang reaches it
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from launch.launcher_harness import READY, eventually
+from launch.launcher_harness import PRELOAD, READY, eventually
 
 # Reports steps as the engine does, and is stuck where the test says.
 STEPS = """
@@ -181,7 +181,7 @@ for _ in range(10):
 
 def test_a_model_that_hangs_shows_the_module_it_hangs_in(launcher):
     (launcher.folder / "train.py").write_text(TRAINS)
-    job = launcher.start("run", "-n", 2, "--hang-timeout", 10, "train.py")
+    job = launcher.start("run", *PRELOAD, "-n", 2, "--hang-timeout", 10, "train.py")
     _, errors = job.communicate(timeout=100)
     assert job.returncode == 124
     assert re.search(r"lamina run: ranks? (0, )?1: in step [1-9] for \d+ s\n", errors)

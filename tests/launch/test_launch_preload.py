@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from launch.launcher_harness import PRELOAD, eventually
+from launch.launcher_harness import PRELOAD_COMPILER, eventually
 from launch.test_launch_watch import guardian
 
 # A module that is slow to import, in effect: it says in which process it was imported.
@@ -336,7 +336,7 @@ lamina.shutdown()
 
 def test_with_lamina_ranks_need_not_import_torchs_compiler_to_train(launcher):
     write(launcher, TRAINS)
-    result = launcher.run("run", "-n", 2, *PRELOAD, "program.py")
+    result = launcher.run("run", "-n", 2, *PRELOAD_COMPILER, "program.py")
     assert result.returncode == 0, result.stderr
 
 

@@ -61,5 +61,5 @@ def test_a_rank_that_waits_for_a_lost_one_gets_a_peer_error(launcher, lost):
 def test_each_machine_has_a_local_rank_0_and_all_hear_of_one_that_fails(launcher):
     job = ["--nnodes", 2, "-n", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     program = PROGRAM.with_name("dist_machines.py")
-    started = [launcher.start("run", *job, "--node-rank", node, program) for node in range(2)]
+    started = [launcher.start("run", *PRELOAD, *job, "--node-rank", node, program) for node in range(2)]
     require_success(started)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from launch.launcher_harness import PRELOAD
 from python.replaced import Torchs
 from torch import nn
 
@@ -57,7 +58,7 @@ def test_nobody_else_replaces_something_of_torchs(path):
 
 
 def test_what_a_job_replaces_is_in_the_table_and_is_torchs_again_after_it(launcher):
-    run = launcher.run("run", "-n", 2, PROGRAM)
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM)
     assert run.returncode == 0, run.stderr
 
 
