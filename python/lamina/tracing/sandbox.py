@@ -109,6 +109,20 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
+def moved(device: torch.device | None) -> Make:
+    """Makes stand-ins with values, on `device`."""
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        if device is None or tensor.device == device:
+            return alias(tensor)
+        moved = tensor.detach().to(device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(moved, tensor.requires_grad)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    return make
+
+
 class _Streams:
     """The generators of torch, Python and, where a script uses it, NumPy."""
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
-from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
 
@@ -164,7 +163,7 @@ def _attempt(
     try:
         with ExitStack() as stack:
             stack.enter_context(undisturbed(tree.root))
-            device, make = _device(tree, real), _moved(real.device) if real else None
+            device, make = _device(tree, real), moved(real.device) if real else None
             if make is None:
                 make = _faked(fake := _fake_mode(tree))
                 stack.enter_context(fake)
@@ -235,17 +234,3 @@ def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
 
 def _faked(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
-
-
-def _moved(device: torch.device | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes stand-ins with values, on `device`."""
-
-    def make(tensor: torch.Tensor) -> torch.Tensor:
-        if device is None or tensor.device == device:
-            return alias(tensor)
-        moved = tensor.detach().to(device)
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(moved, tensor.requires_grad)
-        return moved.requires_grad_(tensor.requires_grad)
-
-    return make

@@ -64,3 +64,10 @@ def map_tensors(function: Any, value: Any) -> Any:
     before = [child for _, child in held]
     after = [map_tensors(function, child) for child in before]
     return value if all(a is b for a, b in zip(before, after, strict=True)) else rebuild(value, after)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers, in their order."""
+    found: list[torch.Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, value)
+    return found
