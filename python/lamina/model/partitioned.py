@@ -31,6 +31,7 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         anywhere: the node of each module that runs where its argument lies (`tracing/anywhere.py`), by id(module).
         partition: this rank's.
+        session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
         parts: filled by `remote.calls`; for one step or more, while no parameter is replaced.
         report: how it was cut, as `DistributedModel.partition_report` has it.
@@ -56,7 +57,7 @@ class PartitionedModel:
         self.conversions = 0
         self.homes = [(place, name, self.owners[node]) for place, name, node in written]
         self._cut = cut
-        self._session = session
+        self.session = session
         self._tabled: list[Row] = []
         self._table: _lamina.ParameterTable | None = None
 
@@ -79,15 +80,15 @@ class PartitionedModel:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
         return self._cut.owner_of(name)
 
-    def home_of(self, name: str, session: _lamina.Session) -> str:
+    def home_of(self, name: str) -> str:
         """Where what has that name lives, for messages; see `owner_of`."""
         partition = self.owner_of(name)
-        return f"partition {partition} on rank {session.translate('pp', partition)}"
+        return f"partition {partition} on rank {self.session.translate('pp', partition)}"
 
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
         all ranks but the first. Collective over the pipeline."""
-        return self._session.gather_state(own, to_first, self._cut)
+        return self.session.gather_state(own, to_first, self._cut)
 
     def owns(self, name: str) -> bool:
         """True where this rank owns what has that name; see `owner_of`."""
@@ -122,7 +123,7 @@ class PartitionedModel:
         rows = self._rows()
         if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
             given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
-            self._table = _lamina.ParameterTable(self._session, given)
+            self._table = _lamina.ParameterTable(self.session, given)
             self._tabled = rows
         return self._table
 
@@ -186,10 +187,10 @@ def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> Pa
     return PartitionedModel(tree, cut, report, session, written)
 
 
-def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+def let_go(model: PartitionedModel) -> None:
     """Frees the values of what other ranks own."""
     model.tree.require_unchanged()
-    session.release_others(model.table)
+    model.session.release_others(model.table)
 
 
 def bring_together(model: PartitionedModel) -> None:

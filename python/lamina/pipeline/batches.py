@@ -3,10 +3,9 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from lamina.errors import UsageError
 from lamina.job import current
 from lamina.pipeline.split import Splitter, UnevenError, most_even
 from lamina.tracing.trace import tell
@@ -31,9 +30,9 @@ class Batches:
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
-    ) -> tuple[list[inspect.BoundArguments], UnevenError | None]:
+    ) -> tuple[list[inspect.BoundArguments], str]:
         """The arguments of each microbatch. Where they cannot be split into as many as configured, into fewer, and the
-        error that a backward of them is.
+        error that a backward of them is, as text.
 
         Args:
             bound: the arguments of the call.
@@ -45,9 +44,9 @@ class Batches:
         """
         count = job.microbatches
         try:
-            return self._pieces(bound, owners, count, job), None
+            return self._pieces(bound, owners, count, job), ""
         except UnevenError as error:
-            uneven = error
+            uneven = str(error)
         fewer, pieces = most_even(count, lambda fewer: self._pieces(bound, owners, fewer, job))
         self._say_once(job, "fewer", f"a batch is split into {fewer} microbatches: it cannot be into {count}")
         return pieces, uneven
@@ -94,25 +93,3 @@ class Batches:
         if what not in self._said and job.session.rank == 0:
             tell(f"{self._name}: {line}")
         self._said.add(what)
-
-
-def without_backward(job: current.Job, body: Callable[[], Any]) -> Any:
-    """Runs the body of a step with fewer microbatches than configured, over which gradients would not be the mean: a
-    backward is the error that the batch is.
-
-    Errors:
-        UsageError: there was a backward.
-    """
-    before = _gradients(job)
-    output = body()
-    if any(before.get(key) != now for key, now in _gradients(job).items()):
-        raise UsageError(str(job.uneven), code="step-uneven")
-    return output
-
-
-def _gradients(job: current.Job) -> dict[int, Any]:
-    """Returns what a backward changes."""
-    model = job.model
-    parameters = [] if model is None else model.local_parameters() if model.partitioned else model.parameters()
-    gradients = {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
-    return gradients | {0: job.session.backwards()}

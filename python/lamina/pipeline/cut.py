@@ -92,7 +92,9 @@ class Cut:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
             if traced and not isinstance(error, DesyncError):
-                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+                job.session.run_step(
+                    job.microbatches, None, list
+                )  # the leading rank is in it, and ends it with this error
             raise
         return None
 
@@ -136,7 +138,7 @@ class Cut:
         if not self.whole:
             return
         self.whole = False
-        let_go(self.model, current.session())
+        let_go(self.model)
         self._intercept()
         self.name_turns(_lamina.records_events(current.session()))
 
@@ -147,7 +149,7 @@ class Cut:
 
     def state(self) -> ModelState:
         """The state of the model, which is cut."""
-        return ModelState(self._module(), self.model, current.session())
+        return ModelState(self.model)
 
     def _make_and_route(self, tracer: Tracer | None) -> None:
         self.make(tracer)

@@ -2,18 +2,18 @@
 """A model spread over the ranks of its pipeline."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.errors import UsageError
 from lamina.job import current, groups
-from lamina.pipeline.backwards import Backwards
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -92,7 +92,7 @@ class DistributedModel(SavedModel):
         require_positive(bucket_cap_mb=bucket_cap_mb)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
-        self._backwards = Backwards(job, average_grads_across_microbatches)
+        self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
@@ -136,7 +136,16 @@ class DistributedModel(SavedModel):
             UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
         """
         self._check_called("model.backward was called")
-        self._backwards.run(tensors, grad_tensors)
+        outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if grad_tensors is None:
+            gradients = [None] * len(outputs)
+        else:
+            gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+        if len(gradients) != len(outputs):
+            raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
+        replicas = current.job().replicas
+        with replicas.backward() if replicas is not None else nullcontext():
+            self._backwards.run(outputs, gradients)
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -158,6 +167,7 @@ class DistributedModel(SavedModel):
         if not hasattr(callable, "__call__"):  # noqa: B004 -- the argument's name is the original's
             raise UsageError(f"register_comm_hook() takes a function, not {type(callable).__name__}")
         self._replicas.set_hook(state, callable)
+        self._backwards.add_up()  # the hook does all of the averaging
         job.replicas = self._replicas
         self._cut.watch()
 
@@ -224,11 +234,19 @@ class DistributedModel(SavedModel):
         """
         return self._after_step.add(self, hook)
 
-    @contextmanager
-    def _around_step(self) -> Iterator[None]:
-        """Around a call of a step function. The hooks are for one that ends well."""
-        with self._backwards.watched(self.module):
-            yield
+    def in_step(self, uneven: str) -> dict[str, Any]:
+        """Returns what the engine is told of the model in a step; see `Session.run_step`."""
+        replicas = current.job().replicas
+        return {
+            "backwards": self._backwards,
+            "uneven": uneven,
+            "parameters": lambda: list(self.module.parameters()),
+            "reducer": replicas.reducer if replicas is not None else None,
+            "training": self.module.training,
+        }
+
+    def end_step(self) -> None:
+        """A step has ended well."""
         self._after_step.run(self)
 
     def _check_called(self, what: str) -> None:
