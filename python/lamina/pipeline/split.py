@@ -3,7 +3,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,12 +159,10 @@ def _parts(value: Any) -> Parts | None:
         return [(f".{name}", getattr(value, name)) for name in names], lambda parts: _with(value, names, parts)
     if (node := _pytree.SUPPORTED_NODES.get(type(value))) is not None and not isinstance(value, torch.Size):
         children, context = node.flatten_fn(value)
-        return _numbered(children), lambda parts: node.unflatten_fn(parts, context)
+        return [(f"[{index}]", child) for index, child in enumerate(children)], lambda parts: node.unflatten_fn(
+            parts, context
+        )
     return None
-
-
-def _numbered(children: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(f"[{index}]", child) for index, child in enumerate(children)]
 
 
 def _mapping(value: Mapping, parts: list[Any]) -> Mapping:

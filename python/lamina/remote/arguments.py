@@ -9,7 +9,6 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class ArgumentCheck:
         self._training = module.training
         self._before = [
             (position, value, _Snapshot(value, self._training))
-            for position, value in _arguments(args, kwargs)
+            for position, value in (*enumerate(args), *kwargs.items())
             if not is_unchanging(value)
         ]
 
@@ -103,11 +102,6 @@ def is_unchanging(value: Any) -> bool:
 def is_cache(kind: type) -> bool:
     """True for a class that is a key-value cache of Hugging Face's transformers, which need not be installed."""
     return any(base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
-
-
-def _arguments(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[Position, Any]]:
-    yield from enumerate(args)
-    yield from kwargs.items()
 
 
 def _argument_name(module: nn.Module, position: Position) -> str:
