@@ -98,15 +98,18 @@ void Reducer::note_call(bool training) {
   count_call(training);
 }
 
-void Reducer::begin_backward() {
+void Reducer::run_backward(const std::function<void()>& run) {
   if (in_step_) passed_ = true;
   met_ = false;
-}
-
-void Reducer::fail_backward(const std::exception_ptr& error) {
-  if (in_step_ || met_) return;
-  passed_ = awaiting_ = false;
-  passes_.fail(error);
+  try {
+    run();
+  } catch (...) {
+    if (!in_step_ && !met_) {
+      passed_ = awaiting_ = false;
+      passes_.fail(std::current_exception());
+    }
+    throw;
+  }
 }
 
 bool Reducer::note_backward(bool accumulated) {

@@ -63,9 +63,8 @@ class Reducer {
 
   // The model is called outside of steps.
   void note_call(bool training);
-  // Around a backward of the model's own.
-  void begin_backward();
-  void fail_backward(const std::exception_ptr& error);
+  // Runs a backward of the model's own.
+  void run_backward(const std::function<void()>& run);
   // A backward has reached the model's output, or, `accumulated`, a gradient of a parameter. True where the face is to
   // have the end of this backward call end_backward().
   bool note_backward(bool accumulated);

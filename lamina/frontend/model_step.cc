@@ -110,13 +110,8 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
-  if (reducer_) reducer_->begin_backward();
-  try {
-    backwards_.run(tensors, gradients);
-  } catch (...) {
-    if (reducer_) reducer_->fail_backward(std::current_exception());
-    throw;
-  }
+  const auto run = [&] { backwards_.run(tensors, gradients); };
+  reducer_ ? reducer_->run_backward(run) : run();
 }
 
 }  // namespace lamina::frontend

@@ -55,16 +55,30 @@ std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passe
                                    Reducer::Parts{tensors(parameters), tensors(buffers), replicas(session)});
 }
 
-void fail(Reducer& reducer, void (Reducer::*how)(const std::exception_ptr&), const py::object& exception) {
-  const auto error = as_thrown(exception);
-  const Release release;
-  (reducer.*how)(error);
+base::UsageError wrong_result(const char* what, const py::object& found) {
+  const auto kind = py::type::of(found).attr("__name__").cast<std::string>();
+  return base::UsageError(base::str(what, ", not ", kind), base::Code{"replica-hook"});
+}
+
+// The tensor that a hook's future holds.
+at::Tensor waited_for(const py::object& future) {
+  const auto kind = py::module_::import("torch._C").attr("Future");  // what then() returns, too
+  if (!py::isinstance(future, kind)) {
+    throw wrong_result("a communication hook returns a torch.futures.Future", future);
+  }
+  py::object reduced = future.attr("wait")();
+  const bool listed = py::isinstance<py::list>(reduced) || py::isinstance<py::tuple>(reduced);
+  if (listed && py::len(reduced) == 1) reduced = reduced[py::int_(0)];
+  if (!THPVariable_Check(reduced.ptr())) {
+    throw wrong_result("the future of a communication hook holds a tensor", reduced);
+  }
+  return reduced.cast<at::Tensor>();
 }
 
 void set_hook(Reducer& reducer, const py::function& hook) {
   reducer.set_hook([hook](const data_parallel::GradientBucket& bucket) {
     const Acquire acquire;
-    return hook(bucket.index, bucket.last, bucket.gradients, bucket.parameters).cast<at::Tensor>();
+    return waited_for(hook(bucket.index, bucket.last, bucket.gradients, bucket.parameters));
   });
 }
 
@@ -78,16 +92,16 @@ void bind_data_parallel(py::module_& module) {
       .def("set_hook", &set_hook, py::arg("hook"))
       .def_property_readonly("stuck", &Reducer::stuck)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
-      .def("begin_backward", &Reducer::begin_backward)
-      .def(
-          "fail_backward",
-          [](Reducer& self, const py::object& exception) { fail(self, &Reducer::fail_backward, exception); },
-          py::arg("exception"))
       .def("note_backward", &Reducer::note_backward, py::arg("accumulated"))
       .def("end_backward", &Reducer::end_backward, release)
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(
-          "fail_join", [](Reducer& self, const py::object& exception) { fail(self, &Reducer::fail_join, exception); },
+          "fail_join",
+          [](Reducer& self, const py::object& exception) {
+            const auto error = as_thrown(exception);
+            const Release released;
+            self.fail_join(error);
+          },
           py::arg("exception"))
       .def("end_join", &Reducer::end_join, release);
 }

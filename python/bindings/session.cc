@@ -217,11 +217,12 @@ py::list take_notes(Session& session) {
 }
 
 void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors,
-                  const std::vector<std::optional<at::Tensor>>& given) {
+                  const std::vector<std::optional<at::Tensor>>& given, data_parallel::Reducer* reducer) {
   remote::Tensors gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
   const Release release;
-  backwards.run(tensors, gradients);
+  const auto run = [&] { backwards.run(tensors, gradients); };
+  reducer == nullptr ? run() : reducer->run_backward(run);
 }
 
 // How Python makes torch's groups, until the session is closed.
@@ -261,7 +262,7 @@ void bind_session(py::module_& module) {
            }),
            py::arg("session"), py::arg("microbatches"), py::keep_alive<1, 2>())
       .def("add_up", &pipeline::Backwards::add_up)
-      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"));
+      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })

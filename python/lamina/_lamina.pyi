@@ -370,8 +370,10 @@ class Backwards:
     def __init__(self, session: Session, microbatches: int) -> None: ...
     def add_up(self) -> None:
         """From now on they divide by nothing: somebody else averages the gradients."""
-    def run(self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-        """One backward, over all ranks of the pipeline."""
+    def run(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], reducer: Reducer | None
+    ) -> None:
+        """One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it."""
 
 # The replicas.
 
@@ -391,16 +393,14 @@ class Reducer:
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
     ) -> None: ...
-    def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> None:
-        """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of
-        its parameters as one 1-D tensor, and those."""
+    def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.futures.Future]) -> None:
+        """The gradients become the tensor of the future that `hook` returns for each bucket: for its index, whether it
+        is the last, the gradients of its parameters as one 1-D tensor, and those. UsageError where it is none."""
     @property
     def stuck(self) -> bool:
         """A collective was left that may never end: a group cannot be closed then."""
     def note_call(self, training: bool) -> None:
         """The model is called outside of steps."""
-    def begin_backward(self) -> None: ...
-    def fail_backward(self, exception: BaseException) -> None: ...
     def note_backward(self, accumulated: bool) -> bool:
         """A backward has reached the model's output, or a gradient of a parameter. True where the end of this backward
         is to call `end_backward`."""

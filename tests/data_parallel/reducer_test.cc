@@ -32,9 +32,8 @@ struct Replica {
   void step(double gradient) {
     const auto train = [&](const pipeline::StepSpec& spec) {
       EXPECT_FALSE(spec.saw_backward());
-      reducer.begin_backward();
+      reducer.run_backward([&] { add(gradient); });
       EXPECT_TRUE(spec.saw_backward());
-      add(gradient);
       return pipeline::StepResult{{}, /*backward=*/true};
     };
     reducer.run_step({}, /*training=*/true, train);
@@ -180,16 +179,22 @@ TEST(Reducer, ABackwardWhoseEndNeverCameIsToldWhenTheModelIsCalledNext) {
 TEST(Reducer, AFailureOfTheModelsOwnBackwardIsToldOnceAndNotAfterItsPass) {
   run(2, [](Replica& replica) {
     auto& reducer = replica.reducer;
-    reducer.begin_backward();
+    const auto fail = [&](bool meets) {
+      const auto backward = [&] {
+        reducer.note_backward(true);
+        if (meets) reducer.end_backward();
+        throw std::invalid_argument("no end");
+      };
+      EXPECT_THROW(reducer.run_backward(backward), std::invalid_argument);
+    };
     if (replica.index == 0) {
-      reducer.note_backward(true);
-      reducer.fail_backward(error_of("no end"));
+      fail(/*meets=*/false);
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);
       replica.add(-1);
     }
     replica.step(replica.index);
-    reducer.fail_backward(error_of("what the pass itself threw"));
+    fail(/*meets=*/true);
     replica.step(0);
     EXPECT_EQ(replica.gradient(), 0.5);
   });

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from lamina import _lamina
-from lamina.data_parallel.comm_hooks import CommHook, reduction
+from lamina.data_parallel.comm_hooks import CommHook, GradBucket
 from lamina.job.groups import ProcessGroups
 from lamina.util import pytree
 
@@ -47,7 +47,6 @@ class Replicas:
         self._module = module
         self._owns = owns
         self._partitions = session.group_size("pp")
-        self._reduce: Callable | None = None  # what a hook makes of a bucket
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
         self.reducer = _lamina.Reducer(
@@ -59,16 +58,6 @@ class Replicas:
             buffers=lambda: me()._own("named_buffers"),
         )
         groups.stuck = lambda: me() is not None and me().reducer.stuck
-
-    @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Around a backward of the model's own."""
-        self.reducer.begin_backward()
-        try:
-            yield
-        except BaseException as error:
-            self.reducer.fail_backward(error)
-            raise
 
     def note_call(self) -> None:
         """The model is called."""
@@ -86,8 +75,8 @@ class Replicas:
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """From now on `hook` makes of a bucket's gradients what they become."""
         me = weakref.ref(self)
-        self.reducer.set_hook(lambda *bucket: me()._reduce(*bucket))
-        self._reduce = reduction(state, hook)
+        self.reducer.set_hook(lambda *bucket: me()._hook(*bucket))
+        self._hook = lambda *bucket: hook(state, GradBucket(*bucket))
 
     @contextmanager
     def join(self, by_everyone: bool, throws: bool) -> Iterator[None]:

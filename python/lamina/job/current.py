@@ -112,3 +112,11 @@ def everywhere(what: str) -> None:
     """Refuses in the body of a step function what every rank of a pipeline is to do: one rank alone runs it."""
     if _job is not None:
         _job.session.require_everywhere(what)
+
+
+def before_cut(what: str) -> None:
+    """Refuses what is to be said of a module before the model is cut over several ranks."""
+    if _job is not None and _job.pipelined and _job.model is not None and _job.model.partitioned:
+        raise UsageError(
+            f"{what} after the model was partitioned; call it before the first step", code="model-cut-already"
+        )

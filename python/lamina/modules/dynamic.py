@@ -27,11 +27,7 @@ def set_dynamic(module: nn.Module) -> None:
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
-    model = current.job().model if current.is_initialized() else None
-    if model is not None and model.partitioned and current.job().pipelined:
-        raise UsageError(
-            "set_dynamic() after the model was partitioned; call it before the first step", code="model-cut-already"
-        )
+    current.before_cut("set_dynamic()")
     module.__dict__[_DYNAMIC] = True
 
 

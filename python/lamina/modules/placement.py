@@ -56,13 +56,9 @@ def set_partition(module: nn.Module, index: int) -> None:
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_partition() places a module, not {type(module).__name__}")
     index = _checked(index)
-    if current.is_initialized() and current.job().pipelined:
-        model = current.job().model
-        if model is not None and model.partitioned and any(part is module for part in model.modules()):
-            raise UsageError(
-                "set_partition() after the model was partitioned; call it before the first step",
-                code="model-cut-already",
-            )
+    model = current.job().model if current.is_initialized() else None
+    if model is not None and any(part is module for part in model.modules()):
+        current.before_cut("set_partition()")
     for part in module.modules():
         part.__dict__.pop(_CREATED, None)
     module.__dict__[_SET] = index

@@ -2,7 +2,7 @@
 """A model spread over the ranks of its pipeline."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -143,9 +143,7 @@ class DistributedModel(SavedModel):
             gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
-        replicas = current.job().replicas
-        with replicas.backward() if replicas is not None else nullcontext():
-            self._backwards.run(outputs, gradients)
+        self._backwards.run(outputs, gradients, _reducer())
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -236,12 +234,11 @@ class DistributedModel(SavedModel):
 
     def in_step(self, uneven: str) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""
-        replicas = current.job().replicas
         return {
             "backwards": self._backwards,
             "uneven": uneven,
             "parameters": lambda: list(self.module.parameters()),
-            "reducer": replicas.reducer if replicas is not None else None,
+            "reducer": _reducer(),
             "training": self.module.training,
         }
 
@@ -260,6 +257,12 @@ class DistributedModel(SavedModel):
                 "@lamina.step",
                 code="step-outside",
             )
+
+
+def _reducer() -> _lamina.Reducer | None:
+    """The job's, where gradients are averaged over several copies of the model."""
+    replicas = current.job().replicas
+    return None if replicas is None else replicas.reducer
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:

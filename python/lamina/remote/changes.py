@@ -7,7 +7,7 @@ over several ranks. Such a call is waited for. While an object is with one call,
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,27 +54,23 @@ class BorrowedArguments:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Any, int]] = {}  # by id: the object, and how many calls have it
+        self._calls: Counter[int] = Counter()  # that have it, by the id of an object
 
     @contextmanager
     def lend(self, values: list[Any]) -> Iterator[None]:
-        self._count(values, +1)
+        """Inside, a call has these."""
+        with self._lock:
+            self._calls.update(map(id, values))
         try:
             yield
         finally:
-            self._count(values, -1)
+            with self._lock:
+                self._calls -= Counter(map(id, values))
 
     def has_several_borrowers(self, value: Any) -> bool:
         """True where more than one call has it."""
         with self._lock:
-            return self._calls.get(id(value), (None, 0))[1] > 1
-
-    def _count(self, values: list[Any], change: int) -> None:
-        with self._lock:
-            for value in values:
-                calls = self._calls.pop(id(value), (value, 0))[1] + change
-                if calls:
-                    self._calls[id(value)] = value, calls
+            return self._calls[id(value)] > 1
 
 
 def write_back(changed: CallResult, args: tuple, kwargs: dict[str, Any], borrowed: BorrowedArguments) -> Any:

@@ -203,11 +203,10 @@ def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
 
 def _forget() -> None:
     end_step()
-    for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used):
+    for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used, _waited):
         kept.clear()
     _told_of.clear()
     _setters.clear()
-    _waited.clear()
 
 
 def _hold(module: nn.Module, name: str, value: Any) -> None:

@@ -32,7 +32,7 @@ def measure_times(tree: ModuleTree, call: "Call", device: torch.device | None, m
 
 
 def _run(tree: ModuleTree, call: "Call", device: torch.device | None) -> "_Stopwatch":
-    with undisturbed(tree.root), call.thread_state.entered():
+    with undisturbed(tree.root), call.surroundings():
         make = moved(device)
         put_stand_ins(tree.root, make)
         args, kwargs = copied((call.args, call.kwargs), make)

@@ -171,7 +171,7 @@ def _attempt(
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
-            stack.enter_context(call.thread_state.entered())
+            stack.enter_context(call.surroundings())
             stack.enter_context(recorder.watching())
             watch = StateWatch(tree, recorder.node)
             with watch.watching():
