@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/remote/anywhere.h"
 #include "python/bindings/bindings.h"
@@ -76,11 +77,22 @@ std::string loss(Session& session, int rank, double within_s) {
 
 // The model, once it is cut.
 
-void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
-               std::vector<bool> own_stream, std::vector<int> streams, std::vector<bool> dynamic) {
+using RunRow = std::tuple<std::string, int, int>;  // name, partition, how many random streams it starts
+
+void set_model(Session& session, const model::Cut& cut, std::vector<std::string> names, std::vector<bool> own_stream,
+               std::vector<bool> dynamic, const std::vector<RunRow>& runs) {
   std::vector<base::Rank> ranks;
-  for (int partition : owners) {
-    ranks.push_back(partition < 0 ? remote::kAnywhere : session.owner(base::Partition(partition)));
+  std::vector<int> streams(own_stream.begin(), own_stream.end());
+  for (std::size_t node = 0; node < names.size(); ++node) {
+    const base::Partition owner(cut.owners().at(node));
+    ranks.push_back(cut.anywhere().at(node) ? remote::kAnywhere : session.owner(owner));
+  }
+  for (const auto& [name, owner, starts] : runs) {
+    names.push_back(name);
+    ranks.push_back(session.owner(base::Partition(owner)));
+    own_stream.push_back(false);
+    streams.push_back(starts);
+    dynamic.push_back(false);
   }
   session.job().set_model(
       python_modules(std::move(names), std::move(own_stream), std::move(streams), std::move(dynamic)),
@@ -152,7 +164,7 @@ struct PythonStep {
   bool training;
 };
 
-// What the bodies returned, on the leading rank the very objects.
+// Results of the bodies, on the leading rank the very objects.
 py::list outputs_of(pipeline::StepResult& result, const PythonBody* body) {
   py::list objects;
   for (std::size_t i = 0; i < result.outputs.size(); ++i) {

@@ -207,15 +207,15 @@ class Session:
         """A call of such a module on this rank."""
     def set_model(
         self,
+        cut: Cut,
         names: Sequence[str],
-        owners: Sequence[int],
         own_stream: Sequence[bool],
-        streams: Sequence[int],
         dynamic: Sequence[bool],
+        runs: Sequence[tuple[str, int, int]],
     ) -> None:
-        """The modules by index, before the first call: the partition of each (-1: where its argument lies), whether its
-        calls run in a random stream of their own, how many streams a call starts in all (several modules that are
-        called as one start each their own), and whether its results must not be predicted."""
+        """The modules by index, before the first call: their names, whether calls of each run in a random stream of
+        their own, and whether its results must not be predicted. Then runs, modules that are called as one: the name,
+        the partition, and how many streams a call starts."""
     def watch_flags(self, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> None:
         """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:

@@ -34,6 +34,7 @@ class PartitionedModel:
         session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
         parts: filled by `remote.calls`; for one step or more, while no parameter is replaced.
+        cut: the engine's.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
         homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
@@ -56,7 +57,7 @@ class PartitionedModel:
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.homes = [(place, name, self.owners[node]) for place, name, node in written]
-        self._cut = cut
+        self.cut = cut
         self.session = session
         self._tabled: list[Row] = []
         self._table: _lamina.ParameterTable | None = None
@@ -78,7 +79,7 @@ class PartitionedModel:
 
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
-        return self._cut.owner_of(name)
+        return self.cut.owner_of(name)
 
     def home_of(self, name: str) -> str:
         """Where what has that name lives, for messages; see `owner_of`."""
@@ -88,11 +89,11 @@ class PartitionedModel:
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
         all ranks but the first. Collective over the pipeline."""
-        return self.session.gather_state(own, to_first, self._cut)
+        return self.session.gather_state(own, to_first, self.cut)
 
     def owns(self, name: str) -> bool:
         """True where this rank owns what has that name; see `owner_of`."""
-        return self._cut.owns(name)
+        return self.cut.owns(name)
 
     def whole_parts(self) -> dict[str, nn.Module]:
         """The largest modules below the root that are this rank's with all that is under them, by name."""
@@ -137,18 +138,8 @@ class PartitionedModel:
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
-        return {
-            id(module): number
-            for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
-            if owner != self.partition and id(module) not in self.anywhere
-        }
-
-    def places(self) -> list[int]:
-        """Per node of the tree its owner, -1 for none: what the engine takes."""
-        return [
-            -1 if id(module) in self.anywhere else owner
-            for module, owner in zip(self.tree.modules, self.owners, strict=True)
-        ]
+        modules = self.tree.modules
+        return {id(module): node for node, module in enumerate(modules) if self.elsewhere(module) is not None}
 
 
 def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:

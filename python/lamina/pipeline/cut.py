@@ -172,13 +172,8 @@ class Cut:
         if self.pipelined:
             waited = [id(each) in filled.waited_for for each in model.tree.modules]
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
-            session.set_model(
-                [*model.tree.names, *(run.name for run in model.runs)],
-                [*model.places(), *(run.owner for run in model.runs)],
-                [*own_stream, *(False for _ in model.runs)],
-                [*map(int, own_stream), *(run.streams for run in model.runs)],
-                [*waited, *(False for _ in model.runs)],
-            )
+            called_at_once = [(run.name, run.owner, run.streams) for run in model.runs]
+            session.set_model(model.cut, model.tree.names, own_stream, waited, called_at_once)
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         hooked = {
