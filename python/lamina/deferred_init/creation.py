@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.util.default_dtype import default_dtype
+from lamina.util.settings import default_dtype
 
 
 @contextlib.contextmanager

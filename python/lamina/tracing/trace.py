@@ -8,11 +8,12 @@ the model is cut by the bytes of its parameters. A trace leaves nothing behind: 
 attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import functools
 import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from lamina.tracing.record import Measures, Recorder, RunsBackwardError
 from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
+from lamina.util.settings import setting
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,13 @@ def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
 def _tracing():
     global _running
     _running = True
+    # Modules that are compiled run as they were written.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with _eager():
+        with eager:
             yield
     finally:
         _running = False
-
-
-def _eager() -> Any:
-    """Modules that are compiled run as they were written."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
@@ -211,15 +210,10 @@ def _tensors(tree: ModuleTree) -> Iterator[torch.Tensor]:
     return itertools.chain(tree.root.parameters(), tree.root.buffers())
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Limits of fake tensors are no error of the job: torch does not write its traceback."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return setting(True, lambda: logger.disabled, functools.partial(setattr, logger, "disabled"))
 
 
 def _is_fake(tree: ModuleTree) -> bool:
