@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lamina.job import current
-from lamina.pipeline.split import Splitter, UnevenError, most_even
+from lamina.pipeline.split import Splitter, UnevenError
 from lamina.tracing.trace import tell
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
@@ -42,13 +42,16 @@ class Batches:
         Errors:
             UsageError: see `Splitter.split`.
         """
-        count = job.microbatches
-        try:
-            return self._pieces(bound, owners, count, job), ""
-        except UnevenError as error:
-            uneven = str(error)
-        fewer, pieces = most_even(count, lambda fewer: self._pieces(bound, owners, fewer, job))
-        self._say_once(job, "fewer", f"a batch is split into {fewer} microbatches: it cannot be into {count}")
+        uneven = ""
+        for count in range(job.microbatches, 0, -1):
+            try:
+                pieces = self._pieces(bound, owners, count, job)
+                break
+            except UnevenError as error:
+                uneven = uneven or str(error)
+        if uneven:
+            line = f"a batch is split into {count} microbatches: it cannot be into {job.microbatches}"
+            self._say_once(job, "fewer", line)
         return pieces, uneven
 
     def _pieces(

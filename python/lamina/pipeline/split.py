@@ -100,16 +100,6 @@ class Splitter:
         return self._split[key][1]
 
 
-def most_even(count: int, splits: Callable[[int], Any]) -> tuple[int, Any]:
-    """The most microbatches, fewer than `count`, that the batch can be split into, and what `splits` gives for them."""
-    for fewer in range(count - 1, 1, -1):
-        try:
-            return fewer, splits(fewer)
-        except UnevenError:
-            continue
-    return 1, splits(1)
-
-
 def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
     is_tensor = isinstance(tensor, torch.Tensor)
     if is_tensor and (tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo)):
