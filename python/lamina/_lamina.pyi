@@ -121,6 +121,10 @@ def told(name: str) -> int | None:
     """Returns what the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable,
     else the launcher in its own words; None when nobody tells. Raises ConfigError."""
 
+def batch_weights(samples: int, num_replicas: int, rank: int, batch_size: int, drop_last: bool) -> list[float]:
+    """The weights of the losses of this rank's batches, of samples that are split exactly; see Sampler in
+    lamina/dist/sampler.h."""
+
 def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
 
