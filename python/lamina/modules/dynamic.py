@@ -9,8 +9,8 @@ whose results vary by what is no argument (a counter, a random choice), have to 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from lamina.errors import UsageError
 from lamina.job import current
+from lamina.util.checks import require_module
 
 _DYNAMIC = "_lamina_dynamic"
 
@@ -25,8 +25,7 @@ def set_dynamic(module: nn.Module) -> None:
     Errors:
         UsageError: no module, or the model is partitioned.
     """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
+    require_module(module, "set_dynamic()")
     current.before_cut("set_dynamic()")
     module.__dict__[_DYNAMIC] = True
 
