@@ -59,7 +59,7 @@ class PartitionedModel:
         self.homes = [(place, name, self.owners[node]) for place, name, node in written]
         self.cut = cut
         self.session = session
-        self._tabled: list[Row] = []
+        self._tabled: list[tuple[str, int]] = []
         self._table: _lamina.ParameterTable | None = None
 
     def callee(self, number: int) -> nn.Module | Run:
@@ -122,10 +122,11 @@ class PartitionedModel:
     def table(self) -> _lamina.ParameterTable:
         """The table of who holds what of its tensors, as they are now."""
         rows = self._rows()
-        if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
+        tabled = [(name, id(tensor)) for name, tensor, _ in rows]  # which the table keeps
+        if self._table is None or tabled != self._tabled:
             given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
             self._table = _lamina.ParameterTable(self.session, given)
-            self._tabled = rows
+            self._tabled = tabled
         return self._table
 
     @property
@@ -134,7 +135,7 @@ class PartitionedModel:
         return (self._table or self.table).whole_everywhere
 
     def _rows(self) -> list[Row]:
-        return [(name, tensor, self.owner_of(name)) for name, tensor in _tensors(self.tree.root)]
+        return [(name, tensor, self.owner_of(name)) for name, tensor in named_tensors(self.tree.root)]
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
@@ -190,7 +191,7 @@ def bring_together(model: PartitionedModel) -> None:
     root = model.tree.root
     own = {
         name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter))
-        for name, tensor in _tensors(root)
+        for name, tensor in named_tensors(root)
         if model.owns(name)
     }
     for name, (value, is_parameter) in model.gathered(own).items():
@@ -229,10 +230,6 @@ def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
         )
 
 
-def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers under a module."""
     return [*root.named_parameters(), *root.named_buffers()]
-
-
-def _identity(row: Row) -> tuple[str, int]:
-    name, tensor, _ = row
-    return name, id(tensor)

@@ -51,16 +51,14 @@ class ArgumentCheck:
                 continue
             after = _Snapshot(value, self._training).data
             if after is None:
-                raise UsageError(self._message(position), code="step-argument-changed")
+                raise UsageError(
+                    f"{self._name} changed {_argument_name(self._module, position)} to what cannot be sent back to the "
+                    "calling rank: arguments of a module on another rank are copies; place both on one partition",
+                    code="step-argument-changed",
+                )
             if after != before.data:
                 found[position] = value
         return found
-
-    def _message(self, position: Position) -> str:
-        return (
-            f"{self._name} changed {_argument_name(self._module, position)} to what cannot be sent back to the calling "
-            "rank: arguments of a module on another rank are copies; place both on one partition"
-        )
 
 
 class _Snapshot(pickle.Pickler):

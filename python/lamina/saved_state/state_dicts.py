@@ -54,7 +54,9 @@ class ModelState:
         """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
         unless it fits on all."""
         given = self._for_this_rank(state_dict, same_partition_load)
-        checked = None if _calls_back(self._module) else self._agree(self._rehearse(given), strict)
+        # Hooks after loading look at the values, which a rehearsal does not have.
+        calls_back = any(part._load_state_dict_post_hooks for part in self._module.modules())
+        checked = None if calls_back else self._agree(self._rehearse(given), strict)
         loaded = self._load_own(given)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
 
@@ -191,11 +193,6 @@ def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, An
     copy = OrderedDict((name, value) for name, value in state_dict.items() if name not in leave)
     copy._metadata = dict(getattr(state_dict, "_metadata", None) or {})
     return copy
-
-
-def _calls_back(module: nn.Module) -> bool:
-    """True where loading runs code that looks at the values, which a rehearsal does not have."""
-    return any(part._load_state_dict_post_hooks for part in module.modules())
 
 
 def _stand_ins(root: nn.Module) -> list[Place]:
