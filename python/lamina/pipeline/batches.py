@@ -81,9 +81,8 @@ class Batches:
         return [value] * count if name in self._whole else splitter.split(value, self._axes.get(name, 0), name)
 
     def _tell(self, splitter: Splitter, count: int, job: current.Job) -> None:
-        if splitter.splits():
-            line = f"split into {count} microbatches: {splitter.summary()}. {_OTHERWISE}"
-            self._say_once(job, "split", line)
+        if summary := splitter.summary():
+            self._say_once(job, "split", f"split into {count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
             warnings.warn(

@@ -41,7 +41,6 @@ class Cut:
 
     Args:
         module: says which model is wrapped.
-        pipelined: whether there are several ranks to cut it over.
         trace_options: how it is traced.
         when_routed: called once, when its calls go to the owners.
 
@@ -57,7 +56,6 @@ class Cut:
     def __init__(
         self,
         module: Callable[[], nn.Module],
-        pipelined: bool,
         trace_options: TraceOptions,
         when_routed: Callable[[], None],
     ):
@@ -66,7 +64,7 @@ class Cut:
         self.whole = False
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._module = module
-        self.pipelined = pipelined
+        self.pipelined = current.job().pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are

@@ -136,11 +136,8 @@ class DistributedModel(SavedModel):
             UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
         """
         self._check_called("model.backward was called")
-        outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if grad_tensors is None:
-            gradients = [None] * len(outputs)
-        else:
-            gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+        outputs = _listed(tensors)
+        gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
         if len(gradients) != len(outputs):
             raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
         self._backwards.run(outputs, gradients, _reducer())
@@ -263,6 +260,10 @@ def _reducer() -> _lamina.Reducer | None:
     """The job's, where gradients are averaged over several copies of the model."""
     replicas = current.job().replicas
     return None if replicas is None else replicas.reducer
+
+
+def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:
