@@ -36,8 +36,8 @@ struct ReducerOptions {
 };
 
 // The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face
-// makes one with the model and tells it of calls and backwards. One thread at a time makes collective calls; what is
-// said of backwards may come from any.
+// makes one with the model, has it run steps and backwards, and tells it of others. One thread at a time makes
+// collective calls; what is said of backwards may come from any.
 class Reducer {
  public:
   using Tensors = std::function<std::vector<NamedTensor>()>;
