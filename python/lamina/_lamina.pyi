@@ -47,13 +47,6 @@ def leave_note(note: bytes) -> None:
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
 
-def pending_reference(like: torch.Tensor, take: Callable[[], torch.Tensor], gradient: bool = False) -> torch.Tensor:
-    """A reference that looks like `like` and becomes what `take` returns when something reads it: for tests.
-
-    `take` is called when the value is needed, until it returns; the reader may hold the GIL or not, and sees what it
-    raises. The strides of a gradient's reference are those of the value.
-    """
-
 def is_pending(tensor: torch.Tensor) -> bool:
     """True for a reference that has not become its value."""
 
