@@ -26,17 +26,18 @@ StepResult Backwards::run_step(StepSpec spec, const std::string& uneven, const P
   uneven_ = uneven;
   announced_ = false;
   if (!uneven.empty()) {
-    spec.body = [this, parameters, uneven, body = std::move(spec.body)](base::Microbatch microbatch) {
-      const auto before = look(parameters);
+    // A thread of a body may outlive the step, and the model.
+    spec.body = [&job = job_, parameters, uneven, body = std::move(spec.body)](base::Microbatch microbatch) {
+      const auto before = look(job, parameters);
       auto output = body(microbatch);
-      if (had_backward(before, parameters)) throw uneven_error(uneven);
+      if (had_backward(job, before, parameters)) throw uneven_error(uneven);
       return output;
     };
   }
-  const auto before = seen_ ? Found() : look(parameters);
+  const auto before = seen_ ? Found() : look(job_, parameters);
   auto result = run(std::move(spec));
   if (seen_) return result;
-  seen_ = announced_ || had_backward(before, parameters);
+  seen_ = announced_ || had_backward(job_, before, parameters);
   if (seen_ && !announced_) tell();
   return result;
 }
@@ -49,8 +50,8 @@ void Backwards::run(const remote::Tensors& tensors, const remote::Tensors& gradi
   alone_ ? remote::run_backward(tensors, gradients, scale) : job_.backward(tensors, gradients, scale);
 }
 
-Backwards::Found Backwards::look(const Parameters& parameters) const {
-  Found found{{}, job_.backwards()};
+Backwards::Found Backwards::look(const Job& job, const Parameters& parameters) {
+  Found found{{}, job.backwards()};
   for (const auto& parameter : parameters()) {
     const auto& gradient = parameter.grad();
     if (!gradient.defined()) continue;
@@ -60,8 +61,8 @@ Backwards::Found Backwards::look(const Parameters& parameters) const {
   return found;
 }
 
-bool Backwards::had_backward(const Found& before, const Parameters& parameters) const {
-  const auto after = look(parameters);
+bool Backwards::had_backward(const Job& job, const Found& before, const Parameters& parameters) {
+  const auto after = look(job, parameters);
   return after.elsewhere != before.elsewhere || std::ranges::any_of(after.gradients, [&](const auto& gradient) {
            const auto was = before.gradients.find(gradient.first);
            return was == before.gradients.end() || was->second != gradient.second;

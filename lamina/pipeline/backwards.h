@@ -43,8 +43,8 @@ class Backwards {
         gradients;               // by parameter; another one when it changes
     std::int64_t elsewhere = 0;  // backwards of other ranks' modules that this one has asked for
   };
-  Found look(const Parameters& parameters) const;
-  bool had_backward(const Found& before, const Parameters& parameters) const;
+  static Found look(const Job& job, const Parameters& parameters);
+  static bool had_backward(const Job& job, const Found& before, const Parameters& parameters);
   void tell() const;
 
   Job& job_;
