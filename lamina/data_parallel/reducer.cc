@@ -31,6 +31,25 @@ std::string missing(const std::vector<int>& everyone, const std::vector<int>& pr
   return names;
 }
 
+// Says that a collective which this error has ended may go on for ever. The engine's errors end one, as when the others
+// have closed the group, except those that come from another replica, or when it takes too long or would never end;
+// after these, an interrupt, or an error of a hook nobody knows.
+bool may_never_end(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const value::RemoteFailure&) {
+    return true;
+  } catch (const base::TimeoutError&) {
+    return true;
+  } catch (const base::DesyncError&) {
+    return true;
+  } catch (const base::Error&) {
+    return false;
+  } catch (...) {
+    return true;
+  }
+}
+
 }  // namespace
 
 Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
@@ -57,9 +76,20 @@ void Reducer::begin_step(bool training) {
   in_step_ = true;
 }
 
-void Reducer::fail_step(const std::exception_ptr& error) {
+pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, const RunStep& run) {
+  begin_step(training);
+  spec.saw_backward = [this] { return passed_.load(); };
+  pipeline::StepResult result;
+  try {
+    result = run(std::move(spec));
+  } catch (...) {
+    in_step_ = false;
+    if (trains_) passes_.fail(std::current_exception());
+    throw;
+  }
   in_step_ = false;
-  if (trains_) passes_.fail(error);
+  if (result.backward) finish_pass();
+  return result;
 }
 
 void Reducer::note_call(bool training) {
@@ -68,15 +98,18 @@ void Reducer::note_call(bool training) {
   count_call(training);
 }
 
-void Reducer::begin_backward() {
+void Reducer::run_backward(const std::function<void()>& run) {
   if (in_step_) passed_ = true;
   met_ = false;
-}
-
-void Reducer::fail_backward(const std::exception_ptr& error) {
-  if (in_step_ || met_) return;
-  passed_ = awaiting_ = false;
-  passes_.fail(error);
+  try {
+    run();
+  } catch (...) {
+    if (!in_step_ && !met_) {
+      passed_ = awaiting_ = false;
+      passes_.fail(std::current_exception());
+    }
+    throw;
+  }
 }
 
 bool Reducer::note_backward(bool accumulated) {
@@ -139,7 +172,7 @@ void Reducer::together(const std::function<void()>& compute) {
   try {
     passes_.together(compute);
   } catch (...) {
-    broke_off_ = true;
+    stuck_ = stuck_ || may_never_end(std::current_exception());
     throw;
   }
 }

@@ -14,6 +14,7 @@
 #include "lamina/data_parallel/buckets.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
+#include "lamina/pipeline/job.h"
 
 // [Note: backward pass] A backward pass is one call of a step function in which a backward was called, or, outside step
 // functions, one outermost backward that reaches a parameter. All replicas meet in each ([Note: passes]). The gradients
@@ -35,8 +36,8 @@ struct ReducerOptions {
 };
 
 // The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face
-// makes one with the model and tells it of calls and backwards. One thread at a time makes collective calls; what is
-// said of backwards may come from any.
+// makes one with the model, has it run steps and backwards, and tells it of others. One thread at a time makes
+// collective calls; what is said of backwards may come from any.
 class Reducer {
  public:
   using Tensors = std::function<std::vector<NamedTensor>()>;
@@ -55,25 +56,21 @@ class Reducer {
   void set_hook(Reduce hook);
   bool hooked() const { return hook_ != nullptr; }
 
-  // Around a step. `training`: the mode of the model.
-  void begin_step(bool training);
-  bool passed() const { return passed_; }  // a backward was called here in this step so far
-  void end_step() { in_step_ = false; }
-  void fail_step(const std::exception_ptr& error);
+  // Runs a step of the model by `run`, and ends the pass if it is one: collective over the replicas. `training`: the
+  // mode of the model. Throws what `run` throws, and what a replica has failed with.
+  using RunStep = std::function<pipeline::StepResult(pipeline::StepSpec spec)>;
+  pipeline::StepResult run_step(pipeline::StepSpec spec, bool training, const RunStep& run);
 
   // The model is called outside of steps.
   void note_call(bool training);
-  // Around a backward of the model's own.
-  void begin_backward();
-  void fail_backward(const std::exception_ptr& error);
+  // Runs a backward of the model's own.
+  void run_backward(const std::function<void()>& run);
   // A backward has reached the model's output, or, `accumulated`, a gradient of a parameter. True where the face is to
   // have the end of this backward call end_backward().
   bool note_backward(bool accumulated);
 
-  // Collective over the replicas: the end of a backward outside of steps, and that of any pass. Throw what a replica
-  // has failed with.
+  // The end of a backward outside of steps: collective over the replicas. Throws what a replica has failed with.
   void end_backward();
-  void finish_pass();
 
   // Around a loop that joins: see [Note: join]. `by_everyone`: sums are divided by the number of all replicas, not of
   // those that train. `throws`: the first replica that leaves is an error of all. The end is collective.
@@ -81,10 +78,12 @@ class Reducer {
   void fail_join(const std::exception_ptr& error);
   void end_join();
 
-  // An error of this replica has ended what all do together after they have met.
-  bool broke_off() const { return broke_off_; }
+  // A collective was left that may never end: a group cannot be closed then.
+  bool stuck() const { return stuck_; }
 
  private:
+  void begin_step(bool training);
+  void finish_pass();
   std::vector<int> meet(bool trains);
   void reduce_nth(const std::vector<int>& present);
   void reduce(const std::vector<int>& present);
@@ -103,7 +102,7 @@ class Reducer {
   bool by_everyone_ = true, throws_ = false;  // of a join
   std::vector<int> present_;                  // those that trained in the latest pass that any trained in
   std::int64_t done_ = 0;                     // passes
-  bool broke_off_ = false;
+  bool stuck_ = false;
   bool trains_ = false;  // the step was entered with gradients
   std::atomic<bool> in_step_ = false;
   std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward

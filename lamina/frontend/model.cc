@@ -52,7 +52,8 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     : job_(outside_step("DistributedModel()")),
       options_(options),
       tree_(std::move(root), !job_.session->config().auto_partition),
-      backward_watch_(options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
+      backwards_(job_.session->job(),
+                 options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
       noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
   if (job_.model != nullptr) {
     throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",

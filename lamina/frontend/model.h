@@ -17,7 +17,7 @@
 #include "lamina/frontend/tracer.h"
 #include "lamina/model/cut.h"
 #include "lamina/model/parameter_table.h"
-#include "lamina/pipeline/backward_watch.h"
+#include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/job.h"
 
 namespace lamina {
@@ -96,8 +96,6 @@ class Model {
   void agree(const std::optional<Example>& example);
   pipeline::StepResult run_pipelined(pipeline::StepSpec spec);
   pipeline::StepResult run_first(pipeline::StepSpec spec);
-  using Changeable = std::vector<std::pair<const void*, std::int64_t>>;
-  Changeable changeable() const;  // by a backward: gradients
   model::ParameterTable make_table() const;
   void give_values();
 
@@ -117,10 +115,9 @@ class Model {
   std::string report_;
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
-  pipeline::BackwardWatch backward_watch_;
+  pipeline::Backwards backwards_;
   std::unique_ptr<data_parallel::Reducer> reducer_;       // with ddp and several replicas
   std::shared_ptr<const std::function<void()>> noticed_;  // note_gradient(), for hooks that may outlive this
-  std::string uneven_;                                    // of this step, see Batch
 };
 
 // Makes it the job's.

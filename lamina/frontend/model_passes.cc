@@ -52,6 +52,7 @@ void Model::register_comm_hook(CommHook hook) {
     if (partitioned()) watch();
   }
   reducer_->set_hook(std::move(hook));
+  backwards_.add_up();  // the hook does all of the averaging
 }
 
 void Model::join(const std::function<void()>& loop, const JoinOptions& options) {

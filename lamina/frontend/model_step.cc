@@ -49,43 +49,19 @@ void Model::first_call(std::optional<Example> example) {
 }
 
 std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) {
-  auto& job = job_.session->job();
-  if (reducer_) {
-    reducer_->begin_step(training());
-    spec.saw_backward = [this] { return reducer_->passed(); };
-  }
-  remote::Tensors parameters;
-  if (job.leads() && !backward_watch_.over()) {
-    for (const auto& held : tree_.parameters()) parameters.push_back(held.tensor);
-  }
-  backward_watch_.begin_step(parameters, job.backwards());
-  spec.body = [this, body = std::move(spec.body)](base::Microbatch microbatch) -> Value {
-    const auto found = uneven_.empty() ? Changeable() : changeable();
-    auto output = body(microbatch);
-    if (!uneven_.empty() && changeable() != found) throw base::UsageError(uneven_, base::Code{"step-uneven"});
-    return output;
+  const auto parameters = [this] {
+    remote::Tensors tensors;
+    for (const auto& held : tree_.parameters()) tensors.push_back(held.tensor);
+    return tensors;
   };
-  pipeline::StepResult result;
-  uneven_ = batch.uneven;
-  try {
-    result = job_.pipelined() ? run_pipelined(std::move(spec)) : run(job_, spec);
-  } catch (...) {
-    if (reducer_) reducer_->fail_step(std::current_exception());
-    throw;
-  }
-  if (reducer_) reducer_->end_step();
-  if (job.leads()) backward_watch_.end_step(parameters, job.backwards());
-  if (reducer_ && result.backward) reducer_->finish_pass();
+  const auto run_here = [this](pipeline::StepSpec spec) {
+    return job_.pipelined() ? run_pipelined(std::move(spec)) : run(job_, spec);
+  };
+  const auto run_watched = [&](pipeline::StepSpec spec) {
+    return backwards_.run_step(std::move(spec), batch.uneven, parameters, run_here);
+  };
+  auto result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
   return std::move(result.outputs);
-}
-
-Model::Changeable Model::changeable() const {
-  Changeable found{{nullptr, job_.session->job().backwards()}};
-  for (const auto& held : tree_.parameters()) {
-    const auto gradient = held.tensor.grad();
-    if (gradient.defined()) found.emplace_back(gradient.unsafeGetTensorImpl(), gradient._version());
-  }
-  return found;
 }
 
 pipeline::StepResult Model::run_pipelined(pipeline::StepSpec spec) {
@@ -134,20 +110,8 @@ void Model::backward(const remote::Tensors& tensors, const remote::Tensors& grad
   if (tensors.size() < gradients.size()) {
     throw base::UsageError(base::str("backward: ", tensors.size(), " tensors, but ", gradients.size(), " gradients"));
   }
-  const bool inside = runtime::in_step();
-  if (inside && !uneven_.empty()) throw base::UsageError(uneven_, base::Code{"step-uneven"});
-  if (reducer_) reducer_->begin_backward();
-  backward_watch_.announce();
-  const int count = job_.session->config().microbatches;
-  const bool averaged = options_.average_grads_across_microbatches && !(reducer_ && reducer_->hooked());
-  const double scale = inside && averaged ? 1.0 / count : 1.0;
-  if (job_.pipelined()) return job_.session->job().backward(tensors, gradients, scale);
-  try {
-    remote::run_backward(tensors, gradients, scale);
-  } catch (...) {
-    if (reducer_) reducer_->fail_backward(std::current_exception());
-    throw;
-  }
+  const auto run = [&] { backwards_.run(tensors, gradients); };
+  reducer_ ? reducer_->run_backward(run) : run();
 }
 
 }  // namespace lamina::frontend

@@ -70,6 +70,7 @@ class Job {
 
   base::Rank rank() const { return messenger_.rank(); }
   bool leads() const { return rank() == options_.pipeline.front(); }
+  bool alone() const { return options_.pipeline.size() == 1; }
 
   // The model: its modules, and the rank that owns each.
   void set_model(std::shared_ptr<model::Modules> modules, std::vector<base::Rank> owners);

@@ -53,8 +53,8 @@ void OutstandingCalls::answer(Answer&& answer) {
   pending->changed.notify_all();
 }
 
-void OutstandingCalls::wait_answer(PendingCall& pending, const base::Patience& patience,
-                                   const std::function<void()>& ready) {
+std::optional<value::Failure> OutstandingCalls::wait_answer(PendingCall& pending, const base::Patience& patience,
+                                                            const std::function<void()>& ready) {
   std::unique_lock lock(mutex_);
   const auto ended = [&] { return pending.answer || pending.failure || cancelled_; };
   if (!ended()) pending.ready = ready;
@@ -66,7 +66,7 @@ void OutstandingCalls::wait_answer(PendingCall& pending, const base::Patience& p
   }
   pending.ready = nullptr;
   if (!pending.answer && !pending.failure) throw_cancelled();
-  if (pending.failure) throw value::RemoteFailure(*pending.failure);  // here: after an answer one may come at any time
+  return pending.failure;
 }
 
 void OutstandingCalls::wait_done(PendingCall& pending, const base::Patience& patience) {

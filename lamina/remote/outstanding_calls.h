@@ -40,9 +40,10 @@ class OutstandingCalls {
   // From the transport's thread. An answer that says that a call is done ends it.
   void answer(Answer&& answer);
 
-  // Waits until the call is answered; `ready` is called before this thread wakes. Throws base::CancelledError,
-  // base::TimeoutError, and value::RemoteFailure where the call has failed.
-  void wait_answer(PendingCall& pending, const base::Patience& patience, const std::function<void()>& ready);
+  // Waits until the call is answered; `ready` is called before this thread wakes. Returns its failure, if it has
+  // failed: after an answer one may come at any time. Throws base::CancelledError and base::TimeoutError.
+  std::optional<value::Failure> wait_answer(PendingCall& pending, const base::Patience& patience,
+                                            const std::function<void()>& ready);
   // Waits until nothing runs any more that the call has set off. Throws the first two; a failure is left in `pending`.
   void wait_done(PendingCall& pending, const base::Patience& patience);
   // Says that each of these has ended, and well.

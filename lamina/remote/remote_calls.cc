@@ -297,11 +297,10 @@ void RemoteCalls::send(const Pending& pending, AnyRequest&& request) {
 
 value::Value RemoteCalls::wait_answer(PendingCall& pending) {
   auto& calls = scope_of(*runtime::ExecutionContext::current()).calls;
-  try {
-    give_way(*pending.call, [&](const std::function<void()>& ready) { calls.wait_answer(pending, patience_, ready); });
-  } catch (const value::RemoteFailure& remote) {
-    tell(pending.call->id, remote.failure());
-  }
+  std::optional<value::Failure> failure;
+  give_way(*pending.call,
+           [&](const std::function<void()>& ready) { failure = calls.wait_answer(pending, patience_, ready); });
+  if (failure) tell(pending.call->id, *failure);
   return std::move(*pending.answer);
 }
 

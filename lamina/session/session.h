@@ -42,7 +42,6 @@ class Session {
   const environment::World& world() const { return world_; }
   const topology::Topology& topology() const { return topology_; }
   observe::Recorder& recorder() { return recorder_; }
-  messaging::Messenger& messenger() { return *messenger_; }
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   pipeline::Job& job() { return *job_; }
   // Groups for tensors; how torch's are made is for the face to say.

@@ -5,6 +5,7 @@
 
 #include "lamina/dist/meeting.h"
 #include "lamina/dist/ranks.h"
+#include "lamina/dist/sampler.h"
 #include "lamina/environment/progress.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/rendezvous/socket.h"
@@ -41,6 +42,13 @@ void bind_dist(py::module_& module) {
                                                     &check_signals);
            }),
            py::arg("world"), py::arg("name"), py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "batch_weights",
+      [](std::int64_t samples, int num_replicas, int rank, std::size_t batch_size, bool drop_last) {
+        const dist::Sampler sampler({.size = samples, .num_replicas = num_replicas, .rank = rank, .exact = true});
+        return sampler.batch_weights(batch_size, drop_last);
+      },
+      py::arg("samples"), py::arg("num_replicas"), py::arg("rank"), py::arg("batch_size"), py::arg("drop_last"));
   module.def("report_consequence",
              [](const std::string& words) { return environment::ProgressReporter().consequence(words); });
   module.def("meets_at_loopback", [](const environment::World& world) {

@@ -18,7 +18,7 @@ Hooks*& installed() {
 }
 
 py::object made(const char* name, const base::Error& error) {
-  const py::object exception = py::object(hooks().errors[name])(error.what());
+  const py::object exception = hooks().errors.attr(name)(error.what());
   if (*error.code() != '\0') exception.attr("code") = error.code();
   return exception;
 }
@@ -203,7 +203,7 @@ void bind_hooks(py::module_& module) {
   module.def(
       "set_hooks",
       [](py::object run_module, py::object capture_state, py::object describe_exception, py::object rebuild_exception,
-         py::object pack, py::object unpack, py::object name_call, py::dict errors) {
+         py::object pack, py::object unpack, py::object name_call, py::object errors) {
         delete std::exchange(installed(), new Hooks{run_module, capture_state, describe_exception, rebuild_exception,
                                                     pack, unpack, name_call, errors});
       },

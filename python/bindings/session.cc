@@ -7,7 +7,9 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "lamina/pipeline/backward_watch.h"
+#include "lamina/data_parallel/reducer.h"
+#include "lamina/model/cut.h"
+#include "lamina/pipeline/backwards.h"
 #include "lamina/remote/anywhere.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -75,11 +77,22 @@ std::string loss(Session& session, int rank, double within_s) {
 
 // The model, once it is cut.
 
-void set_model(Session& session, std::vector<std::string> names, const std::vector<int>& owners,
-               std::vector<bool> own_stream, std::vector<int> streams, std::vector<bool> dynamic) {
+using RunRow = std::tuple<std::string, int, int>;  // name, partition, how many random streams it starts
+
+void set_model(Session& session, const model::Cut& cut, std::vector<std::string> names, std::vector<bool> own_stream,
+               std::vector<bool> dynamic, const std::vector<RunRow>& runs) {
   std::vector<base::Rank> ranks;
-  for (int partition : owners) {
-    ranks.push_back(partition < 0 ? remote::kAnywhere : session.owner(base::Partition(partition)));
+  std::vector<int> streams(own_stream.begin(), own_stream.end());
+  for (std::size_t node = 0; node < names.size(); ++node) {
+    const base::Partition owner(cut.owners().at(node));
+    ranks.push_back(cut.anywhere().at(node) ? remote::kAnywhere : session.owner(owner));
+  }
+  for (const auto& [name, owner, starts] : runs) {
+    names.push_back(name);
+    ranks.push_back(session.owner(base::Partition(owner)));
+    own_stream.push_back(false);
+    streams.push_back(starts);
+    dynamic.push_back(false);
   }
   session.job().set_model(
       python_modules(std::move(names), std::move(own_stream), std::move(streams), std::move(dynamic)),
@@ -139,28 +152,23 @@ void cut_here(Session& session, const py::object& cut) {
   session.job().cut_here(std::move(lent_cut));
 }
 
-py::tuple run_step(Session& session, int microbatches, const py::object& function, const py::object& cut,
-                   const std::function<bool()>& saw_backward, const std::pair<std::string, std::string>& call) {
-  const auto body = PythonBody::make(function, microbatches);
-  const bool leads = session.job().leads();
-  const bool followed = session.members(Group::kPp).size() > 1;
-  const auto run = [body, followed](base::Microbatch microbatch) -> value::Value {
-    py::gil_scoped_acquire gil;
-    py::object result = body->function(microbatch.value);
-    auto value = followed ? to_value(result) : value::Value();
-    body->results.at(microbatch.value) = std::move(result);
-    return value;
-  };
-  pipeline::StepSpec spec{microbatches, run,         session.patience().check_interrupt, {call.first, call.second, ""},
-                          lent(cut),    saw_backward};
-  pipeline::StepResult result;
-  {
-    const Release release;
-    result = session.job().run_step(spec);
-  }
+// A step as Python describes it: with the model's backwards, and the copies of the model, if there are any.
+struct PythonStep {
+  int microbatches;
+  py::object body, merge, cut;
+  std::pair<std::string, std::string> call;
+  pipeline::Backwards* backwards;
+  std::string uneven;
+  pipeline::Backwards::Parameters parameters;
+  data_parallel::Reducer* reducer;
+  bool training;
+};
+
+// Results of the bodies, on the leading rank the very objects.
+py::list outputs_of(pipeline::StepResult& result, const PythonBody* body) {
   py::list objects;
   for (std::size_t i = 0; i < result.outputs.size(); ++i) {
-    if (leads) {
+    if (body != nullptr) {
       objects.append(body->results.at(i));
       continue;
     }
@@ -169,16 +177,40 @@ py::tuple run_step(Session& session, int microbatches, const py::object& functio
     });
     objects.append(to_object(result.outputs.at(i)));
   }
-  return py::make_tuple(objects, result.backward);
+  return objects;
 }
 
-bool run_step_here(Session& session, int microbatches, const py::object& body,
-                   const std::function<bool()>& saw_backward) {
-  const auto run = [&](base::Microbatch microbatch) -> value::Value {
-    body(microbatch.value);
-    return {};
+py::object run_step(Session& session, const PythonStep& step) {
+  auto& job = session.job();
+  const auto body = PythonBody::make(step.body, step.microbatches);
+  const auto run_body = [body, followed = !job.alone()](base::Microbatch microbatch) -> value::Value {
+    py::gil_scoped_acquire gil;
+    py::object result = body->function(microbatch.value);
+    auto value = followed ? to_value(result) : value::Value();
+    body->results.at(microbatch.value) = std::move(result);
+    return value;
   };
-  return session.job().run_step_here({microbatches, run, nullptr, {}, nullptr, saw_backward}).backward;
+  py::object merged;
+  const auto run_here = [&](const pipeline::StepSpec& spec) {
+    return job.alone() ? job.run_step_here(spec) : job.run_step(spec);
+  };
+  const auto run = [&](const pipeline::StepSpec& spec) {
+    auto result = step.backwards == nullptr ? run_here(spec)
+                                            : step.backwards->run_step(spec, step.uneven, step.parameters, run_here);
+    const py::gil_scoped_acquire gil;  // a result that cannot be merged is an error of the step
+    merged = step.merge(outputs_of(result, job.leads() ? body.get() : nullptr));
+    return result;
+  };
+  const pipeline::StepSpec spec{step.microbatches,
+                                run_body,
+                                session.patience().check_interrupt,
+                                {step.call.first, step.call.second, ""},
+                                lent(step.cut)};
+  {
+    const Release release;
+    step.reducer == nullptr ? run(spec) : step.reducer->run_step(spec, step.training, run);
+  }
+  return merged;
 }
 
 py::object call(Session& session, int index, const py::tuple& args, const py::dict& kwargs) {
@@ -196,12 +228,13 @@ py::list take_notes(Session& session) {
   return notes;
 }
 
-void backward(Session& session, const remote::Tensors& tensors, const std::vector<std::optional<at::Tensor>>& given,
-              double scale) {
+void run_backward(pipeline::Backwards& backwards, const remote::Tensors& tensors,
+                  const std::vector<std::optional<at::Tensor>>& given, data_parallel::Reducer* reducer) {
   remote::Tensors gradients;
   for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
   const Release release;
-  session.job().backward(tensors, gradients, scale);
+  const auto run = [&] { backwards.run(tensors, gradients); };
+  reducer == nullptr ? run() : reducer->run_backward(run);
 }
 
 // How Python makes torch's groups, until the session is closed.
@@ -232,15 +265,16 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 }  // namespace
 
 void bind_session(py::module_& module) {
-  py::class_<pipeline::BackwardWatch>(module, "BackwardWatch")
-      .def(py::init<int>(), py::arg("microbatches"))
-      .def_property_readonly("over", &pipeline::BackwardWatch::over)
-      .def("begin_step", &pipeline::BackwardWatch::begin_step, py::arg("parameters"), py::arg("backwards"))
-      .def("announce", &pipeline::BackwardWatch::announce)
-      .def("end_step", &pipeline::BackwardWatch::end_step, py::arg("parameters"), py::arg("backwards"));
   module.attr("INTERRUPTED") = base::kInterrupted;
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
+  py::class_<pipeline::Backwards>(module, "Backwards")
+      .def(py::init([](Session& session, int microbatches) {
+             return std::make_unique<pipeline::Backwards>(session.job(), microbatches);
+           }),
+           py::arg("session"), py::arg("microbatches"), py::keep_alive<1, 2>())
+      .def("add_up", &pipeline::Backwards::add_up)
+      .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)
       .def_property_readonly("rank", [](Session& s) { return s.world().rank.value; })
@@ -263,19 +297,25 @@ void bind_session(py::module_& module) {
       .def("set_order", &set_order)
       .def("watch_flags", &watch_flags)
       .def("set_statistics", &set_statistics)
-      .def("run_step", &run_step, py::arg("microbatches"), py::arg("body"), py::arg("cut") = py::none(),
-           py::arg("saw_backward") = py::none(), py::arg("call") = std::pair<std::string, std::string>())
+      .def(
+          "run_step",
+          [](Session& session, int microbatches, py::object body, py::object merge, py::object cut,
+             std::pair<std::string, std::string> call, pipeline::Backwards* backwards, std::string uneven,
+             pipeline::Backwards::Parameters parameters, data_parallel::Reducer* reducer, bool training) {
+            return run_step(session, {microbatches, std::move(body), std::move(merge), std::move(cut), std::move(call),
+                                      backwards, std::move(uneven), std::move(parameters), reducer, training});
+          },
+          py::arg("microbatches"), py::arg("body"), py::arg("merge"), py::kw_only(), py::arg("cut") = py::none(),
+          py::arg("call") = std::pair<std::string, std::string>(), py::arg("backwards") = py::none(),
+          py::arg("uneven") = "", py::arg("parameters") = py::none(), py::arg("reducer") = py::none(),
+          py::arg("training") = false)
       .def("cut_here", &cut_here, py::arg("cut"))
       .def("take_notes", &take_notes)
-      .def("run_step_here", &run_step_here, py::arg("microbatches"), py::arg("body"),
-           py::arg("saw_backward") = py::none())
       .def("require_everywhere", &Session::require_everywhere, py::arg("what"))
       .def_property(
           "seeded_steps", [](Session& session) { return session.job().seeds().steps(); },
           [](Session& session, std::uint64_t steps) { session.job().seeds().go_on_after(steps); })
-      .def("backwards", [](Session& session) { return session.job().backwards(); })
       .def("call", &call)
-      .def("backward", &backward)
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
           py::call_guard<Release>())

@@ -2,6 +2,7 @@
 """The engine as the Python face sees it. Nothing here is public."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ def set_hooks(
     pack: Callable[[Any], tuple[bytes, list[torch.Tensor]]],
     unpack: Callable[[bytes, list[torch.Tensor]], Any],
     name_call: Callable[[], tuple[str, str, str]],
-    errors: dict[str, type[BaseException]],
+    errors: ModuleType,
 ) -> None:
     """Sets what the engine calls back, once at import. All are called with the GIL held.
 
@@ -27,8 +28,8 @@ def set_hooks(
     (type, message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
-    of ours that is executed. errors maps the C++ class names (Error, ConfigError, UsageError, DesyncError, PeerError,
-    TimeoutError, FormatError, CancelledError, InternalError) to exception classes.
+    of ours that is executed. errors has the exception classes by the names of the C++ ones: Error, ConfigError,
+    UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError, InternalError.
     """
 
 def encode_roundtrip(value: Any) -> Any:
@@ -45,13 +46,6 @@ def leave_note(note: bytes) -> None:
 
 def call_in_stream(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Calls the function. In a step, it draws from a stream that is seeded by one draw from the caller's."""
-
-def pending_reference(like: torch.Tensor, take: Callable[[], torch.Tensor], gradient: bool = False) -> torch.Tensor:
-    """A reference that looks like `like` and becomes what `take` returns when something reads it: for tests.
-
-    `take` is called when the value is needed, until it returns; the reader may hold the GIL or not, and sees what it
-    raises. The strides of a gradient's reference are those of the value.
-    """
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """True for a reference that has not become its value."""
@@ -119,6 +113,10 @@ def report_consequence(words: str) -> bool:
 def told(name: str) -> int | None:
     """Returns what the environment says of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or NODE_RANK: the variable,
     else the launcher in its own words; None when nobody tells. Raises ConfigError."""
+
+def batch_weights(samples: int, num_replicas: int, rank: int, batch_size: int, drop_last: bool) -> list[float]:
+    """The weights of the losses of this rank's batches, of samples that are split exactly; see Sampler in
+    lamina/dist/sampler.h."""
 
 def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
@@ -206,15 +204,15 @@ class Session:
         """A call of such a module on this rank."""
     def set_model(
         self,
+        cut: Cut,
         names: Sequence[str],
-        owners: Sequence[int],
         own_stream: Sequence[bool],
-        streams: Sequence[int],
         dynamic: Sequence[bool],
+        runs: Sequence[tuple[str, int, int]],
     ) -> None:
-        """The modules by index, before the first call: the partition of each (-1: where its argument lies), whether its
-        calls run in a random stream of their own, how many streams a call starts in all (several modules that are
-        called as one start each their own), and whether its results must not be predicted."""
+        """The modules by index, before the first call: their names, whether calls of each run in a random stream of
+        their own, and whether its results must not be predicted. Then runs, modules that are called as one: the name,
+        the partition, and how many streams a call starts."""
     def watch_flags(self, names: Sequence[str], tensors: Sequence[torch.Tensor | None]) -> None:
         """Before a step, alike on every rank of the pipeline: the tensors whose requires_grad a step body may set."""
     def set_order(self, parameters: Sequence[torch.Tensor], forwards_change_the_model: bool) -> None:
@@ -232,15 +230,24 @@ class Session:
         self,
         microbatches: int,
         body: Callable[[int], Any],
+        merge: Callable[[list[Any]], Any],
+        *,
         cut: Callable[[], None] | None = None,
-        saw_backward: Callable[[], bool] | None = None,
         call: tuple[str, str] = ("", ""),
-    ) -> tuple[list[Any], bool]:
+        backwards: Backwards | None = None,
+        uneven: str = "",
+        parameters: Callable[[], Sequence[torch.Tensor]] | None = None,
+        reducer: Reducer | None = None,
+        training: bool = False,
+    ) -> Any:
         """Runs one step; every rank of the pipeline calls it. `body(microbatch)` runs on worker threads of the leading
-        rank (pp_rank 0) only. Returns its results, one per microbatch, and whether there was a backward, on every rank.
-        With `cut` this is the step in which the model is cut: that does so where no body has called `cut_here`.
-        `saw_backward` is asked at the end for a backward that the engine has not run. `call` is the step function's
-        name, the same on all ranks (DesyncError else), and where it was called."""
+        rank (pp_rank 0) only; where the pipeline is this rank alone, for one microbatch after the other in this thread.
+        Returns what `merge` makes of its results, one per microbatch, on every rank. With `cut` this is the step in
+        which the model is cut: that does so where no body has called `cut_here`. `call` is the step function's name,
+        the same on all ranks (DesyncError else), and where it was called.
+
+        Of a model: its `backwards`; why one in this step is an error, if it is; its parameters, by which others are
+        noticed; with several copies of it their `reducer`, which ends the pass, and whether the model is `training`."""
     def cut_here(self, cut: Callable[[], None]) -> None:
         """In a body of the step in which the model is cut: has the thread that entered the step run `cut`, unless the
         model is cut already, and waits for that. UsageError in another thread; CancelledError where a cut failed."""
@@ -248,24 +255,13 @@ class Session:
         """Returns what owners of modules left for this rank in their answers, each once."""
     def require_everywhere(self, what: str) -> None:
         """Refuses `what` in the body of a step: every rank of a pipeline is to do it."""
-    def run_step_here(
-        self, microbatches: int, body: Callable[[int], Any], saw_backward: Callable[[], bool] | None = None
-    ) -> bool:
-        """Calls `body(microbatch)` for one microbatch after the other, in this thread: where the pipeline is this rank
-        alone. Each has a random stream and a default dtype of its own. Returns whether there was a backward, as
-        `run_step` does."""
     @property
     def seeded_steps(self) -> int | None:
         """With the key `seed`, how many steps have drawn random numbers; to be set outside of steps."""
     @seeded_steps.setter
     def seeded_steps(self, steps: int) -> None: ...
-    def backwards(self) -> int:
-        """How many backwards of other ranks' modules this one has asked for so far."""
     def call(self, index: int, args: tuple, kwargs: dict) -> Any:
         """Calls module `index` on the rank that owns it. Inside a step only."""
-    def backward(
-        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], scale: float
-    ) -> None: ...
     def tell_leaving(self, how: str) -> None:
         """Tells the other ranks how this one comes to leave: before close() or leave()."""
     def leave(self, interrupted: bool) -> bool:
@@ -364,15 +360,17 @@ class ParameterTable:
     def whole_everywhere(self) -> bool:
         """True where each rank has all of the model."""
 
-class BackwardWatch:
-    """Tells once of a step body that calls loss.backward(); see lamina/pipeline/backward_watch.h."""
+class Backwards:
+    """The backwards of a job's model, which divide gradients by `microbatches` in a step; see
+    lamina/pipeline/backwards.h."""
 
-    def __init__(self, microbatches: int) -> None: ...
-    @property
-    def over(self) -> bool: ...
-    def begin_step(self, parameters: Sequence[torch.Tensor], backwards: int) -> None: ...
-    def announce(self) -> None: ...
-    def end_step(self, parameters: Sequence[torch.Tensor], backwards: int) -> None: ...
+    def __init__(self, session: Session, microbatches: int) -> None: ...
+    def add_up(self) -> None:
+        """From now on they divide by nothing: somebody else averages the gradients."""
+    def run(
+        self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], reducer: Reducer | None
+    ) -> None:
+        """One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it."""
 
 # The replicas.
 
@@ -392,28 +390,18 @@ class Reducer:
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
     ) -> None: ...
-    def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> None:
-        """The gradients become what `hook` makes of each bucket: of its index, whether it is the last, the gradients of
-        its parameters as one 1-D tensor, and those."""
+    def set_hook(self, hook: Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.futures.Future]) -> None:
+        """The gradients become the tensor of the future that `hook` returns for each bucket: for its index, whether it
+        is the last, the gradients of its parameters as one 1-D tensor, and those. UsageError where it is none."""
     @property
-    def hooked(self) -> bool: ...
-    @property
-    def broke_off(self) -> bool:
-        """An error of this replica has ended what all do together after they have met."""
-    def begin_step(self, training: bool) -> None: ...
-    def passed(self) -> bool:
-        """A backward was called in this step so far."""
-    def end_step(self) -> None: ...
-    def fail_step(self, exception: BaseException) -> None: ...
+    def stuck(self) -> bool:
+        """A collective was left that may never end: a group cannot be closed then."""
     def note_call(self, training: bool) -> None:
         """The model is called outside of steps."""
-    def begin_backward(self) -> None: ...
-    def fail_backward(self, exception: BaseException) -> None: ...
     def note_backward(self, accumulated: bool) -> bool:
         """A backward has reached the model's output, or a gradient of a parameter. True where the end of this backward
         is to call `end_backward`."""
     def end_backward(self) -> None: ...
-    def finish_pass(self) -> None: ...
     def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...

@@ -80,19 +80,3 @@ class RemoteError(Error):
 
     rank: int = -1
     remote_traceback: str = ""
-
-
-ENGINE_ERRORS: dict[str, type[BaseException]] = {
-    kind.__name__: kind
-    for kind in (
-        Error,
-        ConfigError,
-        UsageError,
-        DesyncError,
-        PeerError,
-        TimeoutError,
-        FormatError,
-        CancelledError,
-        InternalError,
-    )
-}

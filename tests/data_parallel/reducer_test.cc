@@ -30,11 +30,18 @@ struct Replica {
 
   // A backward in a step that adds to the gradient.
   void step(double gradient) {
-    reducer.begin_step(/*training=*/true);
-    reducer.begin_backward();
-    add(gradient);
-    reducer.end_step();
-    reducer.finish_pass();
+    const auto train = [&](const pipeline::StepSpec& spec) {
+      EXPECT_FALSE(spec.saw_backward());
+      reducer.run_backward([&] { add(gradient); });
+      EXPECT_TRUE(spec.saw_backward());
+      return pipeline::StepResult{{}, /*backward=*/true};
+    };
+    reducer.run_step({}, /*training=*/true, train);
+  }
+  // A step that fails.
+  void fail(const std::string& text) {
+    const auto throws = [&](const auto&) -> pipeline::StepResult { throw std::invalid_argument(text); };
+    EXPECT_THROW(reducer.run_step({}, /*training=*/true, throws), std::invalid_argument);
   }
   void add(double gradient) {
     auto& all = weight.mutable_grad();
@@ -97,19 +104,22 @@ TEST(Reducer, BuffersThatDifferAreAnErrorBeforeAnyGradientHasChanged) {
     replica.mean = at::zeros({1 + replica.index});
     EXPECT_THROW(replica.step(replica.index), base::UsageError);
     EXPECT_EQ(replica.gradient(), replica.index);
-    EXPECT_TRUE(replica.reducer.broke_off());
+    EXPECT_FALSE(replica.reducer.stuck());
+  });
+}
+
+TEST(Reducer, AnErrorThatNobodyKnowsLeavesCollectivesThatMayNeverEnd) {
+  run(1, [](Replica& replica) {
+    replica.reducer.set_hook([](const auto&) -> at::Tensor { throw std::invalid_argument("a bad hook"); });
+    EXPECT_THROW(replica.step(1), std::invalid_argument);
+    EXPECT_TRUE(replica.reducer.stuck());
   });
 }
 
 TEST(Reducer, AStepHasPassedOnceABackwardHasBegunInIt) {
   run(1, [](Replica& replica) {
-    replica.reducer.begin_step(true);
-    EXPECT_FALSE(replica.reducer.passed());
-    replica.reducer.begin_backward();
-    EXPECT_TRUE(replica.reducer.passed());
-    replica.reducer.end_step();
-    replica.reducer.begin_step(true);
-    EXPECT_FALSE(replica.reducer.passed());
+    replica.step(1);  // which looks before and after
+    replica.step(1);
   });
 }
 
@@ -118,11 +128,9 @@ TEST(Reducer, AStepThatFailsEndsThePassOnAllUnlessItHadNoGradients) {
     if (replica.index == 0) {
       {
         const c10::AutoGradMode evaluates(false);
-        replica.reducer.begin_step(false);
-        replica.reducer.fail_step(error_of("nobody hears of it"));
+        replica.fail("nobody hears of it");
       }
-      replica.reducer.begin_step(true);
-      replica.reducer.fail_step(error_of("bad batch"));
+      replica.fail("bad batch");
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);
       replica.add(-1);
@@ -171,16 +179,22 @@ TEST(Reducer, ABackwardWhoseEndNeverCameIsToldWhenTheModelIsCalledNext) {
 TEST(Reducer, AFailureOfTheModelsOwnBackwardIsToldOnceAndNotAfterItsPass) {
   run(2, [](Replica& replica) {
     auto& reducer = replica.reducer;
-    reducer.begin_backward();
+    const auto fail = [&](bool meets) {
+      const auto backward = [&] {
+        reducer.note_backward(true);
+        if (meets) reducer.end_backward();
+        throw std::invalid_argument("no end");
+      };
+      EXPECT_THROW(reducer.run_backward(backward), std::invalid_argument);
+    };
     if (replica.index == 0) {
-      reducer.note_backward(true);
-      reducer.fail_backward(error_of("no end"));
+      fail(/*meets=*/false);
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);
       replica.add(-1);
     }
     replica.step(replica.index);
-    reducer.fail_backward(error_of("what the pass itself threw"));
+    fail(/*meets=*/true);
     replica.step(0);
     EXPECT_EQ(replica.gradient(), 0.5);
   });

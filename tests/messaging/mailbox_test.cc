@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "lamina/base/error.h"
+#include "tests/comes_true.h"
 #include "tests/messaging/mailboxes.h"
 
 namespace lamina::messaging {
@@ -52,7 +53,7 @@ TEST(Mailbox, OneThreadAtATimeExchangesWithTheSameRanks) {
     }
   };
   std::thread one(gather, 0, 1), other(gather, 0, 2);
-  while (refused == 0) std::this_thread::yield();
+  EXPECT_TRUE(comes_true([&] { return refused > 0; }));
   gather(1, 10);
   one.join();
   other.join();

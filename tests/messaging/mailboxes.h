@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "lamina/messaging/messenger.h"
 #include "lamina/transport/inproc/network.h"
+#include "tests/messaging/rank_end.h"
 
 namespace lamina::messaging {
 
@@ -18,15 +18,15 @@ class Mailboxes {
   explicit Mailboxes(int size, std::uint64_t seed = 0) : network_(size, seed) {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.emplace_back(rank);
-      messengers_.push_back(std::make_unique<Messenger>(network_.connect(base::Rank(rank)), recorder_));
-      messengers_.back()->start();
+      ends_.push_back(std::make_unique<RankEnd>(network_.connect(base::Rank(rank))));
+      ends_.back()->messenger.start();
     }
   }
   ~Mailboxes() {
-    for (auto& messenger : messengers_) messenger->close(false);
+    for (auto& end : ends_) end->messenger.close(false);
   }
 
-  Mailbox& operator[](int rank) { return messengers_[rank]->mailbox(); }
+  Mailbox& operator[](int rank) { return ends_[rank]->messenger.mailbox(); }
   transport::inproc::Network& network() { return network_; }
   const std::vector<base::Rank>& ranks() const { return ranks_; }
 
@@ -50,8 +50,7 @@ class Mailboxes {
  private:
   transport::inproc::Network network_;
   std::vector<base::Rank> ranks_;
-  observe::Recorder recorder_;
-  std::vector<std::unique_ptr<Messenger>> messengers_;
+  std::vector<std::unique_ptr<RankEnd>> ends_;
 };
 
 }  // namespace lamina::messaging

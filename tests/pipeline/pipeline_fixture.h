@@ -9,6 +9,7 @@
 #include "lamina/model/functions.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/transport/inproc/network.h"
+#include "tests/messaging/rank_end.h"
 #include "tests/pipeline/traffic.h"
 
 namespace lamina::pipeline {
@@ -35,8 +36,8 @@ class Pipeline {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   Job& job(int rank) { return ranks_[rank]->job; }
-  messaging::Mailbox& mailbox(int rank) { return ranks_[rank]->messenger.mailbox(); }
-  observe::Recorder& recorder(int rank) { return ranks_[rank]->recorder; }
+  messaging::Mailbox& mailbox(int rank) { return ranks_[rank]->end.messenger.mailbox(); }
+  observe::Recorder& recorder(int rank) { return ranks_[rank]->end.recorder; }
   transport::inproc::Network& network() { return network_; }
   Traffic& traffic() { return traffic_; }
 
@@ -76,11 +77,10 @@ class Pipeline {
  private:
   struct OneRank {
     OneRank(const JobOptions& options, std::unique_ptr<transport::Transport> transport)
-        : messenger(std::move(transport), recorder), job(options, messenger, recorder) {
-      messenger.start();
+        : end(std::move(transport)), job(options, end.messenger, end.recorder) {
+      end.messenger.start();
     }
-    observe::Recorder recorder;
-    messaging::Messenger messenger;
+    messaging::RankEnd end;
     Job job;
   };
 

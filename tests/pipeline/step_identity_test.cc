@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "lamina/base/error.h"
+#include "tests/comes_true.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::pipeline {
@@ -99,9 +100,7 @@ TEST(StepIdentity, OfAnotherFunctionEndsTheStepOnAllRanksAndNothingOfItIsDone) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     OutOfStep all(3, seed);
     std::atomic<bool> refused = false;  // by rank 1, which the step needs for nothing: it might end before
-    all.in_remote = [&] {
-      while (!refused) std::this_thread::yield();
-    };
+    all.in_remote = [&] { EXPECT_TRUE(comes_true([&] { return refused.load(); })); };
     const auto errors = all.run([&](int rank) {
       try {
         all.step(rank, rank == 1 ? kTrain : kEvaluate);

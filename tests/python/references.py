@@ -3,13 +3,17 @@
 
 import numpy as np
 import torch
+from python.built import extension
 
-from lamina import _lamina
+# pending_reference(like, take, gradient=False): a reference that looks like `like` and becomes what `take` returns when
+# something reads it. `take` is called when the value is needed, until it returns; the reader may hold the GIL or not,
+# and sees what it raises. The strides of a gradient's reference are those of the value.
+pending_reference = extension("pending_references").pending_reference
 
 
 def pending(value, gradient=False):
     """A reference that becomes a copy of `value`."""
-    return _lamina.pending_reference(value, lambda: value.detach().clone(memory_format=torch.preserve_format), gradient)
+    return pending_reference(value, lambda: value.detach().clone(memory_format=torch.preserve_format), gradient)
 
 
 def plain(value):

@@ -53,7 +53,7 @@ def test_backward_with_gradients(start):
     assert torch.allclose(linear.weight.grad, (gradient + 1).T @ X)
     with pytest.raises(lamina.UsageError, match="1 tensors, but 2 gradients"):
         model.backward(y, [None, None])
-    with pytest.raises(RuntimeError, match="scalar outputs"):
+    with pytest.raises(RuntimeError, match="only a scalar's may be left out"):
         model.backward(model(X))
 
 

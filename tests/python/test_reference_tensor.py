@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from python.references import pending, plain, same
+from python.references import pending, pending_reference, plain, same
 
 from lamina import _lamina
-from lamina._lamina import is_pending, materialise, pending_reference
+from lamina._lamina import is_pending, materialise
 
 VALUE = torch.arange(6.0).view(2, 3)
 SCALAR = torch.tensor(2.5)

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn as nn
-from python.references import pending, plain, same
+from python.references import pending, pending_reference, plain, same
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from lamina._lamina import is_pending, pending_reference
+from lamina._lamina import is_pending
 
 VALUE = torch.arange(6.0).view(2, 3)
 

@@ -193,6 +193,6 @@ def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
     splitter.split({"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}, 0, "batch")
     splitter.split(["a", "b", "c", "d"], 0, "labels")
     splitter.split([1, 2, 3], 0, "sizes")
-    assert splitter.splits() and splitter.summary() == (
+    assert splitter.summary() == (
         "batch['x'] (4, 3) along axis 0, batch['mask'] (2, 2) along axis 0; whole to each: labels (a list of 4)"
     )

@@ -13,6 +13,7 @@ from lamina.activation_checkpointing.recompute import elsewhere, recompute
 from lamina.errors import UsageError
 from lamina.modules.tree import is_called
 from lamina.pipeline.distributed_model import DistributedModel
+from lamina.util.checks import require_module
 
 
 def set_activation_checkpointing(
@@ -38,7 +39,7 @@ def set_activation_checkpointing(
     """
     if isinstance(module, DistributedModel):
         module = module.get_module()
-    _check_module(module, "set_activation_checkpointing()")
+    require_module(module, "set_activation_checkpointing()")
     size = _group_size(strategy)
     if isinstance(module, nn.Sequential):
         _set_sequential(module, preserve_rng_state, strategy, size)
@@ -63,7 +64,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, *
     Errors:
         UsageError: not a module.
     """
-    _check_module(module, "checkpoint()")
+    require_module(module, "checkpoint()")
     return recompute(module, [module], preserve_rng_state, args, kwargs)
 
 
@@ -186,11 +187,6 @@ def _group_size(strategy: str) -> int:
     if prefix == "group" and number.isdecimal() and int(number) > 0:
         return int(number)
     raise UsageError(f'a strategy is "each", "contiguous" or "group_2", "group_3", ..., not {strategy!r}')
-
-
-def _check_module(module: Any, what: str) -> None:
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"{what} takes an nn.Module, not {type(module).__name__}")
 
 
 def _check_sequential(module: Any, what: str) -> None:

@@ -77,9 +77,7 @@ def _recompute_split(
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in nested containers, each once."""
-    found: dict[int, torch.Tensor] = {}
-    pytree.map_tensors(lambda tensor: found.setdefault(id(tensor), tensor), value)
-    return list(found.values())
+    return list({id(tensor): tensor for tensor in pytree.tensors(value)}.values())
 
 
 def _check_result(value: Any, kind: str) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from lamina.errors import UsageError
-
 CommHook = Callable[[Any, "GradBucket"], torch.futures.Future]
 
 
@@ -44,28 +42,3 @@ class GradBucket:
     def parameters(self) -> list[torch.Tensor]:
         """The parameters whose gradients these are."""
         return self._parameters
-
-
-def reduction(state: Any, hook: CommHook) -> Callable[[int, bool, torch.Tensor, list[torch.Tensor]], torch.Tensor]:
-    """The function that the engine calls for each bucket.
-
-    Errors:
-        UsageError: in it, when the hook returns no future, or its future no tensor.
-    """
-
-    def reduce(index: int, last: bool, gradients: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
-        future = hook(state, GradBucket(index, last, gradients, parameters))
-        if not isinstance(future, torch._C.Future):  # what then() returns, too
-            raise UsageError(
-                f"a communication hook returns a torch.futures.Future, not {type(future).__name__}", code="replica-hook"
-            )
-        reduced = future.wait()
-        if isinstance(reduced, list | tuple) and len(reduced) == 1:
-            (reduced,) = reduced
-        if not isinstance(reduced, torch.Tensor):
-            raise UsageError(
-                f"the future of a communication hook holds a tensor, not {type(reduced).__name__}", code="replica-hook"
-            )
-        return reduced
-
-    return reduce

@@ -14,8 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from lamina import _lamina
-from lamina.data_parallel.comm_hooks import CommHook, reduction
-from lamina.errors import DesyncError, Error, RemoteError, TimeoutError
+from lamina.data_parallel.comm_hooks import CommHook, GradBucket
 from lamina.job.groups import ProcessGroups
 from lamina.util import pytree
 
@@ -30,6 +29,9 @@ class Replicas:
         passes: backward passes per reduction, see [Note: backward pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
+
+    Attributes:
+        reducer: the engine's.
     """
 
     def __init__(
@@ -42,14 +44,12 @@ class Replicas:
         bucket_bytes: int,
         broadcast_buffers: bool,
     ):
-        self._groups = groups
         self._module = module
         self._owns = owns
         self._partitions = session.group_size("pp")
-        self._reduce: Callable | None = None  # what a hook makes of a bucket
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
-        self._reducer = _lamina.Reducer(
+        self.reducer = _lamina.Reducer(
             session,
             passes,
             bucket_bytes,
@@ -57,58 +57,26 @@ class Replicas:
             parameters=lambda: me()._own("named_parameters"),
             buffers=lambda: me()._own("named_buffers"),
         )
-
-    @contextmanager
-    def step(self) -> Iterator[Callable[[], bool]]:
-        """Around a step: what it yields tells whether a backward was called in it so far."""
-        self._reducer.begin_step(self._module.training)
-        try:
-            yield self._reducer.passed
-        except BaseException as error:
-            self._reducer.fail_step(error)
-            raise
-        self._reducer.end_step()
-
-    @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Around a backward of the model's own."""
-        self._reducer.begin_backward()
-        try:
-            yield
-        except BaseException as error:
-            self._reducer.fail_backward(error)
-            raise
+        groups.stuck = lambda: me() is not None and me().reducer.stuck
 
     def note_call(self) -> None:
         """The model is called."""
         if self._partitions == 1:
-            self._reducer.note_call(self._module.training)
+            self.reducer.note_call(self._module.training)
 
     def note_forward(self, output: Any) -> None:
         """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
         their own included: it reaches the output first. With several partitions a step counts its backwards."""
         if self._partitions == 1 and torch.is_grad_enabled():
-            pytree.map_tensors(self._notice_backward, output)
-
-    def finish_pass(self) -> None:
-        """Ends a backward pass; collective over the replicas.
-
-        Errors:
-            The error of a replica whose pass failed.
-        """
-        with self._collective():
-            self._reducer.finish_pass()
-
-    @property
-    def hooked(self) -> bool:
-        """True where a communication hook takes the place of averaging."""
-        return self._reducer.hooked
+            for tensor in pytree.tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self._note_backward(False))
 
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """From now on `hook` makes of a bucket's gradients what they become."""
         me = weakref.ref(self)
-        self._reducer.set_hook(lambda *bucket: me()._reduce(*bucket))
-        self._reduce = reduction(state, hook)
+        self.reducer.set_hook(lambda *bucket: me()._hook(*bucket))
+        self._hook = lambda *bucket: hook(state, GradBucket(*bucket))
 
     @contextmanager
     def join(self, by_everyone: bool, throws: bool) -> Iterator[None]:
@@ -118,27 +86,13 @@ class Replicas:
             by_everyone: whether sums of gradients are divided by the number of all replicas, not of those that train.
             throws: whether the first replica that leaves is an error of all.
         """
-        self._reducer.begin_join(by_everyone, throws)
+        self.reducer.begin_join(by_everyone, throws)
         try:
             yield
         except BaseException as error:
-            self._reducer.fail_join(error)
+            self.reducer.fail_join(error)
             raise
-        with self._collective():
-            self._reducer.end_join()
-
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
-        """Around what the replicas do together."""
-        try:
-            yield
-        except BaseException as error:
-            # Lamina's errors end a collective, as when the others have closed the group, except those that come from
-            # another replica, or when it takes too long or would never end; after these, an interrupt, or an error of a
-            # hook it may wait for ever.
-            left = isinstance(error, TimeoutError | DesyncError | RemoteError) or not isinstance(error, Error)
-            self._groups.stuck = self._groups.stuck or (left and self._reducer.broke_off)
-            raise
+        self.reducer.end_join()
 
     def watch(self) -> None:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""
@@ -159,15 +113,6 @@ class Replicas:
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name)]
 
-    def _notice_backward(self, output: torch.Tensor) -> torch.Tensor:
-        if output.requires_grad:
-            output.register_hook(lambda _: self._note_backward(False))
-        return output
-
     def _note_backward(self, accumulated: bool) -> None:
-        if self._reducer.note_backward(accumulated):
-            Variable._execution_engine.queue_callback(self._backward_ended)
-
-    def _backward_ended(self) -> None:
-        with self._collective():
-            self._reducer.end_backward()
+        if self.reducer.note_backward(accumulated):
+            Variable._execution_engine.queue_callback(self.reducer.end_backward)

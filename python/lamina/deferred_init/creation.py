@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.util.default_dtype import default_dtype
+from lamina.util.checks import require_module
+from lamina.util.settings import default_dtype
 
 
 @contextlib.contextmanager
@@ -47,8 +48,7 @@ def tensor_parallelism(enabled: bool = True, **tp_config: Any) -> Iterator[None]
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **tp_config: Any) -> None:
     """As `tensor_parallelism`, for a module and those under it. UsageError: not a module."""
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"set_tensor_parallelism() marks a module, not {type(module).__name__}")
+    require_module(module, "set_tensor_parallelism()")
 
 
 def get_distribution_axis(tensor: torch.Tensor) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 
 from lamina.errors import UsageError
-from lamina.util.default_dtype import default_dtype
+from lamina.util.settings import default_dtype, setting
 
 SMALL_BYTES = 1 << 16  # nothing is gained by leaving these out
 
@@ -225,7 +225,10 @@ def _do_again(operation: _Operation, made: dict[int, torch.UntypedStorage]) -> l
             return argument.tensor
         return argument
 
-    with _state(operation.generator, operation.state), default_dtype(operation.default_dtype):
+    with ExitStack() as stack:
+        stack.enter_context(default_dtype(operation.default_dtype))
+        if (generator := operation.generator) is not None:
+            stack.enter_context(setting(operation.state, generator.get_state, generator.set_state))
         output = operation.function(*tree_map(value, operation.args), **tree_map(value, operation.kwargs))
     return [value for value in tree_iter(output) if isinstance(value, torch.Tensor)]
 
@@ -276,17 +279,3 @@ def _written(func: Callable, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         for value in tree_iter(given.get(argument.name))
         if isinstance(value, torch.Tensor)
     ]
-
-
-@contextmanager
-def _state(generator: torch.Generator | None, state: torch.Tensor | None):
-    """Inside, the generator has the state; afterwards the one it had."""
-    if generator is None:
-        yield
-        return
-    before = generator.get_state()
-    generator.set_state(state)
-    try:
-        yield
-    finally:
-        generator.set_state(before)

@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from lamina import _lamina
 from lamina.dist.sampler import ExactSampler, readers
 from lamina.errors import ConfigError
 
@@ -49,15 +50,11 @@ def exact_batches(dataloader: DataLoader) -> Iterator[tuple[Any, float]]:
 
 def _weighted(dataloader: DataLoader, sampler: ExactSampler, size: int) -> Iterator[tuple[Any, float]]:
     batches, batch = iter(dataloader), None
-    together = size * sampler.num_replicas
-    for begin in range(0, sampler.total_size, together):
-        everybody = min(sampler.total_size - begin, together)
-        if dataloader.batch_sampler.drop_last and everybody < together:
-            return
-        mine = len(range(begin + sampler.rank, begin + everybody, sampler.num_replicas))
-        if mine:
+    drop_last = dataloader.batch_sampler.drop_last
+    for weight in _lamina.batch_weights(sampler.total_size, sampler.num_replicas, sampler.rank, size, drop_last):
+        if weight:
             batch = next(batches)
-        yield batch, mine * sampler.num_replicas / everybody
+        yield batch, weight
 
 
 def _samplers(dataloader: DataLoader) -> list[Any]:

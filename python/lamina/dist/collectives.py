@@ -2,7 +2,7 @@
 """Tensors and objects between ranks, over torch's process groups. In a world of one each rank is everybody."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,9 +17,7 @@ _OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:
     """Returns when every rank has called it."""
-    if not alone("barrier()"):
-        with typed("barrier()"):
-            dist.barrier(group)
+    _together("barrier()", dist.barrier, group)
 
 
 def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.ProcessGroup | None = None) -> None:
@@ -28,32 +26,26 @@ def all_reduce(tensor: Tensor, reduce_operation: str = "SUM", group: dist.Proces
     name = reduce_operation.upper()
     if name not in _OPERATIONS:
         raise UsageError(f"all_reduce: {reduce_operation!r} is not allowed; expected one of {', '.join(_OPERATIONS)}")
-    if not alone("all_reduce()"):
-        with typed("all_reduce()"):
-            dist.all_reduce(tensor, getattr(dist.ReduceOp, name), group)
+    _together("all_reduce()", dist.all_reduce, tensor, getattr(dist.ReduceOp, name), group)
 
 
 def broadcast(tensor: Tensor, src: int, group: dist.ProcessGroup | None = None) -> None:
     """Puts what the tensor is on world rank `src` into it."""
-    if not alone("broadcast()"):
-        with typed("broadcast()"):
-            dist.broadcast(tensor, src, group)
+    _together("broadcast()", dist.broadcast, tensor, src, group)
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Puts the objects of world rank `src` into the list, which is equally long everywhere. They are pickled."""
-    if not alone("broadcast_object_list()"):
-        with typed("broadcast_object_list()"):
-            dist.broadcast_object_list(object_list, src, group)
+    _together("broadcast_object_list()", dist.broadcast_object_list, object_list, src, group)
 
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
     """The tensors of all ranks, which have the same shape and dtype, in the order of the ranks."""
     if alone("all_gather()"):
         return [tensor]
-    gathered = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(_size(group))]
-    with typed("all_gather()"):
-        dist.all_gather(gathered, tensor.contiguous(), group)
+    format = torch.contiguous_format
+    gathered = [torch.empty_like(tensor, memory_format=format) for _ in range(dist.get_world_size(group))]
+    _together("all_gather()", dist.all_gather, gathered, tensor.contiguous(), group)
     return gathered
 
 
@@ -61,9 +53,8 @@ def all_gather_object(obj: Any, group: dist.ProcessGroup | None = None) -> list[
     """The objects of all ranks, in the order of the ranks. They are pickled."""
     if alone("all_gather_object()"):
         return [obj]
-    gathered = [None] * _size(group)
-    with typed("all_gather_object()"):
-        dist.all_gather_object(gathered, obj, group)
+    gathered = [None] * dist.get_world_size(group)
+    _together("all_gather_object()", dist.all_gather_object, gathered, obj, group)
     return gathered
 
 
@@ -94,12 +85,15 @@ def typed(what: str) -> Iterator[None]:
         raise kind(f"[rank {ranks.get_global_rank()}/{ranks.get_world_size()}] {what}: {first}") from error
 
 
+def _together(what: str, collective: Callable, *args: Any) -> None:
+    """Calls one of torch's, where there is somebody to speak to."""
+    if not alone(what):
+        with typed(what):
+            collective(*args)
+
+
 def _kind(text: str) -> type[Error] | None:
     if any(sign in text for sign in ("timed out", "timeout")):
         return TimeoutError
     lost = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "connection was", "remote process")
     return PeerError if any(sign in text for sign in lost) else None
-
-
-def _size(group: dist.ProcessGroup | None) -> int:
-    return dist.get_world_size(group)

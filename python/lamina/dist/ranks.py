@@ -2,6 +2,7 @@
 """Identity of this process: what torch's default process group says, else the launcher, else a world of one."""
 
 import os
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -29,10 +30,7 @@ def get_world_size(group: dist.ProcessGroup | None = None) -> int:
     Errors:
         UsageError: WORLD_SIZE says otherwise than torch.distributed.
     """
-    if not is_initialized():
-        return _told("WORLD_SIZE", 1)
-    size = dist.get_world_size(group)
-    return size if group is not None else _agreed("WORLD_SIZE", size)
+    return _known("WORLD_SIZE", 1, dist.get_world_size, group)
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
@@ -41,10 +39,7 @@ def get_global_rank(group: dist.ProcessGroup | None = None) -> int:
     Errors:
         UsageError: RANK says otherwise than torch.distributed.
     """
-    if not is_initialized():
-        return _told("RANK", 0)
-    rank = dist.get_rank(group)
-    return rank if group is not None else _agreed("RANK", rank)
+    return _known("RANK", 0, dist.get_rank, group)
 
 
 def get_local_world_size() -> int:
@@ -74,10 +69,15 @@ def _told(name: str, alone: int) -> int:
     return alone
 
 
-def _agreed(name: str, value: int) -> int:
-    if name in os.environ and (said := _lamina.told(name)) != value:
+def _known(name: str, alone: int, ask: Callable, group: dist.ProcessGroup | None) -> int:
+    """Returns what torch says by `ask`, where it is initialised; of the world the environment has to say the same."""
+    if not is_initialized():
+        return _told(name, alone)
+    value = ask(group)
+    if group is None and name in os.environ and (said := _lamina.told(name)) != value:
         raise UsageError(
             f"{name} is {said} in the environment, but {value} for torch.distributed: initialise it with "
-            "the ranks that the launcher gave", code="group-torch-differs"
+            "the ranks that the launcher gave",
+            code="group-torch-differs",
         )
     return value

@@ -19,7 +19,6 @@ class Job:
         optimizers: the OptimizerState of each DistributedOptimizer.
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
-        uneven: in a step of fewer microbatches than configured: what a backward is.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
@@ -33,7 +32,6 @@ class Job:
     optimizers: list[Any] = field(default_factory=list)
     groups: Any = None
     replicas: Any = None
-    uneven: UsageError | None = None
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)
@@ -114,3 +112,11 @@ def everywhere(what: str) -> None:
     """Refuses in the body of a step function what every rank of a pipeline is to do: one rank alone runs it."""
     if _job is not None:
         _job.session.require_everywhere(what)
+
+
+def before_cut(what: str) -> None:
+    """Refuses what is to be said of a module before the model is cut over several ranks."""
+    if _job is not None and _job.pipelined and _job.model is not None and _job.model.partitioned:
+        raise UsageError(
+            f"{what} after the model was partitioned; call it before the first step", code="model-cut-already"
+        )

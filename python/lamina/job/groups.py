@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import os
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -27,7 +28,7 @@ class ProcessGroups:
     """
 
     def __init__(self, session: _lamina.Session):
-        self.stuck = False  # a collective was left that may never end
+        self.stuck: Callable[[], bool] = lambda: False  # tells of a collective that was left and may never end
         self._made_default = not dist.is_initialized()
         mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
         everyone = session.all_gather("world", (self._made_default, list(mine.values())))
@@ -54,7 +55,7 @@ class ProcessGroups:
     def close(self, at_exit: bool = False) -> bool:
         """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
         aborts the process. False when a collective may never end: its group would wait for it."""
-        if self.stuck:
+        if self.stuck():
             return False
         own = {id(group): group for axis, group in self._by_axis.items() if axis != "world"}
         self._by_axis.clear()

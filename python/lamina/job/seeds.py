@@ -57,11 +57,6 @@ def taken_from(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return state if _KEY not in state else {key: value for key, value in state.items() if key != _KEY}
 
 
-def note_loaded_model(job: current.Job) -> None:
-    """A state was loaded into the model."""
-    job.loaded = True
-
-
 def check(job: current.Job) -> None:
     """Before a step: says once that a loaded model begins with the random numbers of a first step."""
     loaded, job.loaded = job.loaded, False

@@ -31,8 +31,10 @@ class PartitionedModel:
         owners: per node of the tree, the partition that owns it.
         anywhere: the node of each module that runs where its argument lies (`tracing/anywhere.py`), by id(module).
         partition: this rank's.
+        session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
         parts: filled by `remote.calls`; for one step or more, while no parameter is replaced.
+        cut: the engine's.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
         homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
@@ -55,9 +57,9 @@ class PartitionedModel:
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
         self.homes = [(place, name, self.owners[node]) for place, name, node in written]
-        self._cut = cut
-        self._session = session
-        self._tabled: list[Row] = []
+        self.cut = cut
+        self.session = session
+        self._tabled: list[tuple[str, int]] = []
         self._table: _lamina.ParameterTable | None = None
 
     def callee(self, number: int) -> nn.Module | Run:
@@ -77,21 +79,21 @@ class PartitionedModel:
 
     def owner_of(self, name: str) -> int:
         """The owner of a parameter, buffer or module, or of any other part of a state dict, by name."""
-        return self._cut.owner_of(name)
+        return self.cut.owner_of(name)
 
-    def home_of(self, name: str, session: _lamina.Session) -> str:
+    def home_of(self, name: str) -> str:
         """Where what has that name lives, for messages; see `owner_of`."""
         partition = self.owner_of(name)
-        return f"partition {partition} on rank {session.translate('pp', partition)}"
+        return f"partition {partition} on rank {self.session.translate('pp', partition)}"
 
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
         all ranks but the first. Collective over the pipeline."""
-        return self._session.gather_state(own, to_first, self._cut)
+        return self.session.gather_state(own, to_first, self.cut)
 
     def owns(self, name: str) -> bool:
         """True where this rank owns what has that name; see `owner_of`."""
-        return self._cut.owns(name)
+        return self.cut.owns(name)
 
     def whole_parts(self) -> dict[str, nn.Module]:
         """The largest modules below the root that are this rank's with all that is under them, by name."""
@@ -120,10 +122,11 @@ class PartitionedModel:
     def table(self) -> _lamina.ParameterTable:
         """The table of who holds what of its tensors, as they are now."""
         rows = self._rows()
-        if self._table is None or list(map(_identity, rows)) != list(map(_identity, self._tabled)):
+        tabled = [(name, id(tensor)) for name, tensor, _ in rows]  # which the table keeps
+        if self._table is None or tabled != self._tabled:
             given = [(name, tensor, not isinstance(tensor, nn.Parameter), owner) for name, tensor, owner in rows]
-            self._table = _lamina.ParameterTable(self._session, given)
-            self._tabled = rows
+            self._table = _lamina.ParameterTable(self.session, given)
+            self._tabled = tabled
         return self._table
 
     @property
@@ -132,22 +135,12 @@ class PartitionedModel:
         return (self._table or self.table).whole_everywhere
 
     def _rows(self) -> list[Row]:
-        return [(name, tensor, self.owner_of(name)) for name, tensor in _tensors(self.tree.root)]
+        return [(name, tensor, self.owner_of(name)) for name, tensor in named_tensors(self.tree.root)]
 
     def remote(self) -> dict[int, int]:
         """The number of each module that other ranks own, by id(module)."""
-        return {
-            id(module): number
-            for number, (module, owner) in enumerate(zip(self.tree.modules, self.owners, strict=True))
-            if owner != self.partition and id(module) not in self.anywhere
-        }
-
-    def places(self) -> list[int]:
-        """Per node of the tree its owner, -1 for none: what the engine takes."""
-        return [
-            -1 if id(module) in self.anywhere else owner
-            for module, owner in zip(self.tree.modules, self.owners, strict=True)
-        ]
+        modules = self.tree.modules
+        return {id(module): node for node, module in enumerate(modules) if self.elsewhere(module) is not None}
 
 
 def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
@@ -186,10 +179,10 @@ def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> Pa
     return PartitionedModel(tree, cut, report, session, written)
 
 
-def let_go(model: PartitionedModel, session: _lamina.Session) -> None:
+def let_go(model: PartitionedModel) -> None:
     """Frees the values of what other ranks own."""
     model.tree.require_unchanged()
-    session.release_others(model.table)
+    model.session.release_others(model.table)
 
 
 def bring_together(model: PartitionedModel) -> None:
@@ -198,7 +191,7 @@ def bring_together(model: PartitionedModel) -> None:
     root = model.tree.root
     own = {
         name: (tensor.detach().cpu(), isinstance(tensor, nn.Parameter))
-        for name, tensor in _tensors(root)
+        for name, tensor in named_tensors(root)
         if model.owns(name)
     }
     for name, (value, is_parameter) in model.gathered(own).items():
@@ -237,10 +230,6 @@ def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
         )
 
 
-def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers under a module."""
     return [*root.named_parameters(), *root.named_buffers()]
-
-
-def _identity(row: Row) -> tuple[str, int]:
-    name, tensor, _ = row
-    return name, id(tensor)

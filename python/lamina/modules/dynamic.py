@@ -9,8 +9,8 @@ whose results vary by what is no argument (a counter, a random choice), have to 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from lamina.errors import UsageError
 from lamina.job import current
+from lamina.util.checks import require_module
 
 _DYNAMIC = "_lamina_dynamic"
 
@@ -25,13 +25,8 @@ def set_dynamic(module: nn.Module) -> None:
     Errors:
         UsageError: no module, or the model is partitioned.
     """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"set_dynamic() takes a module, not {type(module).__name__}")
-    model = current.job().model if current.is_initialized() else None
-    if model is not None and model.partitioned and current.job().pipelined:
-        raise UsageError(
-            "set_dynamic() after the model was partitioned; call it before the first step", code="model-cut-already"
-        )
+    require_module(module, "set_dynamic()")
+    current.before_cut("set_dynamic()")
     module.__dict__[_DYNAMIC] = True
 
 

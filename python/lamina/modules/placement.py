@@ -16,6 +16,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.torch_patches import scoped
+from lamina.util.checks import require_module
 
 _SET = "_lamina_placed"  # by set_partition
 _CREATED = "_lamina_created_in"  # by the partition() around its creation
@@ -53,16 +54,11 @@ def set_partition(module: nn.Module, index: int) -> None:
     Errors:
         UsageError: not an index of a partition, or the model is partitioned.
     """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"set_partition() places a module, not {type(module).__name__}")
+    require_module(module, "set_partition()")
     index = _checked(index)
-    if current.is_initialized() and current.job().pipelined:
-        model = current.job().model
-        if model is not None and model.partitioned and any(part is module for part in model.modules()):
-            raise UsageError(
-                "set_partition() after the model was partitioned; call it before the first step",
-                code="model-cut-already",
-            )
+    model = current.job().model if current.is_initialized() else None
+    if model is not None and any(part is module for part in model.modules()):
+        current.before_cut("set_partition()")
     for part in module.modules():
         part.__dict__.pop(_CREATED, None)
     module.__dict__[_SET] = index

@@ -35,9 +35,9 @@ def agree(mine: list[bool], session: _lamina.Session) -> list[bool]:
 
 def may_draw(module: nn.Module) -> bool:
     """True where `module` itself may draw random numbers. Only of torch's own classes is it known which do not."""
-    return not type(module).__module__.startswith(_OWN) or isinstance(module, _DRAW) or _altered(module)
+    return not type(module).__module__.startswith(_OWN) or isinstance(module, _DRAW) or is_altered(module)
 
 
-def _altered(module: nn.Module) -> bool:
+def is_altered(module: nn.Module) -> bool:
     """True where other code than its class's runs in its calls."""
     return bool("forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks)

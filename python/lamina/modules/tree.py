@@ -3,7 +3,6 @@
 
 import ctypes
 import hashlib
-from typing import Any
 
 import torch
 from torch import nn
@@ -104,14 +103,8 @@ def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor, bool, bool]]:
 def _is_same_everywhere(module: nn.Module) -> bool:
     """True where a call of it on any rank is the same, if it holds nothing: of other classes than torch's that is not
     known, nor with hooks."""
-    altered: tuple[Any, ...] = (
-        "forward" in module.__dict__,
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return type(module).__module__.startswith(_OWN) and not any(altered)
+    altered = rng_streams.is_altered(module) or module._backward_hooks or module._backward_pre_hooks
+    return type(module).__module__.startswith(_OWN) and not altered
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

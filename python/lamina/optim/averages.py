@@ -6,13 +6,12 @@ averages what this rank owns, and lets go of the rest: other ranks have the aver
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lamina.job import current
-from lamina.model.partitioned import PartitionedModel
+from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.model.places import only_own, without
 
 
@@ -23,7 +22,7 @@ def update(original: Callable[[AveragedModel, nn.Module], None], average: Averag
         return original(average, model)
     cut = job.cut.model
     _let_go(average.module, cut)
-    held = dict(_named(average.module))
+    held = dict(named_tensors(average.module))
     foreign = [held[name] for name, _, owner in cut.tensors() if owner != cut.partition]
     with only_own(cut), without(average.module, foreign):
         original(average, model)
@@ -31,12 +30,7 @@ def update(original: Callable[[AveragedModel, nn.Module], None], average: Averag
 
 def _let_go(averaged: nn.Module, model: PartitionedModel) -> None:
     """Averages that other ranks keep would have an old value here."""
-    held = dict(_named(averaged))
+    held = dict(named_tensors(averaged))
     for name, _, owner in model.tensors():
         if owner != model.partition:
             current.session().release(held[name], f"the average of {name}", owner)
-
-
-def _named(module: nn.Module) -> Any:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -151,7 +151,7 @@ class OptimizerState:
         mine = named_state.without_marks(state_dict)
         parts = job.session.gather_state(named_state.in_parts(mine, job.session.group_rank("pp")))
         named = named_state.merged(parts, mine)
-        named_state.check_names(named, layout, lambda name: job.cut.model.home_of(name, job.session))
+        named_state.check_names(named, layout, job.cut.model.home_of)
         return named
 
     def _problem(self, state_dict: Mapping[str, Any], job: current.Job, layout: Layout) -> str:

@@ -3,12 +3,11 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from lamina.errors import UsageError
 from lamina.job import current
-from lamina.pipeline.split import Splitter, UnevenError, most_even
+from lamina.pipeline.split import Splitter, UnevenError
 from lamina.tracing.trace import tell
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
@@ -31,9 +30,9 @@ class Batches:
 
     def split(
         self, bound: inspect.BoundArguments, owners: int, job: current.Job
-    ) -> tuple[list[inspect.BoundArguments], UnevenError | None]:
+    ) -> tuple[list[inspect.BoundArguments], str]:
         """The arguments of each microbatch. Where they cannot be split into as many as configured, into fewer, and the
-        error that a backward of them is.
+        error that a backward of them is, as text.
 
         Args:
             bound: the arguments of the call.
@@ -43,13 +42,16 @@ class Batches:
         Errors:
             UsageError: see `Splitter.split`.
         """
-        count = job.microbatches
-        try:
-            return self._pieces(bound, owners, count, job), None
-        except UnevenError as error:
-            uneven = error
-        fewer, pieces = most_even(count, lambda fewer: self._pieces(bound, owners, fewer, job))
-        self._say_once(job, "fewer", f"a batch is split into {fewer} microbatches: it cannot be into {count}")
+        uneven = ""
+        for count in range(job.microbatches, 0, -1):
+            try:
+                pieces = self._pieces(bound, owners, count, job)
+                break
+            except UnevenError as error:
+                uneven = uneven or str(error)
+        if uneven:
+            line = f"a batch is split into {count} microbatches: it cannot be into {job.microbatches}"
+            self._say_once(job, "fewer", line)
         return pieces, uneven
 
     def _pieces(
@@ -79,9 +81,8 @@ class Batches:
         return [value] * count if name in self._whole else splitter.split(value, self._axes.get(name, 0), name)
 
     def _tell(self, splitter: Splitter, count: int, job: current.Job) -> None:
-        if splitter.splits():
-            line = f"split into {count} microbatches: {splitter.summary()}. {_OTHERWISE}"
-            self._say_once(job, "split", line)
+        if summary := splitter.summary():
+            self._say_once(job, "split", f"split into {count} microbatches: {summary}. {_OTHERWISE}")
         elif "nothing" not in self._said:
             self._said.add("nothing")
             warnings.warn(
@@ -94,25 +95,3 @@ class Batches:
         if what not in self._said and job.session.rank == 0:
             tell(f"{self._name}: {line}")
         self._said.add(what)
-
-
-def without_backward(job: current.Job, body: Callable[[], Any]) -> Any:
-    """Runs the body of a step with fewer microbatches than configured, over which gradients would not be the mean: a
-    backward is the error that the batch is.
-
-    Errors:
-        UsageError: there was a backward.
-    """
-    before = _gradients(job)
-    output = body()
-    if any(before.get(key) != now for key, now in _gradients(job).items()):
-        raise UsageError(str(job.uneven), code="step-uneven")
-    return output
-
-
-def _gradients(job: current.Job) -> dict[int, Any]:
-    """Returns what a backward changes."""
-    model = job.model
-    parameters = [] if model is None else model.local_parameters() if model.partitioned else model.parameters()
-    gradients = {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
-    return gradients | {0: job.session.backwards()}

@@ -41,7 +41,6 @@ class Cut:
 
     Args:
         module: says which model is wrapped.
-        pipelined: whether there are several ranks to cut it over.
         trace_options: how it is traced.
         when_routed: called once, when its calls go to the owners.
 
@@ -57,7 +56,6 @@ class Cut:
     def __init__(
         self,
         module: Callable[[], nn.Module],
-        pipelined: bool,
         trace_options: TraceOptions,
         when_routed: Callable[[], None],
     ):
@@ -66,7 +64,7 @@ class Cut:
         self.whole = False
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self._module = module
-        self.pipelined = pipelined
+        self.pipelined = current.job().pipelined
         self._trace_options = trace_options
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are
@@ -92,7 +90,9 @@ class Cut:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
             if traced and not isinstance(error, DesyncError):
-                job.session.run_step(job.microbatches, None)  # the leading rank is in it, and ends it with this error
+                job.session.run_step(
+                    job.microbatches, None, list
+                )  # the leading rank is in it, and ends it with this error
             raise
         return None
 
@@ -136,7 +136,7 @@ class Cut:
         if not self.whole:
             return
         self.whole = False
-        let_go(self.model, current.session())
+        let_go(self.model)
         self._intercept()
         self.name_turns(_lamina.records_events(current.session()))
 
@@ -147,7 +147,7 @@ class Cut:
 
     def state(self) -> ModelState:
         """The state of the model, which is cut."""
-        return ModelState(self._module(), self.model, current.session())
+        return ModelState(self.model)
 
     def _make_and_route(self, tracer: Tracer | None) -> None:
         self.make(tracer)
@@ -170,13 +170,8 @@ class Cut:
         if self.pipelined:
             waited = [id(each) in filled.waited_for for each in model.tree.modules]
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
-            session.set_model(
-                [*model.tree.names, *(run.name for run in model.runs)],
-                [*model.places(), *(run.owner for run in model.runs)],
-                [*own_stream, *(False for _ in model.runs)],
-                [*map(int, own_stream), *(run.streams for run in model.runs)],
-                [*waited, *(False for _ in model.runs)],
-            )
+            called_at_once = [(run.name, run.owner, run.streams) for run in model.runs]
+            session.set_model(model.cut, model.tree.names, own_stream, waited, called_at_once)
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
         hooked = {

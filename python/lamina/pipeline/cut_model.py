@@ -38,7 +38,7 @@ class CutModel(WrappedModule):
     def __init__(self, module: nn.Module, trace_options: TraceOptions, when_routed: Callable[[], None]):
         super().__init__(module)
         job = current.job()
-        self._cut = Cut(self.get_module, job.pipelined, trace_options, when_routed)
+        self._cut = Cut(self.get_module, trace_options, when_routed)
         job.model, job.cut = self, self._cut
 
     @property
@@ -52,11 +52,7 @@ class CutModel(WrappedModule):
         "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
         random numbers, "ties", the modules that share each attribute, "notes", what could not be found out. Before
         partition: UsageError."""
-        if not self.partitioned:
-            raise UsageError(
-                "the model is partitioned at the first call of a step function; there is no report before",
-                code="model-uncut",
-            )
+        self._require_partitioned("there is no report")
         return self._cut.model.report
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -186,9 +182,8 @@ class CutModel(WrappedModule):
         self._require_partitioned()
         return ((name, value) for name, value in named if self._cut.model.owns(name))
 
-    def _require_partitioned(self) -> None:
+    def _require_partitioned(self, otherwise: str = "nothing is local") -> None:
         if not self.partitioned:
             raise UsageError(
-                "the model is partitioned at the first call of a step function; nothing is local before",
-                code="model-uncut",
+                f"the model is partitioned at the first call of a step function; {otherwise} before", code="model-uncut"
             )

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.errors import UsageError
 from lamina.job import current, groups
-from lamina.pipeline.backwards import Backwards
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -92,7 +92,7 @@ class DistributedModel(SavedModel):
         require_positive(bucket_cap_mb=bucket_cap_mb)
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
-        self._backwards = Backwards(job, average_grads_across_microbatches)
+        self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
@@ -136,7 +136,11 @@ class DistributedModel(SavedModel):
             UsageError: outside a step function, with more than one partition; not one gradient for each tensor.
         """
         self._check_called("model.backward was called")
-        self._backwards.run(tensors, grad_tensors)
+        outputs = _listed(tensors)
+        gradients = [None] * len(outputs) if grad_tensors is None else _listed(grad_tensors)
+        if len(gradients) != len(outputs):
+            raise UsageError(f"backward: {len(outputs)} tensors, but {len(gradients)} gradients")
+        self._backwards.run(outputs, gradients, _reducer())
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Has `callable(state, bucket)` make the gradients what they become at the end of a backward pass, in the place
@@ -158,6 +162,7 @@ class DistributedModel(SavedModel):
         if not hasattr(callable, "__call__"):  # noqa: B004 -- the argument's name is the original's
             raise UsageError(f"register_comm_hook() takes a function, not {type(callable).__name__}")
         self._replicas.set_hook(state, callable)
+        self._backwards.add_up()  # the hook does all of the averaging
         job.replicas = self._replicas
         self._cut.watch()
 
@@ -224,11 +229,18 @@ class DistributedModel(SavedModel):
         """
         return self._after_step.add(self, hook)
 
-    @contextmanager
-    def _around_step(self) -> Iterator[None]:
-        """Around a call of a step function. The hooks are for one that ends well."""
-        with self._backwards.watched(self.module):
-            yield
+    def in_step(self, uneven: str) -> dict[str, Any]:
+        """Returns what the engine is told of the model in a step; see `Session.run_step`."""
+        return {
+            "backwards": self._backwards,
+            "uneven": uneven,
+            "parameters": lambda: list(self.module.parameters()),
+            "reducer": _reducer(),
+            "training": self.module.training,
+        }
+
+    def end_step(self) -> None:
+        """A step has ended well."""
         self._after_step.run(self)
 
     def _check_called(self, what: str) -> None:
@@ -242,6 +254,16 @@ class DistributedModel(SavedModel):
                 "@lamina.step",
                 code="step-outside",
             )
+
+
+def _reducer() -> _lamina.Reducer | None:
+    """The job's, where gradients are averaged over several copies of the model."""
+    replicas = current.job().replicas
+    return None if replicas is None else replicas.reducer
+
+
+def _listed(tensors: torch.Tensor | Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def distribute(module: nn.Module, **options: Any) -> DistributedModel:

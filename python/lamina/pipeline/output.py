@@ -76,16 +76,11 @@ def merge(outputs: Sequence[Any]) -> Any:
         return None
     if all(isinstance(output, torch.Tensor) for output in outputs):
         return StepOutput(outputs)
-    trees = [_labelled(output) for output in outputs]
-    if isinstance(first, (set, frozenset)) or trees[0] is None:
+    if isinstance(first, (set, frozenset)) or pytree.children(first) is None:
         return list(outputs)
+    trees = [list(pytree.children(output) or ()) for output in outputs]
     labels = [label for label, _ in trees[0]]
     for output, tree in zip(outputs, trees, strict=True):
         if type(output) is not type(first) or [label for label, _ in tree] != labels:
             return list(outputs)
     return pytree.rebuild(first, [merge([tree[at][1] for tree in trees]) for at in range(len(labels))])
-
-
-def _labelled(output: Any) -> list[tuple[str, Any]] | None:
-    held = pytree.children(output)
-    return None if held is None else list(held)

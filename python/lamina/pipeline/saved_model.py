@@ -9,7 +9,7 @@ from torch import nn
 
 from lamina.deferred_init.delayed import is_delayed
 from lamina.errors import UsageError
-from lamina.job import current, seeds
+from lamina.job import current
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import is_partial, saved_elsewhere, without_mark
 
@@ -91,7 +91,7 @@ class SavedModel(CutModel):
             business: RuntimeError.
         """
         if current.is_initialized():
-            seeds.note_loaded_model(current.job())
+            current.job().loaded = True
         if not self._cut.whole_everywhere:
             self._own_job("load_state_dict()")
             if assign:

@@ -3,7 +3,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +37,7 @@ class Splitter:
         self._rows: set[int] = set()
         self._lists: list[tuple[str, int]] = []  # that hold nothing to split, and their lengths
 
-    def split(self, value: Any, axis: int, name: str) -> list[Any]:
+    def split(self, value: Any, axis: int, name: str, inside: tuple[int, ...] = ()) -> list[Any]:
         """One value per microbatch.
 
         Tensors and numpy arrays are split into equal pieces, which are views; one that is given twice has the same
@@ -49,25 +49,12 @@ class Splitter:
             value: an argument of the step function.
             axis: the axis along which its tensors are split.
             name: what the argument is called in errors.
+            inside: the ids of the containers that it is in.
 
         Errors:
             UsageError: a tensor without that axis, or of a kind that has no pieces; UnevenError, which is one: a size
                 there that is no multiple of the number of microbatches.
         """
-        return self._pieces(value, axis, name, ())
-
-    def splits(self) -> bool:
-        """True where anything was split."""
-        return bool(self._sizes)
-
-    def summary(self) -> str:
-        """Says what was split along which axis, and which lists of the batch's length were not."""
-        named = ", ".join(self._sizes[:_NAMED])
-        more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
-        whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]
-        return named + more + (f"; whole to each: {', '.join(whole)}" if whole else "")
-
-    def _pieces(self, value: Any, axis: int, name: str, inside: tuple[int, ...]) -> list[Any]:
         whole = [value] * self._count
         if isinstance(value, torch.Tensor) or _is_array(value):
             return whole if value.ndim == 0 else self._pieces_of_tensor(value, axis, name)
@@ -83,12 +70,19 @@ class Splitter:
         if parts is None:
             return whole
         held, rebuild = parts
-        pieces = [self._pieces(child, axis, name + label, (*inside, id(value))) for label, child in held]
+        pieces = [self.split(child, axis, name + label, (*inside, id(value))) for label, child in held]
         if all(piece is child for (_, child), split in zip(held, pieces, strict=True) for piece in split):
             if isinstance(value, (list, tuple)) and len(inside) < 2:
                 self._lists.append((name, len(value)))
             return whole
         return [rebuild(list(parts)) for parts in zip(*pieces, strict=True)]
+
+    def summary(self) -> str:
+        """Says what was split along which axis, and which lists of the batch's length were not; "" if nothing was."""
+        named = ", ".join(self._sizes[:_NAMED])
+        more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
+        whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]
+        return named + more + (f"; whole to each: {', '.join(whole)}" if whole else "")
 
     def _pieces_of_tensor(self, tensor: Any, axis: int, name: str) -> list[Any]:
         key = (id(tensor), axis)
@@ -98,16 +92,6 @@ class Splitter:
             self._sizes.append(f"{name} {shape} along axis {axis}")
             self._rows.add(shape[axis])
         return self._split[key][1]
-
-
-def most_even(count: int, splits: Callable[[int], Any]) -> tuple[int, Any]:
-    """The most microbatches, fewer than `count`, that the batch can be split into, and what `splits` gives for them."""
-    for fewer in range(count - 1, 1, -1):
-        try:
-            return fewer, splits(fewer)
-        except UnevenError:
-            continue
-    return 1, splits(1)
 
 
 def _cut(tensor: Any, count: int, axis: int, name: str) -> list[Any]:
@@ -159,12 +143,10 @@ def _parts(value: Any) -> Parts | None:
         return [(f".{name}", getattr(value, name)) for name in names], lambda parts: _with(value, names, parts)
     if (node := _pytree.SUPPORTED_NODES.get(type(value))) is not None and not isinstance(value, torch.Size):
         children, context = node.flatten_fn(value)
-        return _numbered(children), lambda parts: node.unflatten_fn(parts, context)
+        return [(f"[{index}]", child) for index, child in enumerate(children)], lambda parts: node.unflatten_fn(
+            parts, context
+        )
     return None
-
-
-def _numbered(children: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(f"[{index}]", child) for index, child in enumerate(children)]
 
 
 def _mapping(value: Mapping, parts: list[Any]) -> Mapping:

@@ -12,7 +12,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current, seeds
 from lamina.pipeline import other_random
-from lamina.pipeline.batches import Batches, without_backward
+from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
 from lamina.pipeline.output import merge
 from lamina.remote import closures
@@ -107,66 +107,44 @@ class StepFunction:
         job = current.outside_step(f"the step function {self._function.__qualname__}")
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
-        if job.model is None:
-            return self._run_microbatches(job, owner, args, kwargs, first_call)
-        with job.model._around_step():
-            return self._run_microbatches(job, owner, args, kwargs, first_call)
-
-    def _run_microbatches(
-        self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any], first_call: FirstCall | None
-    ) -> Any:
-        if job.replicas is None:
-            return merge(self._run_bodies(job, owner, args, kwargs, first_call)[0])
-        with job.replicas.step() as saw_backward:
-            outputs, backward = self._run_bodies(job, owner, args, kwargs, first_call, saw_backward)
-            merged = merge(outputs)
-        if backward:
-            job.replicas.finish_pass()
-        return merged
-
-    def _run_bodies(
-        self,
-        job: current.Job,
-        owner: tuple,
-        args: tuple,
-        kwargs: dict[str, Any],
-        first_call: FirstCall | None,
-        saw_backward: Callable[[], bool] | None = None,
-    ) -> tuple[list[Any], bool]:
-        """Returns what the function did for each microbatch, and whether there was a backward: one that the engine
-        ran, or that `saw_backward` tells of at the end. With `first_call` the model is cut in this step."""
-        if not job.pipelined:
-            outputs = []
-            bodies = self._bodies(job, owner, args, kwargs)
-            run = lambda microbatch: outputs.append(bodies[microbatch]())  # noqa: E731
-            backward = job.session.run_step_here(len(bodies), run, saw_backward)
-            return outputs, backward
-        closures.begin_step(self._function, owner)
+        if job.pipelined:
+            closures.begin_step(self._function, owner)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
-        bodies, failure, count = None, None, job.microbatches
+        bodies, uneven, failure = [None] * job.microbatches, "", None
         if job.leads:
             try:
-                bodies = self._bodies(job, owner, args, kwargs)
-                count = len(bodies)  # which may be fewer: the others take what comes
+                bodies, uneven = self._bodies(job, owner, args, kwargs)
             except Exception as error:
                 failure = error
-
-        deterministic = job.session.config.deterministic_server
 
         def body(microbatch: int) -> Any:
             if failure is not None:
                 raise failure
+            return bodies[microbatch]()
+
+        of_model = {} if job.model is None else job.model.in_step(uneven)
+        run = functools.partial(job.session.run_step, len(bodies), merge=merge, **of_model)
+        result = self._run_pipelined(job, body, run, first_call) if job.pipelined else run(body=body)
+        if job.model is not None:
+            job.model.end_step()
+        return result
+
+    def _run_pipelined(self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None) -> Any:
+        """Runs a step over several ranks. With `first_call` the model is cut in it."""
+        deterministic = job.session.config.deterministic_server
+
+        def body(microbatch: int) -> Any:
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
             try:
-                return bodies[microbatch]()
+                return run_body(microbatch)
             finally:
                 module_attributes.end_microbatch(microbatch)
 
         drawn = other_random.states()
         cut = None if first_call is None else first_call.cut_uncalled
         try:
-            result = job.session.run_step(count, body, cut, saw_backward, (self.name, call_sites.where()))
+            result = run(body=body, cut=cut, call=(self.name, call_sites.where()))
         except BaseException:
             module_attributes.end_step(failed=True)
             raise
@@ -177,16 +155,14 @@ class StepFunction:
         other_random.tell_if_drawn(drawn)
         return result
 
-    def _bodies(self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[Callable[[], Any]]:
-        """One call of the function per microbatch, each in a copy of the caller's context."""
-        pieces, job.uneven = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
-        bodies = []
-        for arguments in pieces:
-            body = functools.partial(self._body, arguments.args, arguments.kwargs)
-            if job.uneven is not None:
-                body = functools.partial(without_backward, job, body)
-            bodies.append(functools.partial(contextvars.copy_context().run, body))
-        return bodies
+    def _bodies(
+        self, job: current.Job, owner: tuple, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[list[Callable[[], Any]], str]:
+        """One call of the function per microbatch, each in a copy of the caller's context; and the error that a
+        backward in them is, "" for none."""
+        pieces, uneven = self._batches.split(self._signature.bind(*owner, *args, **kwargs), len(owner), job)
+        bodies = [functools.partial(self._body, arguments.args, arguments.kwargs) for arguments in pieces]
+        return [functools.partial(contextvars.copy_context().run, body) for body in bodies], uneven
 
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)

@@ -10,6 +10,7 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.util.checks import require_module
 
 Names = Iterator[tuple[str, Any]]
 
@@ -44,8 +45,7 @@ class WrappedModule(nn.Module):
 
 def require_wrappable(module: Any) -> None:
     """Raises UsageError for what is no module, or one that is inside or around another wrapper."""
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"DistributedModel takes an nn.Module, not {type(module).__name__}")
+    require_module(module, "DistributedModel")
     if isinstance(module, WrappedModule):
         raise UsageError("this is a DistributedModel already")
     if isinstance(module, torch.jit.ScriptModule) and current.job().pipelined:

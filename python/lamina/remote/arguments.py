@@ -9,7 +9,6 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class ArgumentCheck:
         self._training = module.training
         self._before = [
             (position, value, _Snapshot(value, self._training))
-            for position, value in _arguments(args, kwargs)
+            for position, value in (*enumerate(args), *kwargs.items())
             if not is_unchanging(value)
         ]
 
@@ -52,16 +51,14 @@ class ArgumentCheck:
                 continue
             after = _Snapshot(value, self._training).data
             if after is None:
-                raise UsageError(self._message(position), code="step-argument-changed")
+                raise UsageError(
+                    f"{self._name} changed {_argument_name(self._module, position)} to what cannot be sent back to the "
+                    "calling rank: arguments of a module on another rank are copies; place both on one partition",
+                    code="step-argument-changed",
+                )
             if after != before.data:
                 found[position] = value
         return found
-
-    def _message(self, position: Position) -> str:
-        return (
-            f"{self._name} changed {_argument_name(self._module, position)} to what cannot be sent back to the calling "
-            "rank: arguments of a module on another rank are copies; place both on one partition"
-        )
 
 
 class _Snapshot(pickle.Pickler):
@@ -103,11 +100,6 @@ def is_unchanging(value: Any) -> bool:
 def is_cache(kind: type) -> bool:
     """True for a class that is a key-value cache of Hugging Face's transformers, which need not be installed."""
     return any(base.__name__ == "Cache" and base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
-
-
-def _arguments(args: tuple, kwargs: dict[str, Any]) -> Iterator[tuple[Position, Any]]:
-    yield from enumerate(args)
-    yield from kwargs.items()
 
 
 def _argument_name(module: nn.Module, position: Position) -> str:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that the engine calls back, handed to it when the package is imported."""
 
-from lamina import _lamina
-from lamina.errors import ENGINE_ERRORS
+from lamina import _lamina, errors
 from lamina.exits import failures
 from lamina.remote import calls, codec
 from lamina.util import call_sites
@@ -15,5 +14,5 @@ _lamina.set_hooks(
     pack=codec.pack,
     unpack=codec.unpack,
     name_call=call_sites.name_call,
-    errors=ENGINE_ERRORS,
+    errors=errors,
 )

@@ -115,8 +115,8 @@ def _name(number: int) -> str:
 
 def _called(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
     closures.look()
-    if swapping.happens():
-        swapping.require_own(_name(number), _parts(number)[0])
+    if swapping.caches():
+        swapping.refuse_cached(_name(number), _parts(number)[0])
     try:
         return session.call(number, args, kwargs)
     finally:

@@ -7,7 +7,7 @@ over several ranks. Such a call is waited for. While an object is with one call,
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.remote import codec
 from lamina.util import pytree
+from lamina.util.contents import same
 
 Position = int | str  # of an argument: among those without a keyword, or its keyword
 
@@ -54,27 +55,23 @@ class BorrowedArguments:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Any, int]] = {}  # by id: the object, and how many calls have it
+        self._calls: Counter[int] = Counter()  # that have it, by the id of an object
 
     @contextmanager
     def lend(self, values: list[Any]) -> Iterator[None]:
-        self._count(values, +1)
+        """Inside, a call has these."""
+        with self._lock:
+            self._calls.update(map(id, values))
         try:
             yield
         finally:
-            self._count(values, -1)
+            with self._lock:
+                self._calls -= Counter(map(id, values))
 
     def has_several_borrowers(self, value: Any) -> bool:
         """True where more than one call has it."""
         with self._lock:
-            return self._calls.get(id(value), (None, 0))[1] > 1
-
-    def _count(self, values: list[Any], change: int) -> None:
-        with self._lock:
-            for value in values:
-                calls = self._calls.pop(id(value), (value, 0))[1] + change
-                if calls:
-                    self._calls[id(value)] = value, calls
+            return self._calls[id(value)] > 1
 
 
 def write_back(changed: CallResult, args: tuple, kwargs: dict[str, Any], borrowed: BorrowedArguments) -> Any:
@@ -98,7 +95,7 @@ def write_back(changed: CallResult, args: tuple, kwargs: dict[str, Any], borrowe
                 "that cannot be repeated here: return what changes, or place both on one partition",
                 code="step-argument-changed",
             )
-    return _replaced(changed.output, written)
+    return pytree.map_values(lambda part: written.get(id(part)), changed.output)
 
 
 def _written_back(old: Any, new: Any, written: dict[int, Any]) -> Any:
@@ -140,14 +137,9 @@ def _written_back_tuple(old: tuple, new: tuple, written: dict[int, Any]) -> tupl
     if len(old) != len(new):
         return new
     parts = [_written_back(*pair, written) for pair in zip(old, new, strict=True)]
-    if all(_same(part, before) for part, before in zip(parts, old, strict=True)):
+    if all(map(same, old, parts)):
         return old
     return pytree.rebuild(new, parts)
-
-
-def _same(part: Any, before: Any) -> bool:
-    plain = (bool, int, float, complex, str, bytes, type(None), slice)
-    return part is before or (type(part) is type(before) and isinstance(part, plain) and part == before)
 
 
 def _write_back_attributes(old: Any, new: Any, written: dict[int, Any]) -> None:
@@ -168,15 +160,3 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _names(slots: Any) -> tuple:
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _replaced(value: Any, written: dict[int, Any]) -> Any:
-    """A result, with the caller's objects in the place of those that came back."""
-    if id(value) in written:
-        return written[id(value)]
-    held = pytree.children(value)
-    if held is None:
-        return value
-    before = [child for _, child in held]
-    after = [_replaced(child, written) for child in before]
-    return value if all(a is b for a, b in zip(before, after, strict=True)) else pytree.rebuild(value, after)

@@ -27,15 +27,13 @@ class ModelState:
     """The state of a partitioned model, for all ranks of one pipeline.
 
     Args:
-        module: the model.
-        partitioned: who owns what of it.
-        session: of the job.
+        partitioned: who owns what of the model.
     """
 
-    def __init__(self, module: nn.Module, partitioned: PartitionedModel, session: _lamina.Session):
-        self._module = module
+    def __init__(self, partitioned: PartitionedModel):
         self._partitioned = partitioned
-        self._session = session
+        self._module = partitioned.tree.root
+        self._session = partitioned.session
 
     def local(self) -> OrderedDict[str, Any]:
         """Returns what this rank owns, as a partial dictionary."""
@@ -56,7 +54,9 @@ class ModelState:
         """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
         unless it fits on all."""
         given = self._for_this_rank(state_dict, same_partition_load)
-        checked = None if _calls_back(self._module) else self._agree(self._rehearse(given), strict)
+        # Hooks after loading look at the values, which a rehearsal does not have.
+        calls_back = any(part._load_state_dict_post_hooks for part in self._module.modules())
+        checked = None if calls_back else self._agree(self._rehearse(given), strict)
         loaded = self._load_own(given)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
 
@@ -106,7 +106,9 @@ class ModelState:
     def _difference(self, given: Mapping[str, Any], own: Any, state_dict: Mapping[str, Any]) -> str:
         saved, here = _saved_by(state_dict), self._place()
         origin = _nth(*saved) if saved else "another partition"
-        texts = [f"it has {name}, which lives on {self._home(name)}" for name in given if name not in own][:1]
+        texts = [
+            f"it has {name}, which lives on {self._partitioned.home_of(name)}" for name in given if name not in own
+        ][:1]
         texts += [f"it lacks {name}, which lives here" for name in own if name not in given][:1]
         if not texts:
             return ""
@@ -114,9 +116,6 @@ class ModelState:
             f"same_partition_load=True, but the state dict of {origin} is not that of {_nth(*here)}, as the model is "
             f"cut now: {', '.join(texts)}. Load it without same_partition_load"
         )
-
-    def _home(self, name: str) -> str:
-        return self._partitioned.home_of(name, self._session)
 
     # Before anything is written.
 
@@ -141,7 +140,7 @@ class ModelState:
         missing = list(dict.fromkeys(itertools.chain(*missing)))
         unexpected = [name for name in unexpected[0] if all(name in others for others in unexpected)]
         if strict and (missing or unexpected):
-            homes = "".join(f"; {name} lives on {self._home(name)}" for name in missing[:3])
+            homes = "".join(f"; {name} lives on {self._partitioned.home_of(name)}" for name in missing[:3])
             raise UsageError(
                 f"state_dict does not fit the model: missing {missing}, unexpected {unexpected}{homes}",
                 code="state-names",
@@ -194,11 +193,6 @@ def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, An
     copy = OrderedDict((name, value) for name, value in state_dict.items() if name not in leave)
     copy._metadata = dict(getattr(state_dict, "_metadata", None) or {})
     return copy
-
-
-def _calls_back(module: nn.Module) -> bool:
-    """True where loading runs code that looks at the values, which a rehearsal does not have."""
-    return any(part._load_state_dict_post_hooks for part in module.modules())
 
 
 def _stand_ins(root: nn.Module) -> list[Place]:

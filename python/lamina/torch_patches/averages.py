@@ -13,11 +13,7 @@ _original = AveragedModel.update_parameters
 
 def install(update: Callable[[Update, AveragedModel, nn.Module], None]) -> None:
     """From now on `average.update_parameters(model)` is `update(torch's own, average, model)`."""
-
-    def update_parameters(self: AveragedModel, model: nn.Module) -> None:
-        update(_original, self, model)
-
-    AveragedModel.update_parameters = update_parameters
+    AveragedModel.update_parameters = lambda self, model: update(_original, self, model)
 
 
 def remove() -> None:

@@ -86,9 +86,6 @@ def _replace(where: Any, name: str, wrap: Callable) -> None:
 
 def _fetched(tree: Any) -> Any:
     """`tree`, whose references have become their values."""
-    return pytree.map_tensors(_fetched_one, tree)
-
-
-def _fetched_one(tensor: torch.Tensor) -> torch.Tensor:
-    _lamina.materialise(tensor)
-    return tensor
+    for tensor in pytree.tensors(tree):
+        _lamina.materialise(tensor)
+    return tree

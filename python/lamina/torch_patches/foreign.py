@@ -28,7 +28,6 @@ _HOOKS = (
     "register_full_backward_hook",
     "register_backward_hook",
 )
-_TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 _replaced: list[tuple[Any, str, Any]] = []  # owner of an attribute, its name, what was there
 _handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -43,7 +42,7 @@ def install() -> None:
         _replace(nn.Module, name, _refuse_hook)
     for name in ("_apply", "zero_grad", "load_state_dict"):
         _replace(nn.Module, name, _refuse_for_parts)
-    for name in _TENSOR_HOOKS:
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
         _replace(nn.Parameter, name, _refuse_tensor_hook)
     _replace(torch.optim.Optimizer, "zero_grad", _refuse_zero_grad)
     _replace(autograd, "_engine_run_backward", _refuse_inputs)
@@ -161,18 +160,9 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         )
 
 
-def _refuse_inputs(
-    _: str,
-    outputs: Any,
-    gradients: Any = None,
-    keep_graph: Any = None,
-    create_graph: Any = None,
-    inputs: Any = (),
-    *__: Any,
-    **___: Any,
-) -> None:
-    """autograd.grad(), and backward(inputs=...)."""
-    for tensor in inputs or ():
+def _refuse_inputs(_: str, *given: Any, **__: Any) -> None:
+    """autograd.grad(), and backward(inputs=...): torch gives what is asked for in the fifth place."""
+    for tensor in given[4] if len(given) > 4 else ():
         if isinstance(tensor, torch.Tensor) and (where := _lamina.where_released(tensor)):
             raise UsageError(
                 f"autograd.grad(), or backward(inputs=...), of a parameter whose gradient is not here: {where}; use "

@@ -14,11 +14,12 @@ heard it tells on. What an attribute holds counts as the attribute, under all na
 ties modules that share attributes to one rank beforehand (tracing/state.py), and all ranks know then what it saw set.
 """
 
+import functools
 import numbers
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.torch_patches import compiled
 from lamina.util.contents import Content, changed, changed_by_more_than_counting, content, is_changeable, same, within
+from lamina.util.settings import setting
 
 Key = tuple[int, str]  # an attribute: id(module) and its name
 News = tuple[int, str, int]  # a module by its place among the model's, an attribute, its home
@@ -164,15 +166,13 @@ def touch(module: nn.Module, name: str) -> None:
         _news.append((_modules[id(module)], name, _here))
 
 
-@contextmanager
-def serving(name: str) -> Iterator[None]:
+def serving(name: str) -> AbstractContextManager[None]:
     """Inside, this thread runs the module of that name for another rank."""
-    outer = getattr(_served, "name", None)
-    _served.name = name
-    try:
-        yield
-    finally:
-        _served.name = outer
+    return setting(name, _served_name, functools.partial(setattr, _served, "name"))
+
+
+def _served_name() -> str | None:
+    return getattr(_served, "name", None)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class _Setter:
 
 
 def _note_setter(key: Key, microbatch: int) -> None:
-    if (name := getattr(_served, "name", None)) is not None:
+    if (name := _served_name()) is not None:
         turn, before = (_steps, microbatch), _setters.get(key)
         _setters[key] = _Setter(name, turn, before is not None and (before.again or before.turn != turn))
 
@@ -191,7 +191,7 @@ def _note_setter(key: Key, microbatch: int) -> None:
 def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
     """Raises UsageError where what one call of another rank sets, in each microbatch anew, is read in a call of another
     module: their order is kept where the caller waits for the first."""
-    setter, reader = _setters[id(module), name], getattr(_served, "name", None)
+    setter, reader = _setters[id(module), name], _served_name()
     crosses = setter.turn == (_steps, microbatch) and reader not in (None, setter.name)
     if crosses and setter.again and setter.name not in _waited:
         raise UsageError(
@@ -203,11 +203,10 @@ def _require_order(module: nn.Module, name: str, microbatch: int) -> None:
 
 def _forget() -> None:
     end_step()
-    for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used):
+    for kept in (_modules, _listed, _names, _homes, _foreign, _news, _told, _contents, _aliases, _used, _waited):
         kept.clear()
     _told_of.clear()
     _setters.clear()
-    _waited.clear()
 
 
 def _hold(module: nn.Module, name: str, value: Any) -> None:

@@ -17,19 +17,14 @@ from lamina.util import pytree
 
 Route = Callable[[int, tuple, dict[str, Any]], Any]
 
-_IN_STREAM = -1
-_NAMED = -2
-_ANYWHERE = -3
-_HOOKED = -4
+Call = Callable[[nn.Module, tuple, dict[str, Any]], Any]
 
-# By id(module): the number of each module owned elsewhere, _ANYWHERE for those that nobody owns, _HOOKED for those of
-# this rank with hooks around their calls, _IN_STREAM for the others that start a stream, _NAMED for those of them, and
-# of all the rest, that are among `_names`.
-_listed: dict[int, int] = {}
+_calls: dict[int, Call] = {}  # by id(module): what a call of it is, where that is not torch's own
+_remote: dict[int, int] = {}  # the following by id(module), too
 _anywhere: dict[int, int] = {}
-_in_stream: set[int] = set()
 _hooked: dict[int, Callable[[bool], _lamina.HookedCall]] = {}
 _names: dict[int, str] = {}
+_in_stream: dict[int, bool] = {}
 _given: Route | None = None  # the route as it was given
 _route: Route | None = None  # the same, as compiled code may call it
 _original = nn.Module.__call__
@@ -55,18 +50,12 @@ def install(
             lamina/model/call_hooks.h. It is told whether the call came from another rank.
     """
     global _given, _route, _original, _installed
-    _listed.clear()
-    _names.clear()
-    _in_stream.clear()
-    _in_stream.update(map(id, streams))
-    _listed.update(dict.fromkeys(_in_stream, _IN_STREAM))
-    _hooked.clear()
-    _hooked.update(hooked or {})
-    _listed.update(dict.fromkeys(_hooked, _HOOKED))
-    _listed.update(remote)
-    _anywhere.clear()
+    _forget()
+    _in_stream.update((id(module), True) for module in streams)
+    _remote.update(remote)
     _anywhere.update(anywhere or {})
-    _listed.update(dict.fromkeys(_anywhere, _ANYWHERE))
+    _hooked.update(hooked or {})
+    _say_calls(_in_stream | _remote | _anywhere | _hooked)
     _given, _route = route, compiled.outside(route)
     if not _installed:
         _original = nn.Module.__call__
@@ -78,23 +67,16 @@ def install(
 def name_turns(modules: Mapping[str, nn.Module]) -> None:
     """From now on what these modules of this rank do, forward and backward, is recorded under their names, which takes
     a little time; under those of no others. Nothing without an `install` before."""
-    for key in _names:
-        if key in _hooked:
-            continue
-        if key in _in_stream:
-            _listed[key] = _IN_STREAM
-        else:
-            _listed.pop(key, None)
+    before = list(_names)
     _names.clear()
     _names.update((id(module), name) for name, module in modules.items() if id(module) not in _anywhere)
-    _listed.update((key, _NAMED) for key in _names if key not in _hooked)
+    _say_calls([*before, *_names])
 
 
 def remove() -> None:
     """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
     global _given, _installed
-    _listed.clear()
-    _hooked.clear()
+    _forget()
     _given = None
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
@@ -125,19 +107,32 @@ def call_served(module: nn.Module, *args: Any) -> Any:
     return _call_hooked(module, args, {}, remote=True) if id(module) in _hooked else module(*args)
 
 
+def _forget() -> None:
+    for kept in (_calls, _remote, _anywhere, _hooked, _names, _in_stream):
+        kept.clear()
+
+
+def _say_calls(keys: Iterable[int]) -> None:
+    """Notes what a call of each of these modules is: by the first that it is listed in."""
+    ways = (
+        (_remote, _call_remote),
+        (_anywhere, _call_anywhere),
+        (_hooked, _call_hooked),
+        (_names, _call_named),
+        (_in_stream, _call_in_stream),
+    )
+    for key in keys:
+        _calls.pop(key, None)
+        _calls.update((key, call) for listed, call in reversed(ways) if key in listed)
+
+
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    number = _listed.get(id(self))
-    if number is None:
-        return _original(self, *args, **kwargs)
-    if number == _IN_STREAM:
-        return _call_in_stream(self, args, kwargs)
-    if number == _NAMED:
-        return _call_named(self, args, kwargs)
-    if number == _ANYWHERE:
-        return _call_anywhere(self, args, kwargs)
-    if number == _HOOKED:
-        return _call_hooked(self, args, kwargs)
-    return _route(number, args, kwargs)
+    call = _calls.get(id(self))
+    return _original(self, *args, **kwargs) if call is None else call(self, args, kwargs)
+
+
+def _call_remote(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return _route(_remote[id(module)], args, kwargs)
 
 
 @compiled.left_alone
@@ -159,9 +154,7 @@ def _call_hooked(module: nn.Module, args: tuple, kwargs: dict[str, Any], remote:
 
 @compiled.outside
 def _end(call: _lamina.HookedCall, output: Any) -> None:
-    tensors: list[torch.Tensor] = []
-    pytree.map_tensors(lambda tensor: tensors.append(tensor) or tensor, output)
-    call.end(tensors)
+    call.end(pytree.tensors(output))
 
 
 def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -184,11 +177,12 @@ def _call_named(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = _call_plain(module, args, kwargs)
     finally:
         _lamina.name_turn(outer)
-    pytree.map_tensors(lambda tensor: _name_backward(tensor, name), output)
+    for tensor in pytree.tensors(output):
+        _name_backward(tensor, name)
     return output
 
 
-def _name_backward(output: torch.Tensor, name: str) -> torch.Tensor:
+def _name_backward(output: torch.Tensor, name: str) -> None:
     """Work that follows the gradient of `output` in a backward is the module's, until it reaches another one's
     output."""
 
@@ -197,4 +191,3 @@ def _name_backward(output: torch.Tensor, name: str) -> torch.Tensor:
 
     if output.requires_grad and torch.is_grad_enabled() and not _lamina.is_pending(output):
         output.register_hook(reached)
-    return output

@@ -4,25 +4,26 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
+
+from lamina.util.settings import setting
 
 _lock = threading.Lock()
 _makers = 0  # threads that are inside `creations`
 _original_init = nn.Module.__init__
 
 
-@contextmanager
-def calls(call: Callable[[Callable, nn.Module, tuple, dict[str, Any]], Any]) -> Iterator[None]:
+def calls(call: Callable[[Callable, nn.Module, tuple, dict[str, Any]], Any]) -> AbstractContextManager[None]:
     """Inside, `module(*args, **kwargs)` is `call(original, module, args, kwargs)`."""
     original = nn.Module.__call__
-    nn.Module.__call__ = lambda module, *args, **kwargs: call(original, module, args, kwargs)
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original
+
+    def ours(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(original, module, args, kwargs)
+
+    return setting(ours, lambda: original, functools.partial(setattr, nn.Module, "__call__"))
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 
 Both change modules, or torch, for the whole process, while microbatches take turns in it: another one would compute
 with what one has swapped, or with weights that it has cached, and its graph. And neither reaches what other ranks own.
-So they are allowed where microbatches run one after the other, on what is here.
+So they are allowed where microbatches run one after the other, on what is here. That a call would meet swapped
+parameters of another rank `remote.calls` sees at the call.
 """
 
 import functools
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -20,7 +20,6 @@ from lamina.errors import UsageError
 
 _ONE_AT_A_TIME = "set active_microbatches to 1 for it"
 
-_thread = threading.local()  # `.swapped`: the modules with parameters that are swapped now, by this thread
 _original = stateless._reparametrize_module
 _modules: set[int] = set()  # ids of the model's; their owner keeps them alive
 _in_turns = False
@@ -47,22 +46,14 @@ def remove() -> None:
         stateless._reparametrize_module = _original
 
 
-def happens() -> bool:
-    """True where parameters are swapped here now, by this thread, or cached."""
-    return bool(getattr(_thread, "swapped", ())) or parametrize._cache_enabled > 0
+def caches() -> bool:
+    """True where weights are cached now."""
+    return parametrize._cache_enabled > 0
 
 
-def require_own(name: str, modules: list[nn.Module]) -> None:
-    """Raises UsageError where a call of module `name`, with all under it `modules`, would not see on its rank what is
-    swapped or cached here."""
-    if any(id(module) in swapped for swapped in getattr(_thread, "swapped", ()) for module in modules):
-        raise UsageError(
-            f"functional_call() gives parameters to {name}, which lives on another rank and has its own: call it in a "
-            "module of that rank, or place it with its caller",
-            code="step-swapped",
-        )
-    if not parametrize._cache_enabled:
-        return
+def refuse_cached(name: str, modules: list[nn.Module]) -> None:
+    """Raises UsageError where a call of module `name`, with all under it `modules`, would not see on its rank the
+    weights that are cached here."""
     if _in_turns:
         raise UsageError(
             f"{name}, which lives on another rank, is called in parametrize.cached(): {_ONE_AT_A_TIME}",
@@ -77,35 +68,10 @@ def require_own(name: str, modules: list[nn.Module]) -> None:
 
 
 @functools.wraps(_original)
-@contextmanager
-def _swap(module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[Any]:
-    ours = _lamina.microbatch() >= 0 and any(id(part) in _modules for part in module.modules())
-    if ours and _in_turns:
+def _swap(module: nn.Module, *args: Any, **kwargs: Any) -> AbstractContextManager:
+    if _in_turns and _lamina.microbatch() >= 0 and any(id(part) in _modules for part in module.modules()):
         raise UsageError(
             f"functional_call() of a part of the model, several microbatches of which run in turns: {_ONE_AT_A_TIME}",
             code="step-swapped",
         )
-    before = _tensors(module)
-    with _original(module, *args, **kwargs) as given:
-        after = _tensors(module)
-        swapped = {part for part in after if after[part] != before.get(part)}
-        with _noted(swapped if ours else set()):
-            yield given
-
-
-@contextmanager
-def _noted(swapped: set[int]) -> Iterator[None]:
-    outer = getattr(_thread, "swapped", ())
-    _thread.swapped = (*outer, swapped)
-    try:
-        yield
-    finally:
-        _thread.swapped = outer
-
-
-def _tensors(module: nn.Module) -> dict[int, list[int]]:
-    """The ids of each module's own parameters and buffers, by its own."""
-    return {
-        id(part): [id(t) for held in (part._parameters, part._buffers) for t in held.values()]
-        for part in module.modules()
-    }
+    return _original(module, *args, **kwargs)

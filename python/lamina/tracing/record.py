@@ -16,7 +16,7 @@ from lamina.integrations import hugging_face
 from lamina.modules.tree import ModuleTree
 from lamina.torch_patches import scoped
 from lamina.tracing.costs import Device, tensors_of, times_us
-from lamina.tracing.route import Stretch, Way
+from lamina.tracing.route import Stretch, Way, size_bytes
 from lamina.util import pytree
 
 _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -146,16 +146,12 @@ class Recorder(TorchDispatchMode):
         if not inside:
             self._way.leave(output)
             measures.calls += 1
-            pytree.map_tensors(lambda tensor: self._add_output(measures, tensor), output)
+            measures.output_bytes += size_bytes(pytree.tensors(output))
         return output
 
     def _given(self, values: Any) -> Any:
         """A parameter given to a module, or by it, is a value there and no reading of the parameter."""
         return pytree.map_tensors(lambda t: t.view_as(t) if self._holders.of(t) else t, values)
-
-    def _add_output(self, measures: Measures, tensor: torch.Tensor) -> torch.Tensor:
-        measures.output_bytes += tensor.numel() * tensor.element_size()
-        return tensor
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
         storage = _storage(tensor)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way of one call through a model: what each module itself does between calls of others, in this order."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +60,10 @@ class Way:
 
     def _hand_on(self, values: Any) -> None:
         if self._open is not None:
-            sizes: list[int] = []
-            pytree.map_tensors(lambda tensor: _note(tensor, sizes), values)
-            self._open.value_bytes = sum(sizes)
+            self._open.value_bytes = size_bytes(pytree.tensors(values))
         self._open = None
 
 
-def _note(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    sizes.append(tensor.numel() * tensor.element_size())
-    return tensor
+def size_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of all their elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

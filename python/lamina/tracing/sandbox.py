@@ -15,7 +15,6 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.remote import codec
 from lamina.util import pytree
-from lamina.util.default_dtype import default_dtype
 
 _LISTS = (list, deque)
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
@@ -25,28 +24,26 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class ThreadState:
-    """State that torch's operations depend on besides their arguments, in one thread."""
+class Call:
+    """A call of the model: its arguments, and autocast around it, which each thread has for itself. All else that
+    torch's operations depend on is lent to whoever traces; see [Note: first call] in lamina/pipeline/first_call.h."""
 
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    default_dtype: torch.dtype
-
-    @classmethod
-    def current(cls) -> "ThreadState":
-        devices = ("cpu", "cuda")
-        found = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
-        return cls(found, torch.get_default_dtype())
+    args: tuple
+    kwargs: dict[str, Any]
+    autocast: list[tuple[str, bool, torch.dtype]] = field(default_factory=lambda: list(map(_autocast, ("cpu", "cuda"))))
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """As there, in this thread; with gradients, and nothing left in autocast's cache."""
-        with default_dtype(self.default_dtype), ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
+    def surroundings(self) -> Iterator[None]:
+        """Autocast is as there, in this thread; with gradients, and nothing left in autocast's cache."""
+        with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
                 if enabled != torch.is_autocast_enabled(device) or enabled:
                     stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
             yield
+
+
+def _autocast(device: str) -> tuple[str, bool, torch.dtype]:
+    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 @contextmanager
@@ -109,6 +106,20 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
+def moved(device: torch.device | None) -> Make:
+    """Makes stand-ins with values, on `device`."""
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        if device is None or tensor.device == device:
+            return alias(tensor)
+        moved = tensor.detach().to(device)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(moved, tensor.requires_grad)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    return make
+
+
 class _Streams:
     """The generators of torch, Python and, where a script uses it, NumPy."""
 
@@ -140,12 +151,3 @@ def _refill(container: Any, before: Any) -> None:
         container.extend(before)
     else:
         container.update(before)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the model: its arguments, and what torch's operations depend on around it."""
-
-    args: tuple
-    kwargs: dict[str, Any]
-    thread_state: ThreadState = field(default_factory=ThreadState.current)

@@ -13,7 +13,7 @@ from torch import nn
 from lamina.modules.tree import ModuleTree
 from lamina.torch_patches import scoped
 from lamina.tracing.record import Holders, Measures, forward_of
-from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
 from lamina.util import pytree
 
 _RUNS = 4  # the first, which finds caches cold, does not count
@@ -32,8 +32,8 @@ def measure_times(tree: ModuleTree, call: "Call", device: torch.device | None, m
 
 
 def _run(tree: ModuleTree, call: "Call", device: torch.device | None) -> "_Stopwatch":
-    with undisturbed(tree.root), call.thread_state.entered():
-        make = alias if device is None else lambda tensor: _to(alias(tensor), device)
+    with undisturbed(tree.root), call.surroundings():
+        make = moved(device)
         put_stand_ins(tree.root, make)
         args, kwargs = copied((call.args, call.kwargs), make)
         watch = _Stopwatch(tree, device)
@@ -41,11 +41,6 @@ def _run(tree: ModuleTree, call: "Call", device: torch.device | None) -> "_Stopw
             output = tree.root(*args, **kwargs)
         watch.backward(output)
     return watch
-
-
-def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    moved = tensor.detach().to(device)
-    return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
 class _Stopwatch:
@@ -72,9 +67,7 @@ class _Stopwatch:
 
     def backward(self, output: Any) -> None:
         """Runs the backward of everything that the model returned."""
-        tensors: list[torch.Tensor] = []
-        pytree.map_tensors(lambda tensor: tensors.append(tensor) or tensor, output)
-        roots = [tensor for tensor in tensors if tensor.requires_grad]
+        roots = [tensor for tensor in pytree.tensors(output) if tensor.requires_grad]
         for function in _graph([tensor.grad_fn for tensor in roots]):
             self._time(function)
         if roots:

@@ -8,25 +8,26 @@ the model is cut by the bytes of its parameters. A trace leaves nothing behind: 
 attributes of modules and arguments are as before, and hooks of the script are not called.
 """
 
+import functools
 import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
-from lamina.tracing.sandbox import Call, alias, copied, put_stand_ins, undisturbed
+from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
+from lamina.util.settings import setting
 
 
 @dataclass(frozen=True)
@@ -136,16 +137,13 @@ def summary(tree: ModuleTree, found: Trace) -> dict[str, Any]:
 def _tracing():
     global _running
     _running = True
+    # Modules that are compiled run as they were written.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with _eager():
+        with eager:
             yield
     finally:
         _running = False
-
-
-def _eager() -> Any:
-    """Modules that are compiled run as they were written."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
@@ -164,7 +162,7 @@ def _attempt(
     try:
         with ExitStack() as stack:
             stack.enter_context(undisturbed(tree.root))
-            device, make = _device(tree, real), _moved(real.device) if real else None
+            device, make = _device(tree, real), moved(real.device) if real else None
             if make is None:
                 make = _faked(fake := _fake_mode(tree))
                 stack.enter_context(fake)
@@ -172,7 +170,7 @@ def _attempt(
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
-            stack.enter_context(call.thread_state.entered())
+            stack.enter_context(call.surroundings())
             stack.enter_context(recorder.watching())
             watch = StateWatch(tree, recorder.node)
             with watch.watching():
@@ -212,15 +210,10 @@ def _tensors(tree: ModuleTree) -> Iterator[torch.Tensor]:
     return itertools.chain(tree.root.parameters(), tree.root.buffers())
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Limits of fake tensors are no error of the job: torch does not write its traceback."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return setting(True, lambda: logger.disabled, functools.partial(setattr, logger, "disabled"))
 
 
 def _is_fake(tree: ModuleTree) -> bool:
@@ -235,17 +228,3 @@ def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
 
 def _faked(mode: FakeTensorMode) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
-
-
-def _moved(device: torch.device | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes stand-ins with values, on `device`."""
-
-    def make(tensor: torch.Tensor) -> torch.Tensor:
-        if device is None or tensor.device == device:
-            return alias(tensor)
-        moved = tensor.detach().to(device)
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(moved, tensor.requires_grad)
-        return moved.requires_grad_(tensor.requires_grad)
-
-    return make

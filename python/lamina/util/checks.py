@@ -1,27 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are not what they have to be, said in the words of the argument."""
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import nn
 
 from lamina.errors import UsageError
 
 
+def require_module(module: Any, what: str) -> None:
+    """Errors: UsageError: `what` was given no module."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{what} takes an nn.Module, not {type(module).__name__}")
+
+
 def require_booleans(**given: Any) -> None:
     """Errors: UsageError: an argument is neither True nor False; "False" would count as True."""
-    for name, value in given.items():
-        if type(value) is not bool:
-            raise UsageError(f"{name} is True or False, not {value!r}")
+    _require(given, lambda value: type(value) is bool, "True or False")
 
 
 def require_count(**given: Any) -> None:
     """Errors: UsageError: an argument is no integer from 1."""
-    for name, value in given.items():
-        if type(value) is not int or value < 1:
-            raise UsageError(f"{name} is an integer, at least 1, not {value!r}")
+    _require(given, lambda value: type(value) is int and value >= 1, "an integer, at least 1")
 
 
 def require_positive(**given: Any) -> None:
     """Errors: UsageError: an argument is no number above 0."""
+    _require(given, lambda value: type(value) in (int, float) and 0 < value < float("inf"), "a number above 0")
+
+
+def _require(given: dict[str, Any], holds: Callable[[Any], bool], what: str) -> None:
     for name, value in given.items():
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise UsageError(f"{name} is a number above 0, not {value!r}")
+        if not holds(value):
+            raise UsageError(f"{name} is {what}, not {value!r}")

@@ -14,7 +14,7 @@ from torch import nn
 Content = dict[Any, Any]
 
 _LISTS = (list, deque)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
 _LARGE = 1000  # of larger ones only the ends are looked at
 _THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
 

@@ -3,7 +3,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -54,13 +54,25 @@ def rebuild(value: Any, parts: list[Any]) -> Any:
     return other
 
 
-def map_tensors(function: Any, value: Any) -> Any:
-    """`value` with `function(tensor)` in the place of every tensor; what holds no tensor stays the same object."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    held = children(value)
-    if held is None:
+def map_values(function: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `function(part)` in the place of every part for which that is not None; what holds none of these
+    stays the same object."""
+    if (found := function(value)) is not None:
+        return found
+    if (held := children(value)) is None:
         return value
     before = [child for _, child in held]
-    after = [map_tensors(function, child) for child in before]
+    after = [map_values(function, child) for child in before]
     return value if all(a is b for a, b in zip(before, after, strict=True)) else rebuild(value, after)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """`value` with `function(tensor)` in the place of every tensor; what holds no tensor stays the same object."""
+    return map_values(lambda part: function(part) if isinstance(part, torch.Tensor) else None, value)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers, in their order."""
+    found: list[torch.Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, value)
+    return found

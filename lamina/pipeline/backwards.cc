@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/pipeline/backwards.h"
+
+#include <algorithm>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+#include "lamina/remote/graph.h"
+#include "lamina/runtime/rng_streams.h"
+
+namespace lamina::pipeline {
+namespace {
+
+base::UsageError uneven_error(const std::string& why) { return base::UsageError(why, base::Code{"step-uneven"}); }
+
+}  // namespace
+
+void Backwards::add_up() {
+  microbatches_ = 1;
+  seen_ = true;
+}
+
+StepResult Backwards::run_step(StepSpec spec, const std::string& uneven, const Parameters& parameters, const Run& run) {
+  if (!job_.leads()) return run(std::move(spec));
+  uneven_ = uneven;
+  announced_ = false;
+  if (!uneven.empty()) {
+    // A thread of a body may outlive the step, and the model.
+    spec.body = [&job = job_, parameters, uneven, body = std::move(spec.body)](base::Microbatch microbatch) {
+      const auto before = look(job, parameters);
+      auto output = body(microbatch);
+      if (had_backward(job, before, parameters)) throw uneven_error(uneven);
+      return output;
+    };
+  }
+  const auto before = seen_ ? Found() : look(job_, parameters);
+  auto result = run(std::move(spec));
+  if (seen_) return result;
+  seen_ = announced_ || had_backward(job_, before, parameters);
+  if (seen_ && !announced_) tell();
+  return result;
+}
+
+void Backwards::run(const remote::Tensors& tensors, const remote::Tensors& gradients) {
+  const bool inside = runtime::in_step();
+  if (inside && !uneven_.empty()) throw uneven_error(uneven_);
+  announced_ = true;
+  const double scale = inside ? 1.0 / microbatches_ : 1.0;
+  alone_ ? remote::run_backward(tensors, gradients, scale) : job_.backward(tensors, gradients, scale);
+}
+
+Backwards::Found Backwards::look(const Job& job, const Parameters& parameters) {
+  Found found{{}, job.backwards()};
+  for (const auto& parameter : parameters()) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    const auto version = gradient.is_inference() ? 0 : gradient._version();
+    found.gradients[parameter.unsafeGetTensorImpl()] = {gradient.unsafeGetTensorImpl(), version};
+  }
+  return found;
+}
+
+bool Backwards::had_backward(const Job& job, const Found& before, const Parameters& parameters) {
+  const auto after = look(job, parameters);
+  return after.elsewhere != before.elsewhere || std::ranges::any_of(after.gradients, [&](const auto& gradient) {
+           const auto was = before.gradients.find(gradient.first);
+           return was == before.gradients.end() || was->second != gradient.second;
+         });
+}
+
+void Backwards::tell() const {
+  base::log_warning(
+      base::str("a step has called loss.backward(), which adds up the gradients of its ", microbatches_,
+                " microbatches: model.backward(loss) divides them by their number, as the plain loop over the batch "
+                "has them. Call "
+                "that, or make the model with average_grads_across_microbatches=False if the sum is wanted"));
+}
+
+}  // namespace lamina::pipeline

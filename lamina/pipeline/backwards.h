@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "lamina/pipeline/job.h"
+
+namespace lamina::pipeline {
+
+// The backwards of a job's model, and what is to be said of others.
+//
+// A body that calls loss.backward() works, but adds up the gradients of the microbatches, which the model's own
+// backward divides by their number: another training than the plain loop's, without a word. That is told, once, on the
+// rank that runs the bodies, which looks until it has seen one backward or the other.
+class Backwards {
+ public:
+  using Parameters = std::function<remote::Tensors()>;
+  using Run = std::function<StepResult(StepSpec spec)>;
+
+  // The model's own backward in a step divides gradients by the number of microbatches, unless it is 1.
+  Backwards(Job& job, int microbatches)
+      : job_(job), alone_(job.alone()), microbatches_(microbatches), seen_(microbatches == 1) {}
+
+  // From now on it divides them by nothing: somebody else averages them.
+  void add_up();
+
+  // Runs a step of the model with these parameters by `run`. Where its batch has fewer microbatches than configured,
+  // `uneven` is the error that a backward in it is: gradients would not be the mean. Throws that, and what `run`
+  // throws.
+  StepResult run_step(StepSpec spec, const std::string& uneven, const Parameters& parameters, const Run& run);
+
+  // The model's own, in a step or outside; see remote::run_backward. Throws the step's `uneven`, too.
+  void run(const remote::Tensors& tensors, const remote::Tensors& gradients);
+
+ private:
+  // Facts that a backward changes.
+  struct Found {
+    std::map<const void*, std::pair<const void*, std::uint64_t>>
+        gradients;               // by parameter; another one when it changes
+    std::int64_t elsewhere = 0;  // backwards of other ranks' modules that this one has asked for
+  };
+  static Found look(const Job& job, const Parameters& parameters);
+  static bool had_backward(const Job& job, const Found& before, const Parameters& parameters);
+  void tell() const;
+
+  Job& job_;
+  const bool alone_;  // known when the job has ended, too
+  int microbatches_;
+  bool seen_;
+  bool announced_ = false;
+  std::string uneven_;
+};
+
+}  // namespace lamina::pipeline
