@@ -6,6 +6,7 @@ should differ between ranks.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -100,8 +101,10 @@ class ForkedRank:
         return self._output["stdout"].read_text(), self._output["stderr"].read_text()
 
     def send_signal(self, number: int) -> None:
+        """Does nothing to a rank that has ended, which another's end may do before anybody waits for it."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -71,8 +71,9 @@ TEST_F(MessengerTest, MessagesOfStepsAreRecorded) {
   message.call.step = base::Step(3);
   messenger_.transport().send(base::Rank(1), message);
   messenger_.mailbox().send(base::Rank(1), "outside", std::int64_t{1});
+  const observe::Timeline timeline = recorder_.stop();
   std::vector<std::string> names;
-  for (const auto& event : recorder_.stop().ranks.at(0).events) names.push_back(event.name);
+  for (const auto& event : timeline.ranks.at(0).events) names.push_back(event.name);
   EXPECT_THAT(names, ElementsAre("in a step"));
 }
 
