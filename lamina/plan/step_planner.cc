@@ -54,15 +54,17 @@ class StepPlan {
       found.emplace_back(problem_, start);
       improve(found.emplace_back(problem_, start), problem_, as_predicted, kLocalCandidates / partitions);
     }
-    if (!problem_.by_hand)
-      improve_cuts(found.emplace_back(problem_, starts.front()), problem_, as_predicted, kLocalCandidates / partitions);
     Candidate best = best_of(found, as_predicted);
     const bool contiguous = !problem_.chain.empty() && as_predicted(best).overflow_bytes == 0;
-    if (!contiguous && problem_.movable.size() <= kFewItems) {
+    if (contiguous) {
+      improve_cuts(found.emplace_back(problem_, starts.front()), problem_, as_predicted, kLocalCandidates / partitions);
+      best = best_of(found, as_predicted);
+    } else if (problem_.movable.size() <= kFewItems) {
       branch_and_bound(best, problem_, as_predicted, kExactCandidates / partitions);
       found.push_back(best);
     }
-    if (!contiguous && partitions == wanted_) best = best_in_schedule(std::move(found), baseline, starts.front());
+    if (!contiguous && problem_.route.timed && partitions == wanted_)
+      best = best_in_schedule(std::move(found), baseline, starts.front());
     owners_ = best.owners();
   }
 

@@ -84,14 +84,15 @@ class Layer(nn.Linear):
         return phases.call("forward", lambda: Twice.apply(super(Layer, self).forward(x)).tanh())
 
 
-def finish_pass(replicas, original=Replicas.finish_pass):
-    phases.begin("reduction")
-    original(replicas)
-    phases.end("reduction")
+def own(replicas, names, original=Replicas._own):
+    """The engine asks for the parameters when the replicas have met, to average their gradients."""
+    if names == "named_parameters":
+        phases.begin("reduction")
+    return original(replicas, names)
 
 
 def main():
-    Replicas.finish_pass = finish_pass
+    Replicas._own = own
     lamina.init(partitions=PARTITIONS, microbatches=MICROBATCHES, ddp=True, auto_partition=False, default_partition=0)
     model = spread([Layer(128, 128) for _ in range(LAYERS)], PARTITIONS)
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
@@ -100,6 +101,8 @@ def main():
     for phases.step in range(1000):
         phases.calls.clear()  # the trace of the model calls layers too
         train(torch.randn(32, 128))
+        if "reduction" in phases.began:
+            phases.end("reduction")
         phases.begin("between")
         optimizer.step()
         optimizer.zero_grad()

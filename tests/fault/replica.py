@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas train until one dies or stops, right before gradients are averaged.
+"""Replicas train until one dies or stops, right before gradients are averaged: when the engine asks for its parameters.
 
 replica.py RANK HOW PARTITIONS TIMEOUT_S, with HOW one of killed, silent. Times and errors are noted as in victim.py.
 """
@@ -19,12 +19,12 @@ from lamina.data_parallel.replicas import Replicas
 
 FATAL_PASS = 3
 passes = 0
-finish_pass = Replicas.finish_pass
+own = Replicas._own
 
 
-def fail_before_the_third(replicas):
+def fail_before_the_third(replicas, names):
     global passes
-    passes += 1
+    passes += names == "named_parameters"
     if passes == FATAL_PASS and lamina.rank() == int(sys.argv[1]):
         note("death", "")
         if sys.argv[2] == "killed":
@@ -32,11 +32,11 @@ def fail_before_the_third(replicas):
         threading.Event().wait()
     if passes == FATAL_PASS:
         note("waits", "")
-    finish_pass(replicas)
+    return own(replicas, names)
 
 
 def main():
-    Replicas.finish_pass = fail_before_the_third
+    Replicas._own = fail_before_the_third
     lamina.init(partitions=int(sys.argv[3]), ddp=True, timeout_s=float(sys.argv[4]))
     model = lamina.distribute(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     train = train_step(model)
