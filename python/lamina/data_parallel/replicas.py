@@ -57,7 +57,8 @@ class Replicas:
             parameters=lambda: me()._own("named_parameters"),
             buffers=lambda: me()._own("named_buffers"),
         )
-        groups.stuck = lambda: me() is not None and me().reducer.stuck
+        reducer = self.reducer  # which may outlive the model
+        groups.stuck = lambda: reducer.stuck
 
     def note_call(self) -> None:
         """The model is called."""

@@ -55,7 +55,9 @@ class ProcessGroups:
     def close(self, at_exit: bool = False) -> bool:
         """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
         aborts the process. False when a collective may never end: its group would wait for it."""
-        if self.stuck():
+        stuck = self.stuck()
+        self.stuck = lambda: stuck  # whom it asked may go
+        if stuck:
             return False
         own = {id(group): group for axis, group in self._by_axis.items() if axis != "world"}
         self._by_axis.clear()
