@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "lamina/plan/check_memory.h"
 #include "lamina/plan/planner.h"
@@ -16,6 +17,7 @@ constexpr int kLocalCandidates = 40'000;
 constexpr int kExactCandidates = 200'000;
 constexpr std::int64_t kSimulatedTurns = 400'000;       // of the schedule, where moves are tried
 constexpr std::int64_t kAllSimulatedTurns = 1'000'000;  // where all plans are: the best is worth more
+constexpr double kSlower = 1.05;                        // times the best cut's step is the longest that memory is worth
 constexpr double kUneven = 1.05;       // times the best cut's cost is the most that a rank of a chain has
 constexpr int kSpare = 64;             // so many partitions more than there are items, nothing better is found
 constexpr std::size_t kFewItems = 24;  // of more, so many candidates are too small a part
@@ -86,18 +88,31 @@ class StepPlan {
     const auto simulated = [&](const Candidate& candidate) {
       return simulated_step_us(problem_.route, problem_.nodes(candidate.owners()), problem_.goal);
     };
-    const Scoring in_schedule = scoring(simulated, baseline, most_even);
     const std::int64_t turns = simulated_turns(problem_.route, problem_.goal);
     const double plans = std::pow(problem_.goal.partitions, problem_.movable.size());
     const bool few = plans * static_cast<double>(turns) <= kAllSimulatedTurns;
-    const auto each = static_cast<int>(kSimulatedTurns / turns / static_cast<std::int64_t>(found.size() + 1));
-    if (!problem_.by_hand) improve_cuts(found.emplace_back(problem_, most_even), problem_, in_schedule, each);
+    const auto each = static_cast<int>(kSimulatedTurns / turns / static_cast<std::int64_t>(found.size() + 2));
+    Scoring in_schedule = scoring(simulated, baseline, most_even);
+    if (!problem_.by_hand) {
+      Candidate& cut = found.emplace_back(problem_, split_route(problem_, 0));
+      improve_cuts(cut, problem_, [&](const Candidate& candidate) { return of_step(candidate, simulated); }, each);
+      if (problem_.goal.memory_weight < 1)
+        in_schedule = scoring(simulated, baseline, most_even, kSlower * simulated(cut));
+      improve_cuts(found.emplace_back(problem_, most_even), problem_, in_schedule, each);
+    }
     for (Candidate& candidate : found) {
       if (!few && each > 0) improve(candidate, problem_, in_schedule, each);
     }
     Candidate best = best_of(found, in_schedule);
     if (few) try_all(best, problem_, in_schedule);
     return best;
+  }
+
+  // The score where the step alone counts, within the limit on memory.
+  static Score of_step(const Candidate& candidate, const std::function<double(const Candidate&)>& step_us) {
+    Score score = candidate.score({}, 0);
+    score.objective = step_us(candidate);
+    return score;
   }
 
   // The most even cut comes first, and contiguous ones before others: of equally good plans that from the earliest
@@ -114,11 +129,13 @@ class StepPlan {
   // the baseline's, nor than with one partition less, whatever memory weighs; where it does weigh, messages do not
   // count in the latter: fewer bytes on each rank are worth them.
   Scoring scoring(const std::function<double(const Candidate&)>& step_us, const std::vector<int>& baseline,
-                  const std::vector<int>& most_even) const {
+                  const std::vector<int>& most_even,
+                  double longest_us = std::numeric_limits<double>::infinity()) const {
     Bounds bounds;
+    bounds.step_us = longest_us;
     const Candidate other(problem_, baseline);
     const Score score = other.score({});
-    if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = step_us(other);
+    if (score.overflow_bytes == 0 && score.crossings == 0) bounds.step_us = std::min(longest_us, step_us(other));
     if (!problem_.chain.empty() && problem_.goal.link.free() && !problem_.goal.simple()) {
       const Candidate even(problem_, most_even);
       bounds.heaviest_cost = kUneven * std::ranges::max(even.loads(), {}, &Load::cost).cost;

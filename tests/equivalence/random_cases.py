@@ -16,7 +16,7 @@ from equivalence.random_operations import OPERATIONS
 from equivalence.random_parts import SIMPLE, WRITABLE
 from soak import some
 
-EVERY, SAMPLE = 5000, 100
+EVERY, SAMPLE = 5000, 60
 
 # Traits that lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
