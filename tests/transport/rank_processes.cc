@@ -29,6 +29,7 @@ namespace lamina::transport::testing {
 namespace {
 
 constexpr auto kMinute = std::chrono::seconds(60);
+constexpr auto kWithin = std::chrono::seconds(5);
 
 // Files of shared memory that no process has mapped: those of other jobs on this machine have one.
 std::set<std::string> shared_memory_files() {
@@ -46,23 +47,38 @@ std::set<std::string> shared_memory_files() {
 }
 
 // System V segments that no process has attached: nothing will ever free them.
-int abandoned_segments() {
+std::set<std::string> abandoned_segments() {
   std::ifstream table("/proc/sysvipc/shm");
   std::string line;
   std::getline(table, line);
-  int count = 0;
+  std::set<std::string> ids;
   while (std::getline(table, line)) {
     std::istringstream fields(line);
     std::string key, id, permissions, size, creator, last, attached;
     fields >> key >> id >> permissions >> size >> creator >> last >> attached;
-    count += attached == "0";
+    if (attached == "0") ids.insert(id);
   }
-  return count;
+  return ids;
 }
 
 const std::set<std::string>& shared_memory_before() {
   static const auto names = shared_memory_files();
   return names;
+}
+
+// Names that were not there before, and are there whenever one looks. Another job on this machine is about to map, or
+// to remove, what it has there alone.
+template <class Look>
+std::set<std::string> what_stays(const Look& look, const std::set<std::string>& before) {
+  std::set<std::string> left = look();
+  std::erase_if(left, [&](const auto& each) { return before.contains(each); });
+  for (const auto end = std::chrono::steady_clock::now() + kWithin;
+       !left.empty() && std::chrono::steady_clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const std::set<std::string> now = look();
+    std::erase_if(left, [&](const auto& each) { return !now.contains(each); });
+  }
+  return left;
 }
 
 // Below the range from which the system gives ports to connections, so that no such one takes it before rank 0 does.
@@ -144,8 +160,9 @@ RankProcesses::~RankProcesses() {
   }
   ::close(secret_);
   ::munmap(points_, sizeof(Points));
-  EXPECT_EQ(shared_memory_files(), shared_memory_before()) << "shared memory left behind";
-  EXPECT_EQ(abandoned_segments(), 0) << "shared memory left behind: see ipcs -m";
+  const std::set<std::string> nothing;
+  EXPECT_EQ(what_stays(shared_memory_files, shared_memory_before()), nothing) << "shared memory left behind";
+  EXPECT_EQ(what_stays(abandoned_segments, {}), nothing) << "shared memory left behind: see ipcs -m";
 }
 
 UcxOptions RankProcesses::options(int rank) const {
