@@ -57,7 +57,7 @@ Prediction predict(const Route& route, const Assignment& owners, const Goal& goa
 namespace {
 
 constexpr double kPerMicrosecond = 1000;
-constexpr std::int64_t kMostTurns = 200'000;  // what takes about a second
+constexpr std::int64_t kMostTurns = 200'000;  // what takes some tenths of a second
 constexpr std::int64_t kWindowsToSettle = 4;  // of so many microbatches the later ones do what those before did
 
 std::int64_t ticks(double time_us) { return static_cast<std::int64_t>(kPerMicrosecond * time_us); }

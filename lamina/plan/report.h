@@ -22,7 +22,7 @@ struct Stage {
 struct Report {
   Assignment owners;
   std::vector<Stage> stages;     // by partition
-  double predicted_step_us = 0;  // 0 where the tree has no times
+  double predicted_step_us = 0;  // of the simulated schedule; 0 where the tree has no times
   double bubble = 0;             // the part of all ranks' time in which they do nothing
   std::string warning;           // one line when one partition holds up all others, with what it owns; else empty
 };

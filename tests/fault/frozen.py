@@ -10,11 +10,10 @@ import sys
 
 import torch
 from torch import nn
-from training import spread, train_step
+from training import call_before_reductions, spread, train_step
 from victim import note
 
 import lamina
-from lamina.data_parallel.replicas import Replicas
 
 VICTIM, PLACE, PARTITIONS, TIMEOUT_S = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 FATAL_STEP = 3
@@ -47,15 +46,8 @@ class Layer(nn.Linear):
         return Passes.apply(super().forward(x))
 
 
-def own(replicas, names, original=Replicas._own):
-    """The engine asks for the parameters when the replicas have met, to average their gradients."""
-    if names == "named_parameters":
-        reaches("reduction")
-    return original(replicas, names)
-
-
 def main():
-    Replicas._own = own
+    call_before_reductions(lambda: reaches("reduction"))
     lamina.init(
         partitions=PARTITIONS,
         microbatches=4,

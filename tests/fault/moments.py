@@ -13,11 +13,10 @@ import time
 
 import torch
 from torch import nn
-from training import spread, train_step
+from training import call_before_reductions, spread, train_step
 from victim import note
 
 import lamina
-from lamina.data_parallel.replicas import Replicas
 
 VICTIM, PHASE, FRACTION, PARTITIONS = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 FATAL_STEP = 3
@@ -84,15 +83,8 @@ class Layer(nn.Linear):
         return phases.call("forward", lambda: Twice.apply(super(Layer, self).forward(x)).tanh())
 
 
-def own(replicas, names, original=Replicas._own):
-    """The engine asks for the parameters when the replicas have met, to average their gradients."""
-    if names == "named_parameters":
-        phases.begin("reduction")
-    return original(replicas, names)
-
-
 def main():
-    Replicas._own = own
+    call_before_reductions(lambda: phases.begin("reduction"))
     lamina.init(partitions=PARTITIONS, microbatches=MICROBATCHES, ddp=True, auto_partition=False, default_partition=0)
     model = spread([Layer(128, 128) for _ in range(LAYERS)], PARTITIONS)
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))

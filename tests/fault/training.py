@@ -4,6 +4,7 @@
 from torch import nn
 
 import lamina
+from lamina.data_parallel.replicas import Replicas
 
 
 def spread(layers, partitions):
@@ -25,3 +26,16 @@ def train_step(model, begins=lambda: None):
         return loss
 
     return train
+
+
+def call_before_reductions(act):
+    """Has the engine call `act()` whenever it asks for the parameters to average, once the replicas have met; also when
+    the model is first watched."""
+    own = Replicas._own
+
+    def asked(replicas, names):
+        if names == "named_parameters":
+            act()
+        return own(replicas, names)
+
+    Replicas._own = asked

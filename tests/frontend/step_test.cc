@@ -4,21 +4,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/usage_error.h"
+
 namespace lamina {
 namespace {
 
 template <class T>
 T part(const T& held, int microbatch, int count) {
   return frontend::part_of(held, base::Microbatch(microbatch), count, 1);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Split, EachMicrobatchGetsItsPieceOfEveryTensorInAnArgument) {
@@ -51,10 +44,10 @@ TEST(Split, APieceIsAViewWhoseWritesTheOthersDoNotSee) {
 }
 
 TEST(Split, ATensorThatCannotBeSplitIsAnErrorThatSaysWhichAndWhatToDo) {
-  const auto uneven = error_of([] { part(at::arange(5), 0, 2); });
+  const auto uneven = usage_error_of([] { part(at::arange(5), 0, 2); });
   EXPECT_NE(uneven.find("argument 1 of shape [5]"), std::string::npos) << uneven;
   EXPECT_NE(uneven.find("lamina::whole"), std::string::npos) << uneven;
-  const auto axis = error_of([] { frontend::part_of(along(2, at::arange(4)), base::Microbatch(0), 2, 0); });
+  const auto axis = usage_error_of([] { frontend::part_of(along(2, at::arange(4)), base::Microbatch(0), 2, 0); });
   EXPECT_NE(axis.find("no axis 2"), std::string::npos) << axis;
 }
 

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "lamina/base/error.h"
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/usage_error.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -31,15 +31,6 @@ class OneWeight {
   at::Tensor weight = at::ones({3}, at::kDouble).set_requires_grad(true);
 };
 
-std::string error_of(const std::function<void()>& code) {
-  try {
-    code();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(Backwards, InAStepDivideGradientsByTheNumberOfMicrobatches) {
   OneWeight model;
   model.step([&] { model.backward(); });
@@ -57,8 +48,9 @@ TEST(Backwards, AddUpWhereSomebodyElseAveragesThem) {
 
 TEST(Backwards, AreAnErrorInAStepOfFewerMicrobatchesWhoeverRunsThem) {
   OneWeight model;
-  const auto own = error_of([&] { model.step([&] { model.backward(); }, "the batch is uneven"); });
-  const auto torchs = error_of([&] { model.step([&] { model.weight.sum().backward(); }, "the batch is uneven"); });
+  const auto own = usage_error_of([&] { model.step([&] { model.backward(); }, "the batch is uneven"); });
+  const auto torchs =
+      usage_error_of([&] { model.step([&] { model.weight.sum().backward(); }, "the batch is uneven"); });
   for (const auto& error : {own, torchs}) EXPECT_EQ(error, "the batch is uneven [step-uneven]");
 }
 

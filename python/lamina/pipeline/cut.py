@@ -90,9 +90,8 @@ class Cut:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
             if traced and not isinstance(error, DesyncError):
-                job.session.run_step(
-                    job.microbatches, None, list
-                )  # the leading rank is in it, and ends it with this error
+                # The leading rank is in it, and ends it with this error.
+                job.session.run_step(job.microbatches, None, list)
             raise
         return None
 
