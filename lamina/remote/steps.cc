@@ -203,9 +203,10 @@ void Steps::skip(base::Step step) {
 void Steps::fail_for_good(std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   if (!for_good_) for_good_ = error;
-  const auto open = open_;
+  // Other ranks may leave as soon as the end of the step is said, which this one may still have to catch up with.
+  const auto kept = coming_.find(current_);
+  const auto open = kept != coming_.end() && kept->second.end ? nullptr : open_;
   lock.unlock();
-  // Other ranks may leave as soon as the step is settled.
   if (open) open->fail_unless_settled(error);
 }
 

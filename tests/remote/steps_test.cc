@@ -219,6 +219,16 @@ TEST_F(Step, WhoseEndWasAnnouncedOutlivesTheRankThatAnnouncedIt) {
   EXPECT_NE(end().find("is lost"), std::string::npos);
 }
 
+TEST_F(Step, WhoseEndComesWhileItCatchesUpOutlivesTheRankThatAnnouncedIt) {
+  steps_.deliver(end_of_step(0), [&](StepScope&, transport::Message&&) {
+    steps_.receive_end(end_of_step(0));
+    lose(base::Rank(0), "it called shutdown");
+  });
+  begin();
+  EXPECT_TRUE(wait_end().has_value());
+  EXPECT_EQ(end(), "");
+}
+
 TEST_F(Step, ThatIsDoneOutlivesTheRanksThatLeaveAfterIt) {
   begin();
   EXPECT_FALSE(wait_end(kPatience, [] { return true; }).has_value());
