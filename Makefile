@@ -16,6 +16,7 @@ BIN := .venv/bin
 
 # Steps that are done leave a stamp: the system's beside the build, the others in what they fill.
 SYSTEM := build/.system
+VENV := .venv/.lamina-venv
 TOOLS := .venv/.lamina-tools
 PACKAGE := $(BUILD)/.installed
 
@@ -23,8 +24,12 @@ $(SYSTEM): scripts/system.sh
 	@scripts/system.sh
 	@mkdir -p $(@D) && touch $@
 
-$(TOOLS): requirements-dev.txt scripts/venv.sh | $(SYSTEM)
+$(VENV): requirements.txt scripts/venv.sh | $(SYSTEM)
 	@scripts/venv.sh
+	@touch $@
+
+$(TOOLS): requirements-dev.txt $(VENV)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements-dev.txt </dev/null
 	@touch $@
 
 # All that the package is made of. The list itself is kept, so that a new or removed file is noticed; what an installed
@@ -37,7 +42,7 @@ ifneq ($(SOURCES),$(file <$(LIST)))
   $(file >$(LIST),$(SOURCES))
 endif
 
-$(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(TOOLS)
+$(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(VENV)
 	@scripts/package.sh $(BUILD)
 	@touch $@
 
@@ -46,7 +51,7 @@ build: $(PACKAGE)
 demo: build
 	@$(BIN)/lamina run -n 2 examples/train_gpt.py
 
-build-tests: build
+build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
 
 # Both halves run whatever the other says, and at the same time: one computes while the other waits. ctest's lines come when
@@ -65,7 +70,7 @@ test-ctest:
 	exit $$failed
 
 # What needs no ranks, in a minute.
-check: lint build
+check: lint build $(TOOLS)
 	@cmake --build $(BUILD) --target unit_tests -j $$(scripts/jobs.sh)
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -L unit -j $$(scripts/jobs.sh)
 	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
@@ -95,7 +100,7 @@ lint: $(TOOLS)
 	@$(BIN)/python scripts/check_layers.py
 	@$(BIN)/python scripts/check_python_layers.py
 	@$(BIN)/python scripts/check_comments.py
-	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \
+	@cmake -S . -B build/lint -G Ninja -DLAMINA_TORCH=OFF -DLAMINA_TESTS=OFF -DLAMINA_BATCH=OFF -DCMAKE_BUILD_TYPE=Debug >build/lint.log \
 	  || { cat build/lint.log; exit 1; }
 	@$(BIN)/python scripts/clang_tidy.py build/lint
 

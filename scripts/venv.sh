@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv from PYTHON with torch and the pinned tools. What fits is kept. TORCH_INDEX_URL is pip's --index-url for
+# Makes .venv from PYTHON with torch and what the build and the demo need. What fits is kept. TORCH_INDEX_URL is pip's --index-url for
 # torch.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 torch_version=2.13.0
@@ -60,5 +60,5 @@ install_torch() {
 
 found=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
 if [[ "${found%%+*}" != "$torch_version" ]]; then install_torch; fi
-say "installing the tools of requirements-dev.txt"
-pip install -q -r requirements-dev.txt
+say "installing what requirements.txt names"
+pip install -q -r requirements.txt
