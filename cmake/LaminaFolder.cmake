@@ -29,6 +29,14 @@ if(LAMINA_TORCH)
   endif()
 endif()
 
+# [Note: batches] Most of the time that a file takes to compile goes into reading headers. So some files of a folder are
+# compiled as one, which makes a build from nothing a third shorter; names in their unnamed namespaces differ.
+# `-DLAMINA_BATCH=OFF` compiles each alone, which is quicker for who edits one small file again and again.
+option(LAMINA_BATCH "Compile some files of a folder as one" ON)
+function(lamina_batch target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${LAMINA_BATCH} UNITY_BUILD_BATCH_SIZE 4)
+endfunction()
+
 # One target per folder of the engine. `lamina_folder(value TORCH SOURCES a.cc DEPS base)` makes the object library
 # `lamina_value` (an interface library when there are no SOURCES), whose include root is the repository; DEPS are
 # folders, LIBS are other targets.
@@ -44,6 +52,7 @@ function(lamina_folder name)
   add_library(${target} OBJECT ${arg_SOURCES})
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(${target} PRIVATE ${LAMINA_WARNINGS})
+  lamina_batch(${target})
   target_link_libraries(${target} PUBLIC Threads::Threads ${arg_LIBS})
   foreach(dep IN LISTS arg_DEPS)
     target_include_directories(${target} PUBLIC $<TARGET_PROPERTY:lamina_${dep},INTERFACE_INCLUDE_DIRECTORIES>)
@@ -120,4 +129,5 @@ function(lamina_python_module name)
   target_link_libraries(${name} PRIVATE ${arg_LIBS} Libtorch::Python)
   target_precompile_headers(${name} PRIVATE <torch/csrc/utils/pybind.h>)
   set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  lamina_batch(${name})
 endfunction()

@@ -18,9 +18,9 @@ constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kLoopback6 = "::1";
 
 // A numeric address of either family; IPv4's loopback one where `text` is none.
-class Place {
+class Endpoint {
  public:
-  explicit Place(const std::string& text, int port = 0) {
+  explicit Endpoint(const std::string& text, int port = 0) {
     if (::inet_pton(AF_INET6, text.c_str(), &six_.sin6_addr) == 1) {
       six_.sin6_family = AF_INET6;
       six_.sin6_port = htons(static_cast<std::uint16_t>(port));
@@ -58,7 +58,7 @@ void allow_reuse(const base::Fd& socket) {
 }
 
 // 0, or the errno.
-int bind_reusing(const Place& place) {
+int bind_reusing(const Endpoint& place) {
   const base::Fd socket = place.open();
   allow_reuse(socket);
   return place.bind(socket);
@@ -68,9 +68,9 @@ int bind_reusing(const Place& place) {
 
 ReservedPort::ReservedPort(const std::string& master) : master_(master) {
   const bool six = master.find(':') != std::string::npos;
-  const char* loopback = six || bind_reusing(Place(kLoopback)) == EADDRNOTAVAIL ? kLoopback6 : kLoopback;
+  const char* loopback = six || bind_reusing(Endpoint(kLoopback)) == EADDRNOTAVAIL ? kLoopback6 : kLoopback;
   if (master == kLoopback) master_ = loopback;
-  Place place(loopback);
+  Endpoint place(loopback);
   socket_ = place.open();
   // SO_REUSEADDR after bind: before it, the kernel may choose a port that someone else reserved in this same way.
   if (socket_ && place.bind(socket_) == 0) {
@@ -81,11 +81,11 @@ ReservedPort::ReservedPort(const std::string& master) : master_(master) {
 }
 
 bool is_taken(const std::string& address, int port) {
-  if (const Place there(address, port); there.numeric()) {
+  if (const Endpoint there(address, port); there.numeric()) {
     const int failed = bind_reusing(there);
     if (failed != EADDRNOTAVAIL) return failed == EADDRINUSE;
   }
-  return bind_reusing(Place(kLoopback, port)) == EADDRINUSE;
+  return bind_reusing(Endpoint(kLoopback, port)) == EADDRINUSE;
 }
 
 }  // namespace lamina::launch

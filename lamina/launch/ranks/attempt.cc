@@ -16,7 +16,6 @@
 namespace lamina::launch {
 namespace {
 
-constexpr std::chrono::seconds kReapLimit{2};
 constexpr std::chrono::milliseconds kFirstPause{500};
 constexpr std::chrono::milliseconds kLongestPause{60000};
 

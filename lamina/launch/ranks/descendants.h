@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <vector>
 
 #include "lamina/base/deadline.h"
@@ -10,6 +11,9 @@
 // Processes that ranks leave behind: their own children, also those that moved to other process groups or sessions.
 // Once this process has adopted them, a descendant whose parent dies becomes its child, and can be ended and reaped.
 namespace lamina::launch {
+
+// A killed process is gone within milliseconds, unless it hangs in the kernel: then nobody can help.
+inline constexpr std::chrono::seconds kReapLimit{2};
 
 void adopt_descendants();
 

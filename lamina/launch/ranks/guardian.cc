@@ -18,7 +18,7 @@
 namespace lamina::launch {
 namespace {
 
-constexpr std::chrono::seconds kReapLimit{5};
+constexpr std::chrono::seconds kLastReapLimit{5};
 
 [[noreturn]] void be_guardian(const std::function<int(ControlPipe&, const sigset_t&)>& body, base::Fd reader,
                               const sigset_t& mask) {
@@ -83,7 +83,7 @@ int with_guardian(const std::function<int(ControlPipe& control, const sigset_t& 
   if (!guardian) {
     const std::string why = base::system_error();
     ::kill(pid, SIGKILL);
-    end_descendants(base::Deadline::after(kReapLimit));
+    end_descendants(base::Deadline::after(kLastReapLimit));
     throw StartError("cannot watch the guardian of the ranks: " + why);
   }
   relay(signals, guardian, writer);
@@ -92,7 +92,7 @@ int with_guardian(const std::function<int(ControlPipe& control, const sigset_t& 
   const RankEnd end = RankEnd::from(info);
   if (end.signal != 0) {
     std::cerr << "lamina run: the guardian of the ranks was " << end.words() << ": ending all ranks\n";
-    end_descendants(base::Deadline::after(kReapLimit));
+    end_descendants(base::Deadline::after(kLastReapLimit));
   }
   return end.exit_code();
 }

@@ -26,7 +26,6 @@ extern const char* const kPreloadSource;  // the text of preload.py
 
 namespace {
 
-constexpr std::chrono::seconds kReapLimit{2};
 // A fork takes some milliseconds; a process that a signal has stopped takes for ever.
 constexpr std::chrono::seconds kForkLimit{20};
 constexpr std::chrono::milliseconds kEndLimit{500};

@@ -12,13 +12,11 @@
 
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
+#include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"
 
 namespace lamina::launch {
 namespace {
-
-// A killed process is gone within milliseconds, unless it hangs in the kernel: then nobody can help.
-constexpr std::chrono::milliseconds kReapLimit{2000};
 
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -91,7 +89,7 @@ RankProcess::~RankProcess() {
   if (!pidfd_ || ::waitid(P_PIDFD, pidfd_.get(), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return;
   signal_group(SIGKILL);
   pollfd ended{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
-  ::poll(&ended, 1, kReapLimit.count());
+  ::poll(&ended, 1, std::chrono::milliseconds(kReapLimit).count());
   ::waitpid(pid_, nullptr, WNOHANG);
 }
 
