@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "lamina/base/error.h"
+#include "lamina/base/fork_guard.h"
 #include "lamina/base/str.h"
-#include "lamina/rendezvous/fork_guard.h"
 #include "lamina/value/bytes.h"
 
 namespace lamina::transport {
@@ -61,7 +61,7 @@ Liveness::Liveness(std::vector<rendezvous::Connection>& connections)
     peers_[rank].incoming.emplace(connections[rank].incoming);
     const int fd = peers_[rank].socket.get();
     watch_the_machine(fd);
-    rendezvous::close_in_forked_children(fd);
+    base::close_in_forked_children(fd);
     epoll_event event{EPOLLIN | EPOLLRDHUP, {.u64 = rank}};
     if (::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
       throw base::Error(base::str("cannot watch rank ", rank, ": ", base::system_error()));
@@ -76,7 +76,7 @@ Liveness::~Liveness() {
 void Liveness::forget(base::Rank peer) {
   base::Fd& socket = peers_[peer.value].socket;
   if (!socket) return;
-  rendezvous::keep_in_forked_children(socket.get());
+  base::keep_in_forked_children(socket.get());
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, socket.get(), nullptr);
   ::shutdown(socket.get(), SHUT_RDWR);  // a child forked before this object was made may hold a copy
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/rendezvous/fork_guard.h"
+#include "lamina/base/fork_guard.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-namespace lamina::rendezvous {
+namespace lamina::base {
 namespace {
 
 // Never destroyed: a process may fork while it ends.
@@ -42,4 +42,4 @@ void keep_in_forked_children(int fd) {
   all.fds.erase(fd);
 }
 
-}  // namespace lamina::rendezvous
+}  // namespace lamina::base

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/shared_memory/communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lamina/base/error.h"
+#include "lamina/base/hash.h"
+#include "lamina/base/str.h"
+
+namespace lamina::shared_memory {
+namespace {
+
+using base::str;
+
+constexpr std::size_t kChunkBytes = 256 << 10;      // of a collective: the processor's caches hold some of them
+constexpr std::size_t kLaneChunkBytes = 128 << 10;  // of a send
+constexpr std::size_t kTogetherBytes = 16 << 10;    // sums of less than this by all members are made by each of them
+constexpr std::size_t kLine = 64;                   // bytes that a processor's cache keeps together
+
+std::string_view name(Reduction reduction) {
+  constexpr std::array<std::string_view, 8> kNames{"sum",     "mean",    "product", "minimum",
+                                                   "maximum", "bit and", "bit or",  "bit xor"};
+  return kNames[static_cast<std::size_t>(reduction)];
+}
+
+// Whatever is said of an operation has to be the same on all members.
+template <class... Words>
+Operation operation(const char* kind, const Buffer& buffer, Words... words) {
+  std::string what = str(kind, " of ", buffer.count, " ", layout::traits(buffer.dtype).name, words...);
+  const auto digest = base::hash64(what);
+  return {std::move(what), digest};
+}
+
+// Calls `work` with beginning and length of each chunk: at least once, as members have to meet.
+template <class Work>
+void in_chunks(Exchange& exchange, std::size_t count, std::size_t most, const Work& work) {
+  std::size_t begin = 0;
+  do {
+    if (exchange.met()) exchange.next_chunk();
+    const auto length = std::min(most, count - begin);
+    work(begin, length);
+    begin += length;
+  } while (begin < count);
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+// A segment: the area of the collectives, then those of the lanes to and from each member.
+Communicator::Communicator(Neighbours neighbours)
+    : neighbours_(std::move(neighbours)),
+      segments_(neighbours_.share(Exchange::area_bytes(kChunkBytes) +
+                                  2 * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes))),
+      to_(size()),
+      from_(size()) {
+  std::vector<int> all;
+  std::vector<std::byte*> areas;
+  for (int member = 0; member < size(); ++member) {
+    all.push_back(member);
+    areas.push_back(segments_[member].data());
+  }
+  together_ = std::make_unique<Exchange>(neighbours_, std::move(all), std::move(areas), kChunkBytes);
+  for (int member = 0; member < size(); ++member) {
+    if (member == rank()) continue;
+    to_[member] = lane(rank(), member);
+    from_[member] = lane(member, rank());
+  }
+}
+
+std::unique_ptr<Exchange> Communicator::lane(int from, int to) const {
+  const auto area = [&](int owner, int other, bool sends) {
+    const auto number = static_cast<std::size_t>(2 * other + (sends ? 0 : 1));
+    return segments_[owner].data() + Exchange::area_bytes(kChunkBytes) + number * Exchange::area_bytes(kLaneChunkBytes);
+  };
+  return std::make_unique<Exchange>(neighbours_, std::vector{from, to},
+                                    std::vector{area(from, to, true), area(to, from, false)}, kLaneChunkBytes);
+}
+
+// Copies a part of the buffer to this member's staging memory.
+void Communicator::stage(const Buffer& buffer, std::size_t begin, std::size_t count, std::size_t offset) {
+  copy_bytes(together_->staging(rank()) + offset, buffer.at(begin), count * buffer.element_bytes());
+}
+
+// Where each member has staged something.
+std::vector<const std::byte*> Communicator::staged(std::size_t offset) const {
+  std::vector<const std::byte*> places;
+  for (int member = 0; member < size(); ++member) places.push_back(together_->staging(member) + offset);
+  return places;
+}
+
+void Communicator::all_reduce(Buffer buffer, Reduction reduction, const Check& check) {
+  together_->run(operation("all_reduce", buffer, ", ", name(reduction)), check,
+                 [&] { sum_parts(buffer, reduction, kEverybody); });
+}
+
+void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Check& check) {
+  together_->run(operation("reduce", buffer, ", ", name(reduction), ", to member ", root), check,
+                 [&] { sum_parts(buffer, reduction, root); });
+}
+
+// Each member reduces a part of a chunk, in its own staging memory, from where the others take it. Where a chunk is
+// small, each reduces all of it, and nobody waits a second time.
+void Communicator::sum_parts(Buffer buffer, Reduction reduction, int root) {
+  const auto size_of = buffer.element_bytes();
+  const bool takes = root == kEverybody || root == rank();
+  in_chunks(*together_, buffer.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
+    stage(buffer, begin, length);
+    together_->meet();
+    if (length * size_of * size() <= kTogetherBytes) {
+      if (takes) shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), staged(0), length);
+      return;
+    }
+    const std::size_t share = (length / size() / kLine + 1) * kLine;  // elements; whole lines of the cache
+    const auto part = [&](int member) { return std::min(length, share * member); };
+    const auto mine = part(rank()), own = part(rank() + 1) - mine;
+    shared_memory::reduce(buffer.dtype, reduction, together_->staging(rank()) + mine * size_of, staged(mine * size_of),
+                          own);
+    together_->meet();
+    for (int member = 0; takes && member < size(); ++member) {
+      copy_bytes(buffer.at(begin + part(member)), together_->staging(member) + part(member) * size_of,
+                 (part(member + 1) - part(member)) * size_of);
+    }
+  });
+}
+
+void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
+  together_->run(operation("broadcast", buffer, ", from member ", root), check, [&] {
+    in_chunks(*together_, buffer.count, kChunkBytes / buffer.element_bytes(),
+              [&](std::size_t begin, std::size_t length) {
+                if (rank() == root) stage(buffer, begin, length);
+                together_->meet();
+                if (rank() != root)
+                  copy_bytes(buffer.at(begin), together_->staging(root), length * buffer.element_bytes());
+              });
+  });
+}
+
+void Communicator::all_gather(Buffer all, Buffer mine, const Check& check) {
+  together_->run(operation("all_gather", mine), check, [&] { gather_parts(all, mine, kEverybody); });
+}
+
+void Communicator::gather(Buffer all, Buffer mine, int root, const Check& check) {
+  together_->run(operation("gather", mine, ", to member ", root), check, [&] { gather_parts(all, mine, root); });
+}
+
+void Communicator::gather_parts(Buffer all, Buffer mine, int root) {
+  const auto size_of = mine.element_bytes();
+  const bool takes = root == kEverybody || root == rank();
+  in_chunks(*together_, mine.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
+    stage(mine, begin, length);
+    together_->meet();
+    for (int member = 0; takes && member < size(); ++member) {
+      const auto* from = member == rank() ? mine.at(begin) : together_->staging(member);
+      copy_bytes(all.at(member * mine.count + begin), from, length * size_of);
+    }
+  });
+}
+
+void Communicator::reduce_scatter(Buffer mine, Buffer all, Reduction reduction, const Check& check) {
+  const auto size_of = mine.element_bytes();
+  const auto part_bytes = kChunkBytes / size() / kLine * kLine;
+  together_->run(operation("reduce_scatter", mine, ", ", name(reduction)), check, [&] {
+    in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
+      for (int member = 0; member < size(); ++member) {
+        if (member != rank()) stage(all, member * mine.count + begin, length, member * part_bytes);
+      }
+      together_->meet();
+      auto sources = staged(rank() * part_bytes);
+      sources[rank()] = all.at(rank() * mine.count + begin);
+      shared_memory::reduce(mine.dtype, reduction, mine.at(begin), sources, length);
+    });
+  });
+}
+
+void Communicator::scatter(Buffer mine, Buffer all, int root, const Check& check) {
+  const auto size_of = mine.element_bytes();
+  const auto part_bytes = kChunkBytes / size() / kLine * kLine;
+  together_->run(operation("scatter", mine, ", from member ", root), check, [&] {
+    in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
+      for (int member = 0; rank() == root && member < size(); ++member) {
+        stage(all, member * mine.count + begin, length, member * part_bytes);
+      }
+      together_->meet();
+      copy_bytes(mine.at(begin), together_->staging(root) + rank() * part_bytes, length * size_of);
+    });
+  });
+}
+
+// First all learn from all how much goes where: so each sees what does not fit, and how many chunks there are.
+void Communicator::all_to_all(Buffer all_received, std::span<const std::int64_t> received, Buffer all_sent,
+                              std::span<const std::int64_t> sent, const Check& check) {
+  const auto size_of = all_sent.element_bytes();
+  const auto part_bytes = kChunkBytes / size() / kLine * kLine;
+  const auto kind = layout::traits(all_sent.dtype).name;
+  const Operation said{str("all_to_all of ", kind), base::hash64(kind, base::hash64("all_to_all"))};
+  together_->run(said, check, [&] {
+    const auto most = agree_on_counts(received, sent);
+    in_chunks(*together_, most, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
+      const auto chunk_of = [&](std::int64_t count) {
+        return std::clamp<std::int64_t>(count - static_cast<std::int64_t>(begin), 0, static_cast<std::int64_t>(length));
+      };
+      std::int64_t before = 0;
+      for (int member = 0; member < size(); before += sent[member++]) {
+        stage(all_sent, before + begin, chunk_of(sent[member]), member * part_bytes);
+      }
+      together_->meet();
+      before = 0;
+      for (int member = 0; member < size(); before += received[member++]) {
+        copy_bytes(all_received.at(before + begin), together_->staging(member) + rank() * part_bytes,
+                   chunk_of(received[member]) * size_of);
+      }
+    });
+  });
+}
+
+// Returns the most elements that go from one member to another.
+std::int64_t Communicator::agree_on_counts(std::span<const std::int64_t> received, std::span<const std::int64_t> sent) {
+  copy_bytes(together_->staging(rank()), reinterpret_cast<const std::byte*>(sent.data()), sent.size_bytes());
+  copy_bytes(together_->staging(rank()) + sent.size_bytes(), reinterpret_cast<const std::byte*>(received.data()),
+             received.size_bytes());
+  together_->meet();
+  const auto counts = [&](int member, bool of_received) {
+    return reinterpret_cast<const std::int64_t*>(together_->staging(member)) + (of_received ? size() : 0);
+  };
+  std::int64_t most = 0;
+  for (int from = 0; from < size(); ++from) {
+    for (int to = 0; to < size(); ++to) {
+      const auto gives = counts(from, false)[to], takes = counts(to, true)[from];
+      most = std::max(most, gives);
+      if (gives == takes) continue;
+      together_->refuse(str("all_to_all: member ", from, " of ", size(), " sends ", gives, " elements to member ", to,
+                            ", which expects ", takes));
+    }
+  }
+  return most;
+}
+
+void Communicator::barrier(const Check& check) {
+  together_->run({"barrier", base::hash64("barrier")}, check, [&] { together_->meet(); });
+}
+
+void Communicator::send(Buffer buffer, int to, int tag, const Check& check) {
+  pass(*to_.at(to), buffer, tag, /*sends=*/true, check);
+}
+
+void Communicator::receive(Buffer buffer, int from, int tag, const Check& check) {
+  pass(*from_.at(from), buffer, tag, /*sends=*/false, check);
+}
+
+// A broadcast from the sender, the first of the lane's two members.
+void Communicator::pass(Exchange& lane, Buffer buffer, int tag, bool sends, const Check& check) {
+  lane.run(operation("send", buffer, ", tag ", tag), check, [&] {
+    in_chunks(lane, buffer.count, kLaneChunkBytes / buffer.element_bytes(), [&](std::size_t begin, std::size_t length) {
+      const auto bytes = length * buffer.element_bytes();
+      if (sends) copy_bytes(lane.staging(0), buffer.at(begin), bytes);
+      lane.meet();
+      if (!sends) copy_bytes(buffer.at(begin), lane.staging(0), bytes);
+    });
+  });
+}
+
+}  // namespace lamina::shared_memory

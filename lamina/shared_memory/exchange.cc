@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/shared_memory/exchange.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::shared_memory {
+namespace {
+
+using base::str;
+
+constexpr int kOperationsAtOnce = 2;  // that members may be in, one behind the other
+constexpr int kChunksAtOnce = 2;      // of each
+constexpr std::size_t kStagings = kOperationsAtOnce * kChunksAtOnce;
+constexpr int kSpins = 2000;
+constexpr timespec kSlice{0, 50'000'000};
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps while the word holds `seen`, at most a slice; false after that. The word is shared between processes.
+bool sleep_while(const std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+  return ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &kSlice, nullptr, 0) == 0 || errno != ETIMEDOUT;
+}
+
+void wake_all(const std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+template <std::size_t N>
+void write(std::array<char, N>& text, const std::string& what) {
+  const auto count = std::min(what.size(), N - 1);
+  std::memcpy(text.data(), what.data(), count);
+  text[count] = '\0';
+}
+
+}  // namespace
+
+// The beginning of a member's segment, which it alone writes but for `sleepers`. Zero is a valid beginning.
+struct Exchange::Control {
+  static constexpr std::size_t kLine = 64;  // bytes that a processor's cache keeps together
+
+  // Positions below this one are staged; read; ...
+  alignas(kLine) std::atomic<std::uint64_t> posted;
+  alignas(kLine) std::atomic<std::uint64_t> taken;
+  // ... and how often they have changed, which others sleep on, and how many do.
+  alignas(kLine) std::atomic<std::uint32_t> changes;
+  alignas(kLine) std::atomic<std::uint32_t> sleepers;
+
+  // By an operation's number.
+  struct Entry {
+    std::uint64_t digest;
+    std::array<char, 240> what;
+    std::atomic<std::uint64_t> given_up;  // the operation's number, plus one
+    std::array<char, 248> why;
+  };
+  alignas(kLine) std::array<Entry, kOperationsAtOnce> entries;
+
+  Entry& entry(std::uint64_t operation) { return entries[operation % entries.size()]; }
+};
+
+namespace {
+constexpr std::size_t kControlBytes = 4096;
+}
+
+std::size_t Exchange::area_bytes(std::size_t chunk_bytes) { return kControlBytes + kStagings * chunk_bytes; }
+
+Exchange::Exchange(const Neighbours& neighbours, std::vector<int> members, std::vector<std::byte*> areas,
+                   std::size_t chunk_bytes)
+    : neighbours_(neighbours),
+      members_(std::move(members)),
+      areas_(std::move(areas)),
+      chunk_bytes_(chunk_bytes),
+      spins_(neighbours.size() <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0) {
+  static_assert(sizeof(Control) <= kControlBytes && std::atomic<std::uint64_t>::is_always_lock_free);
+  rank_ = static_cast<int>(std::ranges::find(members_, neighbours.rank()) - members_.begin());
+}
+
+Exchange::Control& Exchange::control(int member) const {
+  return *reinterpret_cast<Control*>(areas_[member]);  // zeros, which a Control may begin with
+}
+
+std::byte* Exchange::staging(int member) const {
+  const auto slot = operation_ % kOperationsAtOnce * kChunksAtOnce + chunk_ % kChunksAtOnce;
+  return areas_[member] + kControlBytes + slot * chunk_bytes_;
+}
+
+std::string Exchange::name(int member) const { return str("member ", members_[member], " of ", neighbours_.size()); }
+
+void Exchange::run(const Operation& operation, const Check& check, const std::function<void()>& work) {
+  if (!broken_.empty()) throw base::PeerError(broken_);
+  current_ = &operation;
+  check_ = &check;
+  differs_ = false;
+  try {
+    begin();
+    work();
+  } catch (const std::exception& error) {
+    if (!differs_) give_up(error.what());  // all see that it differs
+    finish();
+    throw;
+  } catch (...) {  // an interrupt of Python's
+    give_up("it was interrupted");
+    finish();
+    throw;
+  }
+  finish();
+}
+
+// Its staging memory and its entry were those of the operation before the last.
+void Exchange::begin() {
+  phase_ = chunk_ = before_ = 0;
+  if (operation_ >= kOperationsAtOnce) await(&Control::taken, position(operation_ - kOperationsAtOnce + 1, 0));
+  auto& entry = control(rank()).entry(operation_);
+  entry.digest = current_->digest;
+  write(entry.what, current_->what);
+}
+
+void Exchange::meet() {
+  publish(&Control::posted, position(operation_, ++phase_));
+  await(&Control::posted, position(operation_, phase_));
+  if (phase_ == 1) compare();
+}
+
+void Exchange::next_chunk() {
+  publish(&Control::taken, position(operation_, phase_));
+  if (chunk_++ > 0) await(&Control::taken, position(operation_, before_));
+  before_ = phase_;
+}
+
+void Exchange::finish() { publish(&Control::taken, position(++operation_, 0)); }
+
+void Exchange::compare() {
+  for (int member = 0; member < size(); ++member) {
+    const auto& entry = control(member).entry(operation_);
+    if (entry.digest == current_->digest) continue;
+    refuse(str(name(rank_), " began ", current_->what, ", ", name(member), " ", entry.what.data(),
+               ": all members make the same calls, in the same order"));
+  }
+}
+
+void Exchange::refuse(const std::string& why) {
+  differs_ = true;
+  throw base::DesyncError(why);
+}
+
+void Exchange::give_up(const std::string& why) {
+  auto& entry = control(rank()).entry(operation_);
+  write(entry.why, why);
+  entry.given_up.store(operation_ + 1, std::memory_order_release);
+}
+
+void Exchange::publish(Word word, std::uint64_t position) {
+  auto& own = control(rank());
+  (own.*word).store(position, std::memory_order_release);
+  own.changes.fetch_add(1);
+  if (own.sleepers.load() > 0) wake_all(own.changes);
+}
+
+void Exchange::await(Word word, std::uint64_t position) {
+  for (int member = 0; member < size(); ++member) {
+    if (member != rank()) await(member, word, position);
+  }
+  if (word == &Control::posted) require_nobody_gave_up();
+}
+
+void Exchange::await(int member, Word word, std::uint64_t position) {
+  auto& other = control(member);
+  const auto reached = [&] { return (other.*word).load(std::memory_order_acquire) >= position; };
+  for (int spin = 0; spin < spins_; ++spin) {
+    if (reached()) return;
+    relax();
+  }
+  while (true) {
+    const auto seen = other.changes.load();
+    if (reached()) return;
+    require_nobody_gave_up();
+    other.sleepers.fetch_add(1);
+    const bool changed = sleep_while(other.changes, seen);
+    other.sleepers.fetch_sub(1);
+    if (changed || reached()) continue;
+    require_nobody_lost(word, position);
+    (*check_)(members_[member]);
+  }
+}
+
+void Exchange::require_nobody_gave_up() {
+  for (int member = 0; member < size(); ++member) {
+    auto& entry = control(member).entry(operation_);
+    if (member == rank() || entry.given_up.load(std::memory_order_acquire) <= operation_) continue;
+    throw base::CancelledError(str(name(member), " gave up ", current_->what, ": ", entry.why.data()));
+  }
+}
+
+// A member that has done its part may end.
+void Exchange::require_nobody_lost(Word word, std::uint64_t position) {
+  for (int member = 0; member < size(); ++member) {
+    if (!neighbours_.lost(members_[member]) || (control(member).*word).load(std::memory_order_acquire) >= position)
+      continue;
+    broken_ = str(name(member), " is lost: its process ended; awaited in ", current_->what);
+    throw base::PeerError(broken_);
+  }
+}
+
+}  // namespace lamina::shared_memory

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lamina/shared_memory/neighbours.h"
+
+// [Note: exchanges] Members of a group work through the same operations, in the same order, each in chunks. For a chunk
+// a member *stages* what others need of it in its own segment, *posts* that, *awaits* the others' posts, and takes what
+// it needs from their segments. A chunk may have several phases, each with a post. Two chunks of each of two operations
+// have staging memory of their own, so that a member that is ahead seldom waits for those that still read.
+//
+// A position is the number of an operation and of a phase in it, and only grows. A member that has given an operation
+// up says so; the others leave it as well, and all meet again in the next one.
+namespace lamina::shared_memory {
+
+// An operation as its members have to agree on it.
+struct Operation {
+  std::string what;          // as messages have it: "all_reduce of 4096 float32, sum"
+  std::uint64_t digest = 0;  // of all that has to be equal
+};
+
+// Ends a wait for a neighbour. Called about every 50 ms; what it throws, the wait throws.
+using Check = std::function<void(int awaited)>;
+
+// One member's side of the shared state of some neighbours. For one thread at a time.
+class Exchange {
+ public:
+  // Bytes that each member gives to an exchange in chunks of this size.
+  static std::size_t area_bytes(std::size_t chunk_bytes);
+  // `areas`: of each member in its segment, which are zero before the first one begins. They and `neighbours` outlive
+  // it.
+  Exchange(const Neighbours& neighbours, std::vector<int> members, std::vector<std::byte*> areas,
+           std::size_t chunk_bytes);
+
+  // Indices into the members.
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
+
+  // Runs an operation: `work` stages, posts and takes. All members have begun it, with equal digests, before work()
+  // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ; base::PeerError
+  // when a member's process has ended, after which every operation does; base::CancelledError when another member has
+  // given this operation up; and what `check` throws, which gives it up for all.
+  void run(const Operation& operation, const Check& check, const std::function<void()>& work);
+
+  // In work(). The staging memory of a member, of the chunk that this one works on: chunk_bytes().
+  std::byte* staging(int member) const;
+  // Ends a phase: what this member has staged may be read, and what all others have staged is there.
+  void meet();
+  bool met() const { return phase_ > 0; }  // since the operation began
+  // Goes on to the next chunk; waits until what was staged two chunks ago has been read by all.
+  void next_chunk();
+  // Ends the operation by base::DesyncError: for what every member finds, and refuses alike.
+  [[noreturn]] void refuse(const std::string& why);
+
+ private:
+  struct Control;
+  using Word = std::atomic<std::uint64_t> Control::*;
+  static std::uint64_t position(std::uint64_t operation, std::uint64_t phase) { return operation << 24 | phase; }
+
+  Control& control(int member) const;
+  std::string name(int member) const;
+  void begin();
+  void compare();
+  void finish();
+  void give_up(const std::string& why);
+  void publish(Word word, std::uint64_t position);
+  void await(Word word, std::uint64_t position);
+  void await(int member, Word word, std::uint64_t position);
+  void require_nobody_gave_up();
+  void require_nobody_lost(Word word, std::uint64_t position);
+
+  const Neighbours& neighbours_;
+  const std::vector<int> members_;
+  const std::vector<std::byte*> areas_;
+  const std::size_t chunk_bytes_;
+  const int spins_;
+  int rank_ = 0;
+  std::uint64_t operation_ = 0, phase_ = 0, chunk_ = 0;  // that this member is in
+  std::uint64_t before_ = 0;                             // the phase in which the chunk before this one ended
+  const Operation* current_ = nullptr;
+  const Check* check_ = nullptr;
+  bool differs_ = false;  // this operation, from another member's
+  std::string broken_;    // why nothing works any more
+};
+
+}  // namespace lamina::shared_memory

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "lamina/base/deadline.h"
+#include "lamina/base/fd.h"
+#include "lamina/shared_memory/segment.h"
+
+namespace lamina::shared_memory {
+
+// A store of words that all members of a group reach before they are connected; nobody else may read it.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void put(const std::string& key, const std::string& word) = 0;
+  virtual std::string get(const std::string& key) = 0;  // waits until it is there; throws when that takes too long
+};
+
+// The members of a group, connected by a socket each, over which they pass descriptors; the kernel closes it the moment
+// a member's process ends. They are processes of one user on one host, whose memory they can share.
+class Neighbours {
+ public:
+  // Meets the others, who do the same. Where some are elsewhere, or cannot be reached, none are neighbours, and every
+  // member learns why: see why_not(). Throws what `board` throws.
+  Neighbours(Board& board, int rank, int size, base::Deadline deadline);
+  ~Neighbours();
+  Neighbours(Neighbours&&) = default;
+  Neighbours& operator=(Neighbours&&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(sockets_.size()); }
+  const std::string& why_not() const { return why_not_; }  // "" where they are neighbours
+
+  // Collective: a segment of each member, one's own among them. Throws base::Error, base::PeerError.
+  std::vector<Segment> share(std::size_t bytes) const;
+
+  // True once the process of that member has ended.
+  bool lost(int member) const;
+
+ private:
+  std::string meet(Board& board, base::Deadline deadline);
+  void connect(const std::vector<std::string>& addresses, const std::vector<std::string>& tokens,
+               const base::Fd& listening, base::Deadline deadline);
+
+  int rank_;
+  std::vector<base::Fd> sockets_;  // by member; none for oneself
+  std::string why_not_;
+};
+
+}  // namespace lamina::shared_memory
