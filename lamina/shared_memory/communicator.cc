@@ -55,7 +55,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 Communicator::Communicator(Neighbours neighbours)
     : neighbours_(std::move(neighbours)),
       segments_(neighbours_.share(Exchange::area_bytes(kChunkBytes) +
-                                  2 * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes))),
+                                  std::size_t{2} * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes))),
       to_(size()),
       from_(size()) {
   std::vector<int> all;
@@ -74,7 +74,7 @@ Communicator::Communicator(Neighbours neighbours)
 
 std::unique_ptr<Exchange> Communicator::lane(int from, int to) const {
   const auto area = [&](int owner, int other, bool sends) {
-    const auto number = static_cast<std::size_t>(2 * other + (sends ? 0 : 1));
+    const std::size_t number = sends ? other : size() + other;
     return segments_[owner].data() + Exchange::area_bytes(kChunkBytes) + number * Exchange::area_bytes(kLaneChunkBytes);
   };
   return std::make_unique<Exchange>(neighbours_, std::vector{from, to},

@@ -19,8 +19,8 @@ namespace {
 
 using base::str;
 
-constexpr int kOperationsAtOnce = 2;  // that members may be in, one behind the other
-constexpr int kChunksAtOnce = 2;      // of each
+constexpr std::size_t kOperationsAtOnce = 2;  // that members may be in, one behind the other
+constexpr std::size_t kChunksAtOnce = 2;      // of each
 constexpr std::size_t kStagings = kOperationsAtOnce * kChunksAtOnce;
 constexpr int kSpins = 2000;
 constexpr timespec kSlice{0, 50'000'000};
@@ -107,6 +107,7 @@ void Exchange::run(const Operation& operation, const Check& check, const std::fu
   current_ = &operation;
   check_ = &check;
   differs_ = false;
+  given_up_.clear();
   try {
     begin();
     work();
@@ -159,9 +160,10 @@ void Exchange::refuse(const std::string& why) {
   throw base::DesyncError(why);
 }
 
+// The first cause goes from member to member as it is.
 void Exchange::give_up(const std::string& why) {
-  auto& entry = control(rank()).entry(operation_);
-  write(entry.why, why);
+  auto& entry = control(rank_).entry(operation_);
+  write(entry.why, given_up_.empty() ? str(name(rank_), " gave up ", current_->what, ": ", why) : given_up_);
   entry.given_up.store(operation_ + 1, std::memory_order_release);
 }
 
@@ -202,8 +204,10 @@ void Exchange::await(int member, Word word, std::uint64_t position) {
 void Exchange::require_nobody_gave_up() {
   for (int member = 0; member < size(); ++member) {
     auto& entry = control(member).entry(operation_);
-    if (member == rank() || entry.given_up.load(std::memory_order_acquire) <= operation_) continue;
-    throw base::CancelledError(str(name(member), " gave up ", current_->what, ": ", entry.why.data()));
+    if (member == rank_ || entry.given_up.load(std::memory_order_acquire) <= operation_) continue;
+    require_nobody_lost(&Control::posted, position(operation_, phase_));  // then that is why
+    given_up_ = entry.why.data();
+    throw base::CancelledError(given_up_);
   }
 }
 

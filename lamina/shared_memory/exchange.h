@@ -87,6 +87,7 @@ class Exchange {
   const Operation* current_ = nullptr;
   const Check* check_ = nullptr;
   bool differs_ = false;  // this operation, from another member's
+  std::string given_up_;  // why another member has given it up
   std::string broken_;    // why nothing works any more
 };
 

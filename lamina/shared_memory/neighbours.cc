@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -28,7 +29,10 @@ namespace {
 
 using base::str;
 
+using Clock = base::Deadline::Clock;
+
 constexpr std::size_t kTokenBytes = 16;
+constexpr Clock::duration kGreeting = std::chrono::seconds(1);  // for a stranger who connects and says nothing
 
 struct Hello {
   std::array<char, 2 * kTokenBytes> token{};  // of the one that is meant
@@ -225,7 +229,8 @@ void Neighbours::connect(const std::vector<std::string>& addresses, const std::v
     if (!readable(listening, deadline)) throw base::TimeoutError(str(missing, " members did not connect"));
     base::Fd socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket || !of_this_user(socket)) continue;
-    const int from = hear(socket, tokens[rank_], deadline);
+    const int from =
+        hear(socket, tokens[rank_], base::Deadline::after(std::min(kGreeting, deadline.at() - Clock::now())));
     if (from <= rank_ || from >= size() || sockets_[from]) continue;
     say(socket, hello(tokens[from], rank_));
     sockets_[from] = std::move(socket);
@@ -243,9 +248,12 @@ std::vector<Segment> Neighbours::share(std::size_t bytes) const {
     if (socket) send_fd(socket, own.fd());
   }
   std::vector<Segment> segments;
-  for (int member = 0; member < size(); ++member) {
-    segments.push_back(member == rank_ ? std::move(own) : Segment(receive_fd(sockets_[member]), bytes));
-  }
+  const auto receive = [&](int first, int last) {
+    for (int member = first; member < last; ++member) segments.emplace_back(receive_fd(sockets_[member]), bytes);
+  };
+  receive(0, rank_);
+  segments.push_back(std::move(own));
+  receive(rank_ + 1, size());
   return segments;
 }
 

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations that do not come to their end: one that a member gives up, a member whose process ends or is frozen.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "lamina/base/error.h"
+#include "lamina/base/fd.h"
+#include "lamina/base/str.h"
+#include "lamina/shared_memory/communicator.h"
+#include "tests/shared_memory/members.h"
+
+namespace lamina::shared_memory {
+namespace {
+
+using layout::DType;
+using Clock = std::chrono::steady_clock;
+
+// Members that wait for each other in this process, once.
+class Latches {
+ public:
+  void open(int number) {
+    std::lock_guard guard(mutex_);
+    open_.insert(number);
+    changed_.notify_all();
+  }
+  void wait(int number) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_.contains(number); });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<int> open_;
+};
+
+// Member 1 gives up at its first wait; member 3 comes when that has happened.
+TEST(GivingUp, EndsTheOperationForAllAndTheGroupGoesOn) {
+  constexpr int kMembers = 4, kRounds = 3;
+  std::array<std::array<std::string, kRounds>, kMembers> errors;
+  Latches given_up;
+  const auto ends = together(kMembers, [&](Communicator& group, int rank) {
+    std::vector<std::int64_t> elements(100000, 1);
+    const auto buffer = buffer_of(elements, DType::kInt64);
+    const Check check = [&](int /*awaited*/) {
+      if (rank == 1) throw base::Error("it has no patience");
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      if (rank == 3) given_up.wait(round);
+      errors[rank][round] = error_of([&] { group.all_reduce(buffer, Reduction::kSum, check); });
+      if (rank == 1) given_up.open(round);
+      std::ranges::fill(elements, rank + 1);
+      group.all_reduce(buffer, Reduction::kSum, kPatient);
+      EXPECT_EQ(elements, std::vector<std::int64_t>(elements.size(), 10));
+    }
+  });
+  EXPECT_EQ(ends, std::vector<std::string>(kMembers));
+  for (int rank = 0; rank < kMembers; ++rank) {
+    for (const auto& error : errors[rank]) {
+      EXPECT_EQ(error,
+                rank == 1
+                    ? "Error: it has no patience"
+                    : "CancelledError: member 1 of 4 gave up all_reduce of 100000 int64, sum: it has no patience");
+    }
+  }
+}
+
+// A collective as a member calls it over and over.
+using Collective = std::function<void(Communicator& group, Buffer all, Buffer mine, const Check& check)>;
+struct Named {
+  const char* name;
+  Collective call;
+};
+
+const std::vector<Named>& collectives() {
+  static const std::vector<std::int64_t> kEach(3, 50000);
+  static const std::vector<Named> kAll{
+      {"all_reduce",
+       [](auto& group, auto, auto mine, const auto& check) { group.all_reduce(mine, Reduction::kSum, check); }},
+      {"reduce",
+       [](auto& group, auto, auto mine, const auto& check) { group.reduce(mine, Reduction::kSum, 0, check); }},
+      {"broadcast", [](auto& group, auto, auto mine, const auto& check) { group.broadcast(mine, 0, check); }},
+      {"all_gather", [](auto& group, auto all, auto mine, const auto& check) { group.all_gather(all, mine, check); }},
+      {"reduce_scatter", [](auto& group, auto all, auto mine,
+                            const auto& check) { group.reduce_scatter(mine, all, Reduction::kSum, check); }},
+      {"gather", [](auto& group, auto all, auto mine, const auto& check) { group.gather(all, mine, 0, check); }},
+      {"scatter", [](auto& group, auto all, auto mine, const auto& check) { group.scatter(mine, all, 0, check); }},
+      {"all_to_all",
+       [](auto& group, auto all, auto, const auto& check) {
+         std::vector<std::byte> sent(all.count * all.element_bytes());
+         group.all_to_all(all, kEach, {sent.data(), all.count, all.dtype}, kEach, check);
+       }},
+      {"barrier", [](auto& group, auto, auto, const auto& check) { group.barrier(check); }},
+  };
+  return kAll;
+}
+
+// Three processes that run one collective over and over, the last of which a signal meets.
+class Processes {
+ public:
+  explicit Processes(const Named& collective) {
+    char name[] = "/tmp/lamina_members_XXXXXX";
+    folder_ = ::mkdtemp(name);
+    for (int rank = 0; rank < kMembers; ++rank) {
+      int ends[2];
+      EXPECT_EQ(::pipe(ends), 0);
+      const pid_t pid = ::fork();
+      if (pid == 0) {
+        run(collective, rank, ends[1]);
+        ::_exit(0);
+      }
+      pids_.push_back(pid);
+      ::close(ends[1]);
+      said_.emplace_back(ends[0]);
+    }
+  }
+  ~Processes() {
+    for (const pid_t pid : pids_) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    std::filesystem::remove_all(folder_);
+  }
+
+  void wait_until_they_run() {
+    for (int rank = 0; rank < kMembers; ++rank) EXPECT_EQ(hear(rank), "runs\n");
+  }
+  void signal_the_last(int number) const { ::kill(pids_.back(), number); }
+  // The next line of a member.
+  std::string hear(int rank) const {
+    std::string line;
+    for (char letter = 0; letter != '\n' && ::read(said_[rank].get(), &letter, 1) == 1;) line += letter;
+    return line;
+  }
+
+  static constexpr int kMembers = 3;
+
+ private:
+  void run(const Named& collective, int rank, int out) const {
+    const auto say = [&](const std::string& line) {
+      EXPECT_EQ(::write(out, line.data(), line.size()), std::ssize(line));
+    };
+    say(error_of([&] {
+          FileBoard board(folder_);
+          Neighbours neighbours(board, rank, kMembers, base::Deadline::after(std::chrono::seconds(30)));
+          if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
+          Communicator group(std::move(neighbours));
+          std::vector<float> all(150000), mine(50000);
+          std::optional<Clock::time_point> waits_since;
+          const Check check = [&](int awaited) {
+            if (!waits_since) waits_since = Clock::now();
+            if (Clock::now() - *waits_since < std::chrono::milliseconds(1500)) return;
+            throw base::TimeoutError(base::str("no patience with member ", awaited));
+          };
+          for (int round = 0;; ++round) {
+            waits_since.reset();
+            collective.call(group, buffer_of(all, DType::kFloat32), buffer_of(mine, DType::kFloat32), check);
+            if (round == 20) say("runs\n");
+          }
+        }) +
+        "\n");
+  }
+
+  std::string folder_;
+  std::vector<pid_t> pids_;
+  std::vector<base::Fd> said_;
+};
+
+TEST(AKilledMember, IsNamedByEveryOtherInEachCollectiveWithin2s) {
+  for (const auto& collective : collectives()) {
+    Processes processes(collective);
+    processes.wait_until_they_run();
+    const auto killed = Clock::now();
+    processes.signal_the_last(SIGKILL);
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto error = processes.hear(rank);
+      EXPECT_LT(Clock::now() - killed, std::chrono::seconds(2)) << collective.name;
+      EXPECT_NE(error.find("member 2 of 3 is lost: its process ended"), std::string::npos) << collective.name << error;
+    }
+  }
+}
+
+// Some at a time, as each takes the others' patience.
+TEST(AFrozenMember, EndsTheCollectiveByTheChecksOfTheOthers) {
+  const auto& all = collectives();
+  for (std::size_t begin = 0; begin < all.size(); begin += 3) {
+    std::vector<std::unique_ptr<Processes>> jobs;
+    for (std::size_t i = begin; i < begin + 3; ++i) {
+      jobs.push_back(std::make_unique<Processes>(all[i]));
+      jobs.back()->wait_until_they_run();
+      jobs.back()->signal_the_last(SIGSTOP);
+    }
+    for (const auto& job : jobs) {
+      for (int rank = 0; rank < 2; ++rank) {
+        const auto error = job->hear(rank);
+        EXPECT_NE(error.find("no patience with member "), std::string::npos) << error;
+      }
+      job->signal_the_last(SIGCONT);
+      const auto error = job->hear(2);
+      EXPECT_NE(error.find("gave up"), std::string::npos) << error;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lamina::shared_memory

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/shared_memory/members.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "lamina/base/error.h"
+
+namespace lamina::shared_memory {
+
+void LocalBoard::put(const std::string& key, const std::string& word) {
+  std::lock_guard guard(mutex_);
+  words_[key] = word;
+  changed_.notify_all();
+}
+
+std::string LocalBoard::get(const std::string& key) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return words_.contains(key); });
+  return words_.at(key);
+}
+
+std::string FileBoard::path(const std::string& key) const {
+  auto name = key;
+  std::ranges::replace(name, '/', '_');
+  return folder_ + "/" + name;
+}
+
+void FileBoard::put(const std::string& key, const std::string& word) {
+  const auto unfinished = path(key) + ".part";
+  std::ofstream(unfinished, std::ios::binary) << word;
+  std::filesystem::rename(unfinished, path(key));
+}
+
+std::string FileBoard::get(const std::string& key) {
+  while (!std::filesystem::exists(path(key))) std::this_thread::yield();
+  std::ostringstream word;
+  word << std::ifstream(path(key), std::ios::binary).rdbuf();
+  return word.str();
+}
+
+std::vector<std::string> together(int members, const Work& work) {
+  LocalBoard board;
+  std::vector<std::string> ends(members);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < members; ++rank) {
+    threads.emplace_back([&, rank] {
+      ends[rank] = error_of([&] {
+        Neighbours neighbours(board, rank, members, base::Deadline::after(std::chrono::seconds(30)));
+        if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
+        Communicator group(std::move(neighbours));
+        work(group, rank);
+      });
+    });
+  }
+  threads.clear();
+  return ends;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+    return "";
+  } catch (const base::DesyncError& error) {
+    return std::string("DesyncError: ") + error.what();
+  } catch (const base::PeerError& error) {
+    return std::string("PeerError: ") + error.what();
+  } catch (const base::CancelledError& error) {
+    return std::string("CancelledError: ") + error.what();
+  } catch (const std::exception& error) {
+    return std::string("Error: ") + error.what();
+  }
+}
+
+}  // namespace lamina::shared_memory
