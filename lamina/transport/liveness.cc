@@ -26,7 +26,7 @@ struct Written {
 
   static constexpr std::size_t kSigned = 3 * sizeof(std::uint64_t);
   rendezvous::Mac sign(rendezvous::Signer& signer) const {
-    value::Writer text;
+    value::Writer text(2 * sizeof(Written));  // g++ 12 takes a short string's bytes for all there are
     text.put_block("note");
     text.put_block({reinterpret_cast<const char*>(this), kSigned});
     return signer.sign(text.take());
