@@ -49,7 +49,7 @@ $(PACKAGE): $(filter-out python/%.py python/%.pyi,$(SOURCES)) $(LIST) $(VENV)
 build: $(PACKAGE)
 
 demo: build
-	@$(BIN)/lamina run -n 2 examples/train_gpt.py
+	@$(BIN)/lamina run -n 2 examples/train_gpt.py --steps 150
 
 build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)

@@ -55,10 +55,11 @@ install_torch() {
     need_room . $((cuda_disk_gb + 4)) "the build with torch's CUDA build (TORCH_INDEX_URL=$cpu_index takes the small one)"
   fi
   say "installing torch $torch_version"
-  pip install "${index[@]}" "torch==$torch_version"
+  # Bytecode comes with the first import, of what is imported.
+  pip install --no-compile "${index[@]}" "torch==$torch_version"
 }
 
 found=$(.venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
 if [[ "${found%%+*}" != "$torch_version" ]]; then install_torch; fi
 say "installing what requirements.txt names"
-pip install -q -r requirements.txt
+pip install -q --no-compile -r requirements.txt
