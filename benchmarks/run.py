@@ -57,6 +57,8 @@ BENCHMARKS = [
     Benchmark("first_step", "first_step.py", usual_s=60, full_s=150),
     Benchmark("plan", "plan.py", needs=PROGRAMS / "plan_bench"),
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
+    Benchmark("collectives_2", "collectives.py", ranks=2, full_s=60),
+    Benchmark("collectives_4", "collectives.py", ranks=4, usual_s=40, full_s=90),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
     Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench", usual_s=50, full_s=600),
     Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench", usual_s=50, full_s=600),

@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -16,24 +15,17 @@ namespace lamina::collective {
 namespace {
 
 // Gloo listens where the machine's name leads: ranks that meet at the loopback device need nobody to reach them there.
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> gloo_options(const environment::World& world,
-                                                                 std::chrono::milliseconds timeout) {
-  if (world.launched && std::getenv("GLOO_SOCKET_IFNAME") == nullptr) {
-    const auto here = rendezvous::Address::local_towards(world.master_addr, world.master_port);
-    if (here.loopback()) {
-      auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(here.host()));
-      return options;
-    }
-  }
-  return c10d::ProcessGroupGloo::Options::create_default(timeout);
+std::string gloo_host(const environment::World& world) {
+  if (!world.launched || std::getenv("GLOO_SOCKET_IFNAME") != nullptr) return "";
+  const auto here = rendezvous::Address::local_towards(world.master_addr, world.master_port);
+  return here.loopback() ? here.host() : "";
 }
 
 }  // namespace
 
 C10dGroups::C10dGroups(const environment::World& world, std::string name, std::chrono::milliseconds timeout,
-                       std::function<void()> check_interrupt)
-    : world_(world), name_(std::move(name)), timeout_(timeout) {
+                       std::function<void()> check_interrupt, MakeBackend make_backend)
+    : world_(world), name_(std::move(name)), timeout_(timeout), make_backend_(make_backend) {
   if (world.launched) {
     store_ = rendezvous::JobStore({world.master_addr, world.master_port, rendezvous::hosts_store(world.rank),
                                    base::Deadline::after(timeout), std::move(check_interrupt)})
@@ -56,13 +48,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
   if (own < 0)
     throw base::UsageError(base::str("rank ", world_.rank, " is not among the ranks ", names),
                            base::Code{"group-not-made"});
-  const int size = static_cast<int>(members.size());
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, own, size);
+  BackendOptions options{
+      .rank = own, .members = {members.begin(), members.end()}, .timeout = timeout_, .gloo_host = gloo_host(world_)};
+  options.store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
+  const auto size = static_cast<int>(members.size());
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(options.store, own, size);
   try {
-    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, own, size, gloo_options(world_, timeout_));
-    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
-    group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    constexpr auto kOwn = c10d::ProcessGroup::BackendType::CUSTOM;
+    group->setBackend(c10::DeviceType::CPU, kOwn, make_backend_(options));
+    group->setDefaultBackend(kOwn);
   } catch (const std::exception& error) {
     throw base::PeerError(
         base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()), std::nullopt,

@@ -104,7 +104,7 @@ class C10dWork : public Work {
       record(observe::now_ns());
       throw;
     } catch (...) {
-      if (!done()) *options_.left = true;
+      leave();
       record(observe::now_ns());
       throw;
     }
@@ -121,11 +121,27 @@ class C10dWork : public Work {
     }
   }
 
-  // An error of a backend is the loss of a member.
+  // Gives the collective up for all members, where the backend can.
+  void leave() {
+    if (done()) return;
+    try {
+      work_->abort();
+    } catch (const c10::Error&) {
+      *options_.left = true;
+      return;
+    }
+    std::unique_lock lock(end_->mutex);
+    const bool ended = end_->changed.wait_for(lock, kOtherWitness, [&] { return end_->reached_ns != 0; });
+    if (!ended) *options_.left = true;
+  }
+
+  // An error of a backend that says nothing else is the loss of a member.
   template <class Call>
   void blaming(const Call& call) const {
     try {
       call();
+    } catch (const base::UsageError&) {
+      throw;
     } catch (const std::exception& error) {
       blame(error);
     }
@@ -170,15 +186,28 @@ class C10dWork : public Work {
 
   [[noreturn]] void blame(const std::exception& error) const {
     const std::string text = error.what();
-    std::optional<base::Loss> loss;
-    if (links_.mailbox != nullptr) loss = links_.mailbox->loss(options_.group.members, kOtherWitness);
-    std::string said = loss ? loss->text() : "a rank left, perhaps with less to do than the others";
-    if (!loss &&
-        links_.mailbox != nullptr) {  // one that leaves because of another closes its connections before it ends
+    const bool given_up = dynamic_cast<const base::CancelledError*>(&error) != nullptr;
+    auto loss = witness(given_up);
+    std::string said = given_up ? "" : "a rank left, perhaps with less to do than the others\n";
+    if (loss) {
+      said = loss->text() + "\n";
+    } else if (links_.mailbox != nullptr) {  // one that leaves because of another closes its connections before it ends
       loss = links_.mailbox->first_loss();
-      if (loss) said = base::str("failed; ", loss->text());
+      if (loss) said = base::str("failed; ", loss->text(), "\n");
     }
-    throw base::PeerError(base::str(what(), ": ", said, "\n", text), loss, base::Code{"group-lost"});
+    throw base::PeerError(base::str(what(), ": ", said, text), loss, base::Code{"group-lost"});
+  }
+
+  // What else tells why this has failed; of what a member gave up also the end of the step.
+  std::optional<base::Loss> witness(bool given_up) const {
+    if (links_.mailbox == nullptr) return std::nullopt;
+    if (!given_up) return links_.mailbox->loss(options_.group.members, kOtherWitness);
+    const auto deadline = base::Deadline::after(kOtherWitness);
+    while (true) {
+      if (links_.check_step) links_.check_step();
+      auto loss = links_.mailbox->loss(options_.group.members, base::kInterruptSlice);
+      if (loss || deadline.expired()) return loss;
+    }
   }
 
   void record(std::int64_t end_ns) const {

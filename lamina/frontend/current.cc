@@ -55,8 +55,10 @@ Current::~Current() = default;
 c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis) {
   if (!groups_) {
     const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(session->patience().timeout);
+    const bool plain = session->config().ddp_dist_backend == config::DistBackend::kNccl;
     groups_ = std::make_unique<collective::C10dGroups>(
-        session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr);
+        session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr,
+        plain ? &collective::make_gloo : &collective::make_backend);
   }
   return groups_->make(std::string(topology::name(axis)), session->members(axis));
 }

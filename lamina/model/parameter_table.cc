@@ -2,44 +2,18 @@
 #include "lamina/model/parameter_table.h"
 
 #include <algorithm>
-#include <array>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/value/dtype.h"
 
 namespace lamina::model {
 namespace {
 
 using layout::DType;
 
-constexpr std::array<std::pair<at::ScalarType, DType>, 24> kDTypes{{{at::kBool, DType::kBool},
-                                                                    {at::kByte, DType::kUInt8},
-                                                                    {at::kChar, DType::kInt8},
-                                                                    {at::kUInt16, DType::kUInt16},
-                                                                    {at::kShort, DType::kInt16},
-                                                                    {at::kUInt32, DType::kUInt32},
-                                                                    {at::kInt, DType::kInt32},
-                                                                    {at::kUInt64, DType::kUInt64},
-                                                                    {at::kLong, DType::kInt64},
-                                                                    {at::kFloat8_e4m3fn, DType::kFloat8E4M3Fn},
-                                                                    {at::kFloat8_e5m2, DType::kFloat8E5M2},
-                                                                    {at::kFloat8_e4m3fnuz, DType::kFloat8E4M3FnUz},
-                                                                    {at::kFloat8_e5m2fnuz, DType::kFloat8E5M2FnUz},
-                                                                    {at::kFloat8_e8m0fnu, DType::kFloat8E8M0FnU},
-                                                                    {at::kHalf, DType::kFloat16},
-                                                                    {at::kBFloat16, DType::kBFloat16},
-                                                                    {at::kFloat, DType::kFloat32},
-                                                                    {at::kDouble, DType::kFloat64},
-                                                                    {at::kComplexHalf, DType::kComplex32},
-                                                                    {at::kComplexFloat, DType::kComplex64},
-                                                                    {at::kComplexDouble, DType::kComplex128},
-                                                                    {at::kQInt8, DType::kQInt8},
-                                                                    {at::kQUInt8, DType::kQUInt8},
-                                                                    {at::kQInt32, DType::kQInt32}}};
-
 DType dtype_of(const std::string& name, const at::Tensor& tensor) {
-  const auto* found = std::ranges::find(kDTypes, tensor.scalar_type(), [](const auto& pair) { return pair.first; });
-  if (found != kDTypes.end()) return found->second;
+  if (const auto dtype = value::dtype_of(tensor.scalar_type())) return *dtype;
   throw base::UsageError(base::str(name, " has the dtype ", tensor.scalar_type(),
                                    ", which lamina cannot spread over ranks: keep it in another dtype, or in an "
                                    "attribute that is neither a parameter nor a buffer"),

@@ -19,7 +19,7 @@ constexpr std::size_t kLaneChunkBytes = 128 << 10;  // of a send
 constexpr std::size_t kTogetherBytes = 16 << 10;    // sums of less than this by all members are made by each of them
 constexpr std::size_t kLine = 64;                   // bytes that a processor's cache keeps together
 
-std::string_view name(Reduction reduction) {
+std::string_view name_of(Reduction reduction) {
   constexpr std::array<std::string_view, 8> kNames{"sum",     "mean",    "product", "minimum",
                                                    "maximum", "bit and", "bit or",  "bit xor"};
   return kNames[static_cast<std::size_t>(reduction)];
@@ -51,11 +51,19 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
+std::vector<Buffer> equal_parts(const Buffer& all, int members) {
+  std::vector<Buffer> parts;
+  const auto count = all.count / members;
+  for (int member = 0; member < members; ++member) parts.push_back({all.at(member * count), count, all.dtype});
+  return parts;
+}
+
 // A segment: the area of the collectives, then those of the lanes to and from each member.
-Communicator::Communicator(Neighbours neighbours)
+Communicator::Communicator(Neighbours neighbours, base::Deadline deadline)
     : neighbours_(std::move(neighbours)),
       segments_(neighbours_.share(Exchange::area_bytes(kChunkBytes) +
-                                  std::size_t{2} * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes))),
+                                      std::size_t{2} * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes),
+                                  deadline)),
       to_(size()),
       from_(size()) {
   std::vector<int> all;
@@ -94,12 +102,12 @@ std::vector<const std::byte*> Communicator::staged(std::size_t offset) const {
 }
 
 void Communicator::all_reduce(Buffer buffer, Reduction reduction, const Check& check) {
-  together_->run(operation("all_reduce", buffer, ", ", name(reduction)), check,
+  together_->run(operation("all_reduce", buffer, ", ", name_of(reduction)), check,
                  [&] { sum_parts(buffer, reduction, kEverybody); });
 }
 
 void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Check& check) {
-  together_->run(operation("reduce", buffer, ", ", name(reduction), ", to member ", root), check,
+  together_->run(operation("reduce", buffer, ", ", name_of(reduction), ", to ", neighbours_.name(root)), check,
                  [&] { sum_parts(buffer, reduction, root); });
 }
 
@@ -129,7 +137,7 @@ void Communicator::sum_parts(Buffer buffer, Reduction reduction, int root) {
 }
 
 void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
-  together_->run(operation("broadcast", buffer, ", from member ", root), check, [&] {
+  together_->run(operation("broadcast", buffer, ", from ", neighbours_.name(root)), check, [&] {
     in_chunks(*together_, buffer.count, kChunkBytes / buffer.element_bytes(),
               [&](std::size_t begin, std::size_t length) {
                 if (rank() == root) stage(buffer, begin, length);
@@ -140,15 +148,16 @@ void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
   });
 }
 
-void Communicator::all_gather(Buffer all, Buffer mine, const Check& check) {
+void Communicator::all_gather(Parts all, Buffer mine, const Check& check) {
   together_->run(operation("all_gather", mine), check, [&] { gather_parts(all, mine, kEverybody); });
 }
 
-void Communicator::gather(Buffer all, Buffer mine, int root, const Check& check) {
-  together_->run(operation("gather", mine, ", to member ", root), check, [&] { gather_parts(all, mine, root); });
+void Communicator::gather(Parts all, Buffer mine, int root, const Check& check) {
+  together_->run(operation("gather", mine, ", to ", neighbours_.name(root)), check,
+                 [&] { gather_parts(all, mine, root); });
 }
 
-void Communicator::gather_parts(Buffer all, Buffer mine, int root) {
+void Communicator::gather_parts(Parts all, Buffer mine, int root) {
   const auto size_of = mine.element_bytes();
   const bool takes = root == kEverybody || root == rank();
   in_chunks(*together_, mine.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
@@ -156,34 +165,34 @@ void Communicator::gather_parts(Buffer all, Buffer mine, int root) {
     together_->meet();
     for (int member = 0; takes && member < size(); ++member) {
       const auto* from = member == rank() ? mine.at(begin) : together_->staging(member);
-      copy_bytes(all.at(member * mine.count + begin), from, length * size_of);
+      copy_bytes(all[member].at(begin), from, length * size_of);
     }
   });
 }
 
-void Communicator::reduce_scatter(Buffer mine, Buffer all, Reduction reduction, const Check& check) {
+void Communicator::reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
-  together_->run(operation("reduce_scatter", mine, ", ", name(reduction)), check, [&] {
+  together_->run(operation("reduce_scatter", mine, ", ", name_of(reduction)), check, [&] {
     in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
       for (int member = 0; member < size(); ++member) {
-        if (member != rank()) stage(all, member * mine.count + begin, length, member * part_bytes);
+        if (member != rank()) stage(all[member], begin, length, member * part_bytes);
       }
       together_->meet();
       auto sources = staged(rank() * part_bytes);
-      sources[rank()] = all.at(rank() * mine.count + begin);
+      sources[rank()] = all[rank()].at(begin);
       shared_memory::reduce(mine.dtype, reduction, mine.at(begin), sources, length);
     });
   });
 }
 
-void Communicator::scatter(Buffer mine, Buffer all, int root, const Check& check) {
+void Communicator::scatter(Buffer mine, Parts all, int root, const Check& check) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
-  together_->run(operation("scatter", mine, ", from member ", root), check, [&] {
+  together_->run(operation("scatter", mine, ", from ", neighbours_.name(root)), check, [&] {
     in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
       for (int member = 0; rank() == root && member < size(); ++member) {
-        stage(all, member * mine.count + begin, length, member * part_bytes);
+        stage(all[member], begin, length, member * part_bytes);
       }
       together_->meet();
       copy_bytes(mine.at(begin), together_->staging(root) + rank() * part_bytes, length * size_of);
@@ -192,49 +201,45 @@ void Communicator::scatter(Buffer mine, Buffer all, int root, const Check& check
 }
 
 // First all learn from all how much goes where: so each sees what does not fit, and how many chunks there are.
-void Communicator::all_to_all(Buffer all_received, std::span<const std::int64_t> received, Buffer all_sent,
-                              std::span<const std::int64_t> sent, const Check& check) {
-  const auto size_of = all_sent.element_bytes();
+void Communicator::all_to_all(Parts received, Parts sent, const Check& check) {
+  const auto size_of = sent.front().element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
-  const auto kind = layout::traits(all_sent.dtype).name;
+  const auto kind = layout::traits(sent.front().dtype).name;
   const Operation said{str("all_to_all of ", kind), base::hash64(kind, base::hash64("all_to_all"))};
   together_->run(said, check, [&] {
-    const auto most = agree_on_counts(received, sent);
-    in_chunks(*together_, most, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
-      const auto chunk_of = [&](std::int64_t count) {
-        return std::clamp<std::int64_t>(count - static_cast<std::int64_t>(begin), 0, static_cast<std::int64_t>(length));
-      };
-      std::int64_t before = 0;
-      for (int member = 0; member < size(); before += sent[member++]) {
-        stage(all_sent, before + begin, chunk_of(sent[member]), member * part_bytes);
-      }
-      together_->meet();
-      before = 0;
-      for (int member = 0; member < size(); before += received[member++]) {
-        copy_bytes(all_received.at(before + begin), together_->staging(member) + rank() * part_bytes,
-                   chunk_of(received[member]) * size_of);
-      }
-    });
+    in_chunks(*together_, agree_on_counts(received, sent), part_bytes / size_of,
+              [&](std::size_t begin, std::size_t length) {
+                const auto of = [&](const Buffer& part) {
+                  return std::min(part.count - std::min(part.count, begin), length);
+                };
+                for (int member = 0; member < size(); ++member) {
+                  stage(sent[member], begin, of(sent[member]), member * part_bytes);
+                }
+                together_->meet();
+                for (int member = 0; member < size(); ++member) {
+                  copy_bytes(received[member].at(begin), together_->staging(member) + rank() * part_bytes,
+                             of(received[member]) * size_of);
+                }
+              });
   });
 }
 
 // Returns the most elements that go from one member to another.
-std::int64_t Communicator::agree_on_counts(std::span<const std::int64_t> received, std::span<const std::int64_t> sent) {
-  copy_bytes(together_->staging(rank()), reinterpret_cast<const std::byte*>(sent.data()), sent.size_bytes());
-  copy_bytes(together_->staging(rank()) + sent.size_bytes(), reinterpret_cast<const std::byte*>(received.data()),
-             received.size_bytes());
+std::size_t Communicator::agree_on_counts(Parts received, Parts sent) {
+  const auto counts = [&](int member) { return reinterpret_cast<std::uint64_t*>(together_->staging(member)); };
+  for (int member = 0; member < size(); ++member) {
+    counts(rank())[member] = sent[member].count;
+    counts(rank())[size() + member] = received[member].count;
+  }
   together_->meet();
-  const auto counts = [&](int member, bool of_received) {
-    return reinterpret_cast<const std::int64_t*>(together_->staging(member)) + (of_received ? size() : 0);
-  };
-  std::int64_t most = 0;
+  std::size_t most = 0;
   for (int from = 0; from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
-      const auto gives = counts(from, false)[to], takes = counts(to, true)[from];
+      const std::size_t gives = counts(from)[to], takes = counts(to)[size() + from];
       most = std::max(most, gives);
       if (gives == takes) continue;
-      together_->refuse(str("all_to_all: member ", from, " of ", size(), " sends ", gives, " elements to member ", to,
-                            ", which expects ", takes));
+      together_->refuse(str("all_to_all: ", neighbours_.name(from), " sends ", gives, " elements to ",
+                            neighbours_.name(to), ", which expects ", takes));
     }
   }
   return most;

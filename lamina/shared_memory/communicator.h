@@ -23,31 +23,37 @@ struct Buffer {
   std::byte* at(std::size_t element) const { return data + element * element_bytes(); }
 };
 
+// One buffer per member, all of one type.
+using Parts = std::span<const Buffer>;
+
+// Equal parts of a buffer, one after the other.
+std::vector<Buffer> equal_parts(const Buffer& all, int members);
+
 // The collectives of neighbours. Every member calls the same ones in the same order; sends and receives are apart from
 // them, and in order between each two members and for each direction. One thread at a time makes collectives, one sends
 // to each member, and one receives from each.
 //
-// `all` holds as many equal parts as there are members, one after the other, and `mine` is as large as one; it may lie
-// in its place there. Sums are made in the order of the members, so that all have the same bits. All throw what
-// Exchange::run() throws; a buffer that is written to is then undetermined, except after base::DesyncError.
+// Each of `all` is as large as `mine`, which may be this member's part itself. Sums are made in the order of the
+// members, so that all have the same bits. All throw what Exchange::run() throws; a buffer that is written to is then
+// undetermined, except after base::DesyncError.
 class Communicator {
  public:
-  // Collective over the neighbours.
-  explicit Communicator(Neighbours neighbours);
+  // Collective over the neighbours. Throws what Neighbours::share() throws.
+  Communicator(Neighbours neighbours, base::Deadline deadline);
 
   int rank() const { return neighbours_.rank(); }
   int size() const { return neighbours_.size(); }
+  const std::string& name(int member) const { return neighbours_.name(member); }
 
   void all_reduce(Buffer buffer, Reduction reduction, const Check& check);
   void reduce(Buffer buffer, Reduction reduction, int root, const Check& check);  // changes it on `root` alone
   void broadcast(Buffer buffer, int root, const Check& check);
-  void all_gather(Buffer all, Buffer mine, const Check& check);
-  void reduce_scatter(Buffer mine, Buffer all, Reduction reduction, const Check& check);
-  void gather(Buffer all, Buffer mine, int root, const Check& check);   // `all`: on `root` alone
-  void scatter(Buffer mine, Buffer all, int root, const Check& check);  // the same
-  // Parts of sizes of their own: `sent[i]` elements go to member i, `received[i]` come from it.
-  void all_to_all(Buffer all_received, std::span<const std::int64_t> received, Buffer all_sent,
-                  std::span<const std::int64_t> sent, const Check& check);
+  void all_gather(Parts all, Buffer mine, const Check& check);
+  void reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check);
+  void gather(Parts all, Buffer mine, int root, const Check& check);   // `all`: on `root` alone
+  void scatter(Buffer mine, Parts all, int root, const Check& check);  // the same
+  // Parts of sizes of their own: sent[i] goes to member i, whose received[rank()] is as large.
+  void all_to_all(Parts received, Parts sent, const Check& check);
   void barrier(const Check& check);
 
   void send(Buffer buffer, int to, int tag, const Check& check);
@@ -58,8 +64,8 @@ class Communicator {
   void pass(Exchange& lane, Buffer buffer, int tag, bool sends, const Check& check);
   static constexpr int kEverybody = -1;  // as root
   void sum_parts(Buffer buffer, Reduction reduction, int root);
-  void gather_parts(Buffer all, Buffer mine, int root);
-  std::int64_t agree_on_counts(std::span<const std::int64_t> received, std::span<const std::int64_t> sent);
+  void gather_parts(Parts all, Buffer mine, int root);
+  std::size_t agree_on_counts(Parts received, Parts sent);
   void stage(const Buffer& buffer, std::size_t begin, std::size_t count, std::size_t offset = 0);
   std::vector<const std::byte*> staged(std::size_t offset) const;
 

@@ -61,6 +61,7 @@ struct Exchange::Control {
   // ... and how often they have changed, which others sleep on, and how many do.
   alignas(kLine) std::atomic<std::uint32_t> changes;
   alignas(kLine) std::atomic<std::uint32_t> sleepers;
+  std::atomic<std::uint32_t> closed;  // by a destructor; 0 where the process just ended
 
   // By an operation's number.
   struct Entry {
@@ -91,6 +92,8 @@ Exchange::Exchange(const Neighbours& neighbours, std::vector<int> members, std::
   rank_ = static_cast<int>(std::ranges::find(members_, neighbours.rank()) - members_.begin());
 }
 
+Exchange::~Exchange() { control(rank()).closed.store(1); }
+
 Exchange::Control& Exchange::control(int member) const {
   return *reinterpret_cast<Control*>(areas_[member]);  // zeros, which a Control may begin with
 }
@@ -100,7 +103,7 @@ std::byte* Exchange::staging(int member) const {
   return areas_[member] + kControlBytes + slot * chunk_bytes_;
 }
 
-std::string Exchange::name(int member) const { return str("member ", members_[member], " of ", neighbours_.size()); }
+const std::string& Exchange::name(int member) const { return neighbours_.name(members_[member]); }
 
 void Exchange::run(const Operation& operation, const Check& check, const std::function<void()>& work) {
   if (!broken_.empty()) throw base::PeerError(broken_);
@@ -197,7 +200,7 @@ void Exchange::await(int member, Word word, std::uint64_t position) {
     other.sleepers.fetch_sub(1);
     if (changed || reached()) continue;
     require_nobody_lost(word, position);
-    (*check_)(members_[member]);
+    (*check_)(name(member));
   }
 }
 
@@ -216,7 +219,8 @@ void Exchange::require_nobody_lost(Word word, std::uint64_t position) {
   for (int member = 0; member < size(); ++member) {
     if (!neighbours_.lost(members_[member]) || (control(member).*word).load(std::memory_order_acquire) >= position)
       continue;
-    broken_ = str(name(member), " is lost: its process ended; awaited in ", current_->what);
+    const char* how = control(member).closed.load() != 0 ? " has closed the group" : " is lost: its process ended";
+    broken_ = str(name(member), how, "; awaited in ", current_->what);
     throw base::PeerError(broken_);
   }
 }

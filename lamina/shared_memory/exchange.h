@@ -25,8 +25,8 @@ struct Operation {
   std::uint64_t digest = 0;  // of all that has to be equal
 };
 
-// Ends a wait for a neighbour. Called about every 50 ms; what it throws, the wait throws.
-using Check = std::function<void(int awaited)>;
+// Ends a wait for a neighbour, of that name. Called about every 50 ms; what it throws, the wait throws.
+using Check = std::function<void(const std::string& awaited)>;
 
 // One member's side of the shared state of some neighbours. For one thread at a time.
 class Exchange {
@@ -37,6 +37,8 @@ class Exchange {
   // it.
   Exchange(const Neighbours& neighbours, std::vector<int> members, std::vector<std::byte*> areas,
            std::size_t chunk_bytes);
+  ~Exchange();  // says that this member makes no more operations
+  Exchange(const Exchange&) = delete;
 
   // Indices into the members.
   int rank() const { return rank_; }
@@ -45,7 +47,7 @@ class Exchange {
 
   // Runs an operation: `work` stages, posts and takes. All members have begun it, with equal digests, before work()
   // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ; base::PeerError
-  // when a member's process has ended, after which every operation does; base::CancelledError when another member has
+  // when a member has closed the group or its process has ended, after which every operation does; base::CancelledError when another member has
   // given this operation up; and what `check` throws, which gives it up for all.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
@@ -65,7 +67,7 @@ class Exchange {
   static std::uint64_t position(std::uint64_t operation, std::uint64_t phase) { return operation << 24 | phase; }
 
   Control& control(int member) const;
-  std::string name(int member) const;
+  const std::string& name(int member) const;
   void begin();
   void compare();
   void finish();

@@ -155,7 +155,8 @@ void send_fd(const base::Fd& socket, int fd) {
   }
 }
 
-base::Fd receive_fd(const base::Fd& socket) {
+base::Fd receive_fd(const base::Fd& socket, const std::string& from, base::Deadline deadline) {
+  if (!readable(socket, deadline)) throw base::TimeoutError(str(from, " did not pass its shared memory in time"));
   char byte = 0;
   iovec text{&byte, 1};
   int fd = -1;
@@ -168,7 +169,7 @@ base::Fd receive_fd(const base::Fd& socket) {
   const auto got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   const cmsghdr* header = got == 1 ? CMSG_FIRSTHDR(&message) : nullptr;
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
-    throw base::PeerError("a neighbour ended before it had passed its shared memory");
+    throw base::PeerError(str(from, " ended before it had passed its shared memory"));
   }
   std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
   return base::Fd(fd);
@@ -176,9 +177,10 @@ base::Fd receive_fd(const base::Fd& socket) {
 
 }  // namespace
 
-Neighbours::Neighbours(Board& board, int rank, int size, base::Deadline deadline) : rank_(rank), sockets_(size) {
+Neighbours::Neighbours(Board& board, int rank, std::vector<std::string> names, base::Deadline deadline)
+    : rank_(rank), names_(std::move(names)), sockets_(names_.size()) {
   why_not_ = meet(board, deadline);
-  if (!why_not_.empty()) sockets_ = std::vector<base::Fd>(size);
+  if (!why_not_.empty()) sockets_ = std::vector<base::Fd>(names_.size());
   for (const auto& socket : sockets_) {
     if (socket) base::close_in_forked_children(socket.get());
   }
@@ -194,13 +196,19 @@ std::string Neighbours::meet(Board& board, base::Deadline deadline) {
   const auto listening = listen(size());
   const auto here = host();
   const auto put = [&](const char* what, const std::string& word) { board.put(str(what, "/", rank_), word); };
-  const auto get = [&](const char* what, int member) { return board.get(str(what, "/", member)); };
+  const auto get = [&](const char* what, int member) {
+    try {
+      return board.get(str(what, "/", member));
+    } catch (const base::TimeoutError&) {
+      throw base::TimeoutError(str(name(member), " has not come in time to make the group with ", name(rank_)));
+    }
+  };
   put("host", here);
   put("address", address_of(listening));
   put("token", random_token());
   std::vector<std::string> addresses, tokens;
   for (int member = 0; member < size(); ++member) {
-    if (get("host", member) != here) return str("members ", rank_, " and ", member, " are not on one host");
+    if (get("host", member) != here) return str(name(rank_), " and ", name(member), " are not on one host");
     addresses.push_back(get("address", member));
     tokens.push_back(get("token", member));
   }
@@ -208,7 +216,7 @@ std::string Neighbours::meet(Board& board, base::Deadline deadline) {
   try {
     connect(addresses, tokens, listening, deadline);
   } catch (const base::Error& error) {
-    vote = str("member ", rank_, ": ", error.what());
+    vote = str(name(rank_), ": ", error.what());
   }
   put("vote", vote);
   std::string why_not;
@@ -222,11 +230,11 @@ void Neighbours::connect(const std::vector<std::string>& addresses, const std::v
                          const base::Fd& listening, base::Deadline deadline) {
   for (int lower = 0; lower < rank_; ++lower) {
     sockets_[lower] = connect_to(addresses[lower]);
-    if (!of_this_user(sockets_[lower])) throw base::Error(str("member ", lower, " is a process of another user"));
+    if (!of_this_user(sockets_[lower])) throw base::Error(str(name(lower), " is a process of another user"));
     say(sockets_[lower], hello(tokens[lower], rank_));
   }
   for (int missing = size() - 1 - rank_; missing > 0;) {
-    if (!readable(listening, deadline)) throw base::TimeoutError(str(missing, " members did not connect"));
+    if (!readable(listening, deadline)) throw base::TimeoutError(str(missing, " of the others did not connect"));
     base::Fd socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket || !of_this_user(socket)) continue;
     const int from =
@@ -237,19 +245,20 @@ void Neighbours::connect(const std::vector<std::string>& addresses, const std::v
     --missing;
   }
   for (int lower = 0; lower < rank_; ++lower) {
-    if (hear(sockets_[lower], tokens[rank_], deadline) != lower)
-      throw base::Error(str("member ", lower, " did not answer"));
+    if (hear(sockets_[lower], tokens[rank_], deadline) != lower) throw base::Error(str(name(lower), " did not answer"));
   }
 }
 
-std::vector<Segment> Neighbours::share(std::size_t bytes) const {
+std::vector<Segment> Neighbours::share(std::size_t bytes, base::Deadline deadline) const {
   Segment own(bytes);
   for (const auto& socket : sockets_) {
     if (socket) send_fd(socket, own.fd());
   }
   std::vector<Segment> segments;
   const auto receive = [&](int first, int last) {
-    for (int member = first; member < last; ++member) segments.emplace_back(receive_fd(sockets_[member]), bytes);
+    for (int member = first; member < last; ++member) {
+      segments.emplace_back(receive_fd(sockets_[member], name(member), deadline), bytes);
+    }
   };
   receive(0, rank_);
   segments.push_back(std::move(own));

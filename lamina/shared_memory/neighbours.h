@@ -16,26 +16,29 @@ class Board {
  public:
   virtual ~Board() = default;
   virtual void put(const std::string& key, const std::string& word) = 0;
-  virtual std::string get(const std::string& key) = 0;  // waits until it is there; throws when that takes too long
+  // Waits until it is there. Throws base::TimeoutError.
+  virtual std::string get(const std::string& key) = 0;
 };
 
 // The members of a group, connected by a socket each, over which they pass descriptors; the kernel closes it the moment
 // a member's process ends. They are processes of one user on one host, whose memory they can share.
 class Neighbours {
  public:
-  // Meets the others, who do the same. Where some are elsewhere, or cannot be reached, none are neighbours, and every
-  // member learns why: see why_not(). Throws what `board` throws.
-  Neighbours(Board& board, int rank, int size, base::Deadline deadline);
+  // Meets the others, who do the same. `names`: of each member, as messages have it. Where some are elsewhere, or
+  // cannot be reached, none are neighbours, and every member learns why: see why_not(). Throws what `board` throws.
+  Neighbours(Board& board, int rank, std::vector<std::string> names, base::Deadline deadline);
   ~Neighbours();
   Neighbours(Neighbours&&) = default;
   Neighbours& operator=(Neighbours&&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(sockets_.size()); }
+  const std::string& name(int member) const { return names_[member]; }
   const std::string& why_not() const { return why_not_; }  // "" where they are neighbours
 
-  // Collective: a segment of each member, one's own among them. Throws base::Error, base::PeerError.
-  std::vector<Segment> share(std::size_t bytes) const;
+  // Collective: a segment of each member, one's own among them. Throws base::Error, base::PeerError,
+  // base::TimeoutError.
+  std::vector<Segment> share(std::size_t bytes, base::Deadline deadline) const;
 
   // True once the process of that member has ended.
   bool lost(int member) const;
@@ -46,6 +49,7 @@ class Neighbours {
                const base::Fd& listening, base::Deadline deadline);
 
   int rank_;
+  std::vector<std::string> names_;
   std::vector<base::Fd> sockets_;  // by member; none for oneself
   std::string why_not_;
 };

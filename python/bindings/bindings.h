@@ -5,6 +5,10 @@
 
 namespace lamina::python {
 
+// Throws what a signal's handler throws. Takes the GIL.
+void check_signals();
+
+void bind_collective(py::module_& module);
 void bind_config(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);

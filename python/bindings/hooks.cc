@@ -181,11 +181,6 @@ runtime::WorkerPool::Hooks::RunInContext capture_context() {
   };
 }
 
-void check_signals() {
-  py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 base::Call name_call() {
   py::gil_scoped_acquire gil;
   const auto parts = hooks().name_call().cast<py::tuple>();

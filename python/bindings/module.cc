@@ -4,9 +4,19 @@
 #include "python/bindings/convert.h"
 #include "python/bindings/hooks.h"
 
+namespace lamina::python {
+
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace lamina::python
+
 PYBIND11_MODULE(_lamina, module) {
   using namespace lamina::python;
   bind_hooks(module);
+  bind_collective(module);
   bind_config(module);
   bind_references(module);
   bind_random(module);

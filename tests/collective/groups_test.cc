@@ -44,7 +44,7 @@ TEST(Groups, MachinesAreThoseThatTheRanksTellOf) {
     variables["LOCAL_RANK"] = std::to_string(rank / 2);
     variables["LOCAL_WORLD_SIZE"] = rank == 1 ? "1" : "2";
     const auto body = [rank] {
-      JobRank job({});
+      JobRank job({}, &make_backend);
       std::vector<base::Rank> expected{base::Rank(0), base::Rank(2)};
       if (rank == 1) expected = {base::Rank(1)};
       EXPECT_EQ(job.session.members(Group::kNode), expected);

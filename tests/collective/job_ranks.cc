@@ -5,10 +5,13 @@
 
 namespace lamina::collective::test {
 
-JobRank::JobRank(const config::Config& config)
-    : session(config, environment::read_world(environment::process_environment()), {}) {
-  session.groups().make_by([this](Group axis) {
-    if (!torchs_) torchs_ = std::make_unique<C10dGroups>(session.world(), "test", std::chrono::seconds(30), nullptr);
+JobRank::JobRank(const config::Config& config, C10dGroups::MakeBackend make_backend)
+    : session(config, environment::read_world(environment::process_environment()), {}),
+      gloo(make_backend == &make_gloo) {
+  session.groups().make_by([this, make_backend](Group axis) {
+    if (!torchs_) {
+      torchs_ = std::make_unique<C10dGroups>(session.world(), "test", std::chrono::seconds(30), nullptr, make_backend);
+    }
     return torchs_->make(std::string(topology::name(axis)), session.members(axis));
   });
 }
@@ -31,14 +34,16 @@ config::Config with_partitions(int partitions) {
 
 void in_job(int size, const std::function<void(JobRank&)>& body, const config::Config& config,
             const std::vector<int>& killed) {
-  RankForks ranks(size);
-  for (int rank = 0; rank < size; ++rank) {
-    ranks.start(rank, [&] {
-      JobRank mine(config);
-      body(mine);
-    });
+  for (const auto make : {&make_backend, &make_gloo}) {
+    RankForks ranks(size);
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.start(rank, [&] {
+        JobRank mine(config, make);
+        body(mine);
+      });
+    }
+    ranks.expect_success(killed);
   }
-  ranks.expect_success(killed);
 }
 
 }  // namespace lamina::collective::test

@@ -16,7 +16,7 @@ using topology::Group;
 // One rank of a job, in a process that RankForks has started, with torch's groups as the C++ face makes them.
 class JobRank {
  public:
-  explicit JobRank(const config::Config& config);
+  JobRank(const config::Config& config, C10dGroups::MakeBackend make_backend);
   ~JobRank();
 
   int rank() const { return static_cast<int>(session.world().rank.value); }
@@ -28,6 +28,7 @@ class JobRank {
   void meet() { session.mailbox().barrier(session.members(Group::kWorld), patience()); }
 
   session::Session session;
+  const bool gloo;
 
  private:
   std::unique_ptr<C10dGroups> torchs_;
@@ -35,7 +36,8 @@ class JobRank {
 
 config::Config with_partitions(int partitions);
 
-// Runs `body` in each rank of jobs of that size; `killed` are expected to end by a signal.
+// Runs `body` in each rank of two jobs of that size, one over shared memory and one over Gloo; `killed` are expected to
+// end by a signal.
 void in_job(int size, const std::function<void(JobRank&)>& body, const config::Config& config = {},
             const std::vector<int>& killed = {});
 

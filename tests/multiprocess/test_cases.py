@@ -19,6 +19,7 @@ LAUNCHES = {
     "multiprocess.cases_timeline": 2,
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_four": 4,
+    "multiprocess.cases_backend": 4,
     "multiprocess.cases_replicated_pipelines": 4,
 }
 

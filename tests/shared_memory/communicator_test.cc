@@ -32,6 +32,20 @@ std::int64_t sum_of_given(int members, std::size_t i) {
   return sum;
 }
 
+std::vector<Buffer> parts_of(std::vector<std::int64_t>& all, const Communicator& group) {
+  return equal_parts(buffer_of(all, DType::kInt64), group.size());
+}
+
+std::vector<Buffer> parts_of(std::vector<std::int64_t>& all, const std::vector<std::int64_t>& counts) {
+  std::vector<Buffer> parts;
+  std::size_t begin = 0;
+  for (const auto count : counts) {
+    parts.push_back({buffer_of(all, DType::kInt64).at(begin), static_cast<std::size_t>(count), DType::kInt64});
+    begin += count;
+  }
+  return parts;
+}
+
 // Sizes around the edges of chunks, and of parts of them.
 constexpr std::size_t kCounts[] = {0, 1, 3, 8, 63, 1000, 32767, 32768, 32769, 100003};
 constexpr int kMembers[] = {1, 2, 3, 4, 7};
@@ -80,8 +94,8 @@ TEST_P(Collective, AllGatherAndGatherPutThePartsOneAfterTheOther) {
     const int root = static_cast<int>(count) % members_;
     auto mine = given(rank, 0, count);
     std::vector<std::int64_t> all(count * members_), at_root(all);
-    group.all_gather(buffer_of(all, DType::kInt64), buffer_of(mine, DType::kInt64), kPatient);
-    group.gather(buffer_of(at_root, DType::kInt64), buffer_of(mine, DType::kInt64), root, kPatient);
+    group.all_gather(parts_of(all, group), buffer_of(mine, DType::kInt64), kPatient);
+    group.gather(parts_of(at_root, group), buffer_of(mine, DType::kInt64), root, kPatient);
     for (int member = 0; member < members_; ++member) {
       for (std::size_t i = 0; i < count; ++i) {
         ASSERT_EQ(all[member * count + i], given(member, i));
@@ -96,8 +110,8 @@ TEST_P(Collective, AllGatherTakesAPartThatLiesInItsPlace) {
     std::vector<std::int64_t> all(count * members_);
     const auto mine = given(rank, 0, count);
     std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(rank * count));
-    const auto whole = buffer_of(all, DType::kInt64);
-    group.all_gather(whole, {whole.at(rank * count), count, DType::kInt64}, kPatient);
+    const auto parts = parts_of(all, group);
+    group.all_gather(parts, parts[rank], kPatient);
     for (int member = 0; member < members_; ++member) {
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(all[member * count + i], given(member, i));
     }
@@ -108,7 +122,7 @@ TEST_P(Collective, ReduceScatterGivesEachMemberItsPartOfTheSum) {
   everywhere([&](Communicator& group, int rank, std::size_t count) {
     auto all = given(rank, 0, count * members_);
     std::vector<std::int64_t> mine(count);
-    group.reduce_scatter(buffer_of(mine, DType::kInt64), buffer_of(all, DType::kInt64), Reduction::kSum, kPatient);
+    group.reduce_scatter(buffer_of(mine, DType::kInt64), parts_of(all, group), Reduction::kSum, kPatient);
     for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(mine[i], sum_of_given(members_, rank * count + i));
     ASSERT_EQ(all, given(rank, 0, count * members_));
   });
@@ -119,7 +133,7 @@ TEST_P(Collective, ScatterGivesEachMemberItsPartOfTheRoots) {
     const int root = static_cast<int>(count) % members_;
     auto all = rank == root ? given(root, 0, count * members_) : std::vector<std::int64_t>();
     std::vector<std::int64_t> mine(count);
-    group.scatter(buffer_of(mine, DType::kInt64), buffer_of(all, DType::kInt64), root, kPatient);
+    group.scatter(buffer_of(mine, DType::kInt64), parts_of(all, group), root, kPatient);
     ASSERT_EQ(mine, given(root, rank * count, count));
   });
 }
@@ -137,7 +151,7 @@ TEST_P(Collective, AllToAllTakesPartsOfAllSizes) {
     }
     auto from = given(rank, 0, std::reduce(sent.begin(), sent.end()));
     std::vector<std::int64_t> to(std::reduce(received.begin(), received.end()), -1);
-    group.all_to_all(buffer_of(to, DType::kInt64), received, buffer_of(from, DType::kInt64), sent, kPatient);
+    group.all_to_all(parts_of(to, received), parts_of(from, sent), kPatient);
     std::size_t at = 0;
     for (int member = 0; member < members_; ++member) {
       std::size_t begin = 0;  // of our part in what that member sends

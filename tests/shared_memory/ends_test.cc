@@ -50,7 +50,7 @@ TEST(GivingUp, EndsTheOperationForAllAndTheGroupGoesOn) {
   const auto ends = together(kMembers, [&](Communicator& group, int rank) {
     std::vector<std::int64_t> elements(100000, 1);
     const auto buffer = buffer_of(elements, DType::kInt64);
-    const Check check = [&](int /*awaited*/) {
+    const Check check = [&](const std::string& /*awaited*/) {
       if (rank == 1) throw base::Error("it has no patience");
     };
     for (int round = 0; round < kRounds; ++round) {
@@ -81,22 +81,26 @@ struct Named {
 };
 
 const std::vector<Named>& collectives() {
-  static const std::vector<std::int64_t> kEach(3, 50000);
   static const std::vector<Named> kAll{
       {"all_reduce",
        [](auto& group, auto, auto mine, const auto& check) { group.all_reduce(mine, Reduction::kSum, check); }},
       {"reduce",
        [](auto& group, auto, auto mine, const auto& check) { group.reduce(mine, Reduction::kSum, 0, check); }},
       {"broadcast", [](auto& group, auto, auto mine, const auto& check) { group.broadcast(mine, 0, check); }},
-      {"all_gather", [](auto& group, auto all, auto mine, const auto& check) { group.all_gather(all, mine, check); }},
-      {"reduce_scatter", [](auto& group, auto all, auto mine,
-                            const auto& check) { group.reduce_scatter(mine, all, Reduction::kSum, check); }},
-      {"gather", [](auto& group, auto all, auto mine, const auto& check) { group.gather(all, mine, 0, check); }},
-      {"scatter", [](auto& group, auto all, auto mine, const auto& check) { group.scatter(mine, all, 0, check); }},
+      {"all_gather",
+       [](auto& group, auto all, auto mine, const auto& check) { group.all_gather(equal_parts(all, 3), mine, check); }},
+      {"reduce_scatter",
+       [](auto& group, auto all, auto mine, const auto& check) {
+         group.reduce_scatter(mine, equal_parts(all, 3), Reduction::kSum, check);
+       }},
+      {"gather",
+       [](auto& group, auto all, auto mine, const auto& check) { group.gather(equal_parts(all, 3), mine, 0, check); }},
+      {"scatter",
+       [](auto& group, auto all, auto mine, const auto& check) { group.scatter(mine, equal_parts(all, 3), 0, check); }},
       {"all_to_all",
        [](auto& group, auto all, auto, const auto& check) {
          std::vector<std::byte> sent(all.count * all.element_bytes());
-         group.all_to_all(all, kEach, {sent.data(), all.count, all.dtype}, kEach, check);
+         group.all_to_all(equal_parts(all, 3), equal_parts({sent.data(), all.count, all.dtype}, 3), check);
        }},
       {"barrier", [](auto& group, auto, auto, const auto& check) { group.barrier(check); }},
   };
@@ -150,15 +154,16 @@ class Processes {
     };
     say(error_of([&] {
           FileBoard board(folder_);
-          Neighbours neighbours(board, rank, kMembers, base::Deadline::after(std::chrono::seconds(30)));
+          const auto deadline = base::Deadline::after(std::chrono::seconds(30));
+          Neighbours neighbours(board, rank, names(kMembers), deadline);
           if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
-          Communicator group(std::move(neighbours));
+          Communicator group(std::move(neighbours), deadline);
           std::vector<float> all(150000), mine(50000);
           std::optional<Clock::time_point> waits_since;
-          const Check check = [&](int awaited) {
+          const Check check = [&](const std::string& awaited) {
             if (!waits_since) waits_since = Clock::now();
             if (Clock::now() - *waits_since < std::chrono::milliseconds(1500)) return;
-            throw base::TimeoutError(base::str("no patience with member ", awaited));
+            throw base::TimeoutError(base::str("no patience with ", awaited));
           };
           for (int round = 0;; ++round) {
             waits_since.reset();

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
 
 namespace lamina::shared_memory {
 
@@ -49,15 +50,22 @@ std::vector<std::string> together(int members, const Work& work) {
   for (int rank = 0; rank < members; ++rank) {
     threads.emplace_back([&, rank] {
       ends[rank] = error_of([&] {
-        Neighbours neighbours(board, rank, members, base::Deadline::after(std::chrono::seconds(30)));
+        const auto deadline = base::Deadline::after(std::chrono::seconds(30));
+        Neighbours neighbours(board, rank, names(members), deadline);
         if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
-        Communicator group(std::move(neighbours));
+        Communicator group(std::move(neighbours), deadline);
         work(group, rank);
       });
     });
   }
   threads.clear();
   return ends;
+}
+
+std::vector<std::string> names(int members) {
+  std::vector<std::string> names;
+  for (int member = 0; member < members; ++member) names.push_back(base::str("member ", member, " of ", members));
+  return names;
 }
 
 std::string error_of(const std::function<void()>& call) {

@@ -36,12 +36,15 @@ class FileBoard : public Board {
   const std::string folder_;
 };
 
-inline const Check kPatient = [](int /*awaited*/) {};
+inline const Check kPatient = [](const std::string& /*awaited*/) {};
 
 // Runs `work` on each of so many members, threads that are one another's neighbours, and returns what each ended with:
 // "" or its error's type and text, "DesyncError: ...".
 using Work = std::function<void(Communicator& group, int rank)>;
 std::vector<std::string> together(int members, const Work& work);
+
+// "member 0 of 3", ...
+std::vector<std::string> names(int members);
 
 // The error that `call` throws, the same way; "" for none.
 std::string error_of(const std::function<void()>& call);

@@ -39,10 +39,11 @@ void run(const Call& call, Communicator& group, Buffer all, Buffer mine) {
   if (call.kind == "all_reduce") group.all_reduce(mine, call.reduction, kPatient);
   if (call.kind == "reduce") group.reduce(mine, call.reduction, call.root, kPatient);
   if (call.kind == "broadcast") group.broadcast(mine, call.root, kPatient);
-  if (call.kind == "all_gather") group.all_gather(all, mine, kPatient);
-  if (call.kind == "gather") group.gather(all, mine, call.root, kPatient);
-  if (call.kind == "reduce_scatter") group.reduce_scatter(mine, all, call.reduction, kPatient);
-  if (call.kind == "scatter") group.scatter(mine, all, call.root, kPatient);
+  const auto parts = equal_parts(all, kMembers);
+  if (call.kind == "all_gather") group.all_gather(parts, mine, kPatient);
+  if (call.kind == "gather") group.gather(parts, mine, call.root, kPatient);
+  if (call.kind == "reduce_scatter") group.reduce_scatter(mine, parts, call.reduction, kPatient);
+  if (call.kind == "scatter") group.scatter(mine, parts, call.root, kPatient);
   if (call.kind == "barrier") group.barrier(kPatient);
 }
 
@@ -96,17 +97,18 @@ TEST(Mismatch, IsAnErrorOfAllMembersThatShowsBothCallsAndWritesNothing) {
 TEST(Mismatch, OfCountsInAnAllToAllIsFoundByAllMembers) {
   std::array<std::string, kMembers> errors;
   const auto ends = together(kMembers, [&](Communicator& group, int rank) {
-    std::vector<std::int64_t> sent(kMembers, 2), received(kMembers, rank == 1 ? 3 : 2);
-    std::vector<float> from(2 * kMembers, 1), to(3 * kMembers, -1);
+    std::vector<float> from(2 * kMembers, 1), to((rank == 1 ? 3 : 2) * kMembers, -1);
+    const auto untouched = to;
     errors[rank] = error_of([&] {
-      group.all_to_all(buffer_of(to, DType::kFloat32), received, buffer_of(from, DType::kFloat32), sent, kPatient);
+      group.all_to_all(equal_parts(buffer_of(to, DType::kFloat32), kMembers),
+                       equal_parts(buffer_of(from, DType::kFloat32), kMembers), kPatient);
     });
-    EXPECT_EQ(to, std::vector<float>(3 * kMembers, -1));
+    EXPECT_EQ(to, untouched);
     group.barrier(kPatient);
   });
   EXPECT_EQ(ends, std::vector<std::string>(kMembers));
   for (const auto& error : errors) {
-    EXPECT_EQ(error, "DesyncError: all_to_all: member 0 of 3 sends 2 elements to member 1, which expects 3");
+    EXPECT_EQ(error, "DesyncError: all_to_all: member 0 of 3 sends 2 elements to member 1 of 3, which expects 3");
   }
 }
 

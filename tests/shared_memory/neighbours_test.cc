@@ -25,7 +25,7 @@ std::vector<std::string> why_not(std::chrono::seconds time, const std::function<
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back(
-        [&, rank] { whys[rank] = Neighbours(board(rank), rank, 2, base::Deadline::after(time)).why_not(); });
+        [&, rank] { whys[rank] = Neighbours(board(rank), rank, names(2), base::Deadline::after(time)).why_not(); });
   }
   threads.clear();
   return whys;
@@ -38,7 +38,7 @@ TEST(Neighbours, AreNoneWhereAMemberIsOnAnotherHost) {
     }
   } board;
   const auto whys = why_not(std::chrono::seconds(20), [&](int) -> Board& { return board; });
-  EXPECT_EQ(whys[0], "members 0 and 1 are not on one host");
+  EXPECT_EQ(whys[0], "member 0 of 2 and member 1 of 2 are not on one host");
   EXPECT_NE(whys[1], "");
 }
 
@@ -62,8 +62,9 @@ TEST(Neighbours, AreNoneWhereAMemberSaysAnotherToken) {
 // Connects to a member before its neighbour does, and says nothing.
 TEST(Neighbours, MeetThoughAStrangerConnectsAndIsSilent) {
   LocalBoard board;
-  std::jthread first(
-      [&] { EXPECT_EQ(Neighbours(board, 0, 2, base::Deadline::after(std::chrono::seconds(20))).why_not(), ""); });
+  std::jthread first([&] {
+    EXPECT_EQ(Neighbours(board, 0, names(2), base::Deadline::after(std::chrono::seconds(20))).why_not(), "");
+  });
   const auto name = board.get("address/0");
   const base::Fd stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -72,7 +73,7 @@ TEST(Neighbours, MeetThoughAStrangerConnectsAndIsSilent) {
   ASSERT_EQ(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&address),
                       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())),
             0);
-  EXPECT_EQ(Neighbours(board, 1, 2, base::Deadline::after(std::chrono::seconds(20))).why_not(), "");
+  EXPECT_EQ(Neighbours(board, 1, names(2), base::Deadline::after(std::chrono::seconds(20))).why_not(), "");
 }
 
 TEST(Neighbours, LeaveNothingBehind) {

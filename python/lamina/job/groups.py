@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.job import current
+from lamina.job import backend, current
 from lamina.job.ranks import CommGroup
 
 _AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "node")
@@ -35,7 +35,7 @@ class ProcessGroups:
         _check_default([made for made, _ in everyone])
         timeout = timedelta(seconds=session.config.timeout_s)
         if self._made_default:
-            make_default(session, timeout, _backend())
+            make_default(session, timeout, _backends(session))
         elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
@@ -44,7 +44,7 @@ class ProcessGroups:
             )
         # Every rank takes part in making every group, in the same order.
         every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
-        made = {ranks: dist.new_group(list(ranks), timeout, _backend()) for ranks in every_group}
+        made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
         self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
         session.make_groups_by(self.get)
 
@@ -134,9 +134,10 @@ def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
     return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
 
 
-def _backend() -> str:
-    """Gloo for tensors of the CPU, NCCL for those of CUDA."""
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+def _backends(session: _lamina.Session) -> str:
+    """Ours for tensors of the CPU, or Gloo where `ddp_dist_backend` asks for the plain one; NCCL for those of CUDA."""
+    cpu = backend.NAME if session.config.ddp_dist_backend == "auto" else "gloo"
+    return f"cpu:{cpu},cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else cpu
 
 
 def _check_default(missing: list[bool]) -> None:

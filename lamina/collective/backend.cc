@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/backend.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/rank_list.h"
+#include "lamina/base/str.h"
+#include "lamina/collective/shared_memory_backend.h"
+
+namespace lamina::collective {
+namespace {
+
+// torch's store. Groups that were made before under the same name have left their words there: those of the same
+// members are numbered, for each member counts once.
+class StoreBoard : public shared_memory::Board {
+ public:
+  StoreBoard(c10::intrusive_ptr<c10d::Store> store, const std::vector<base::Rank>& members, base::Deadline deadline)
+      : store_(std::move(store)), deadline_(deadline) {
+    const auto key = base::str("lamina/", base::name_ranks(members), "/");
+    prefix_ = base::str(key, (store_->add(key + "come", 1) - 1) / std::ssize(members), "/");
+  }
+
+  void put(const std::string& key, const std::string& word) override {
+    store_->set(prefix_ + key, std::vector<std::uint8_t>(word.begin(), word.end()));
+  }
+  std::string get(const std::string& key) override {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_.at() - base::Deadline::Clock::now());
+    try {
+      store_->wait({prefix_ + key}, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const c10::DistStoreError&) {
+      if (!deadline_.expired()) throw;
+      throw base::TimeoutError(key + " is not there");
+    }
+    const auto word = store_->get(prefix_ + key);
+    return {word.begin(), word.end()};
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Store> store_;
+  std::string prefix_;
+  const base::Deadline deadline_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options) {
+  const auto deadline = base::Deadline::after(options.timeout);
+  StoreBoard board(options.store, options.members, deadline);
+  std::vector<std::string> names;
+  for (const auto member : options.members) names.push_back(base::str("rank ", member));
+  shared_memory::Neighbours neighbours(board, options.rank, std::move(names), deadline);
+  if (neighbours.why_not().empty()) {
+    return make_shared_memory_backend(std::move(neighbours), options.timeout, options.check_interrupt);
+  }
+  if (options.rank == 0) {
+    base::log_warning(base::str("the group of ", base::name_ranks(options.members),
+                                " goes over Gloo, not over shared memory: ", neighbours.why_not()));
+  }
+  return make_gloo(options);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const BackendOptions& options) {
+  auto gloo = options.gloo_host.empty() ? c10d::ProcessGroupGloo::Options::create_default(options.timeout)
+                                        : c10d::ProcessGroupGloo::Options::create(options.timeout);
+  if (!options.gloo_host.empty()) {
+    gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.gloo_host));
+  }
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(options.store, options.rank,
+                                                     static_cast<int>(options.members.size()), gloo);
+}
+
+}  // namespace lamina::collective

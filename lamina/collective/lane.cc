@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/lane.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <optional>
+#include <utility>
+
+#include "lamina/base/deadline.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/base/wait.h"
+
+namespace lamina::collective {
+
+LaneWork::LaneWork(LaneOperation operation)
+    : Work(-1, operation.type, operation.name, operation.results),
+      operation_(std::move(operation)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+void LaneWork::run(bool here) {
+  const auto deadline = base::Deadline::after(operation_.timeout);
+  const auto check = [&](const std::string& awaited) {
+    if (here && operation_.check_interrupt) operation_.check_interrupt();
+    if (aborted_) throw base::CancelledError(base::str(operation_.name, " was aborted"));
+    if (!deadline.expired()) return;
+    throw base::TimeoutError(base::str(operation_.name, ": ", awaited, " has not come for ",
+                                       static_cast<double>(operation_.timeout.count()) / 1000,
+                                       " s; raise the group's timeout if it needs longer"));
+  };
+  std::exception_ptr error;
+  try {
+    const at::AutoDispatchBelowADInplaceOrView writes_to_leaves;
+    operation_.run(check);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  operation_.run = nullptr;  // with the tensors that it keeps
+  // What waits for the future goes on first, as Gloo's does.
+  if (error) {
+    future_->setError(error);
+  } else {
+    future_->markCompleted(c10::IValue(operation_.results));
+  }
+  finish(error);
+}
+
+bool LaneWork::wait(std::chrono::milliseconds timeout) {
+  std::optional<base::Deadline> deadline;
+  if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
+  std::unique_lock lock(mutex_);
+  while (!cv_.wait_for(lock, base::kInterruptSlice, [&] { return completed_; })) {
+    if (deadline && deadline->expired()) {
+      throw base::TimeoutError(
+          base::str(operation_.name, " has not ended in ", static_cast<double>(timeout.count()) / 1000, " s"));
+    }
+    lock.unlock();
+    if (operation_.check_interrupt) operation_.check_interrupt();
+    lock.lock();
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+Lane::~Lane() {
+  {
+    std::lock_guard guard(mutex_);
+    closing_ = true;
+  }
+  abort();
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Lane::run(const LaneWorkPtr& work, bool here) {
+  std::unique_lock lock(mutex_);
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    waiting_.push_back(work);
+    while (!work->isCompleted()) run_next(lock);
+    return;
+  }
+  if (here && !running_ && waiting_.empty()) {
+    running_ = work;
+    lock.unlock();
+    work->run(/*here=*/true);
+    lock.lock();
+    running_.reset();
+  } else {
+    waiting_.push_back(work);
+    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  }
+  lock.unlock();
+  changed_.notify_all();
+}
+
+void Lane::abort() {
+  std::lock_guard guard(mutex_);
+  if (running_) running_->abort();
+  for (const auto& work : waiting_) work->abort();
+}
+
+void Lane::serve() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return !running_ && (closing_ || !waiting_.empty()); });
+    if (waiting_.empty()) return;
+    run_next(lock);
+  }
+}
+
+// In the lane's thread.
+void Lane::run_next(std::unique_lock<std::mutex>& lock) {
+  auto work = std::move(waiting_.front());
+  waiting_.pop_front();
+  auto outer = std::exchange(running_, work);
+  lock.unlock();
+  work->run(/*here=*/false);
+  work.reset();  // the tensors of a result may go with it
+  lock.lock();
+  running_ = std::move(outer);
+}
+
+}  // namespace lamina::collective

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/collective/shared_memory_backend.h"
+
+#include <ATen/core/ivalue_inl.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/value/dtype.h"
+
+namespace lamina::collective {
+namespace {
+
+using c10d::OpType;
+using shared_memory::Buffer;
+using shared_memory::Check;
+using shared_memory::Communicator;
+using shared_memory::Reduction;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// A kind of operation, as torch knows it and as its profiler and our messages name it.
+struct Kind {
+  OpType type;
+  const char* name;
+};
+constexpr Kind kAllReduce{OpType::ALLREDUCE, "lamina:all_reduce"};
+constexpr Kind kAllReduceCoalesced{OpType::ALLREDUCE_COALESCED, "lamina:all_reduce_coalesced"};
+constexpr Kind kReduce{OpType::REDUCE, "lamina:reduce"};
+constexpr Kind kReduceScatter{OpType::REDUCE_SCATTER, "lamina:reduce_scatter"};
+constexpr Kind kReduceScatterTensor{OpType::_REDUCE_SCATTER_BASE, "lamina:reduce_scatter"};
+constexpr Kind kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "lamina:reduce_scatter_coalesced"};
+constexpr Kind kBroadcast{OpType::BROADCAST, "lamina:broadcast"};
+constexpr Kind kAllGather{OpType::ALLGATHER, "lamina:all_gather"};
+constexpr Kind kAllGatherTensor{OpType::_ALLGATHER_BASE, "lamina:all_gather"};
+constexpr Kind kAllGatherCoalesced{OpType::ALLGATHER_COALESCED, "lamina:all_gather_coalesced"};
+constexpr Kind kGather{OpType::GATHER, "lamina:gather"};
+constexpr Kind kScatter{OpType::SCATTER, "lamina:scatter"};
+constexpr Kind kAllToAll{OpType::ALLTOALL, "lamina:all_to_all"};
+constexpr Kind kAllToAllTensor{OpType::ALLTOALL_BASE, "lamina:all_to_all"};
+constexpr Kind kBarrier{OpType::BARRIER, "lamina:barrier"};
+constexpr Kind kSend{OpType::SEND, "lamina:send"};
+constexpr Kind kReceive{OpType::RECV, "lamina:recv"};
+
+// A dense contiguous tensor that stands for another one: itself where it can.
+class Flat {
+ public:
+  explicit Flat(at::Tensor tensor)
+      : tensor_(std::move(tensor)), flat_(tensor_.resolve_conj().resolve_neg().contiguous()) {}
+
+  Buffer buffer() const {
+    const auto dtype = value::dtype_of(flat_.scalar_type());
+    return {static_cast<std::byte*>(flat_.data_ptr()), static_cast<std::size_t>(flat_.numel()), *dtype};
+  }
+  // After an operation has written to it.
+  void put_back() const {
+    if (!flat_.is_same(tensor_)) tensor_.copy_(flat_);
+  }
+
+ private:
+  at::Tensor tensor_, flat_;
+};
+
+// The same of one tensor per member.
+class Flats {
+ public:
+  explicit Flats(const Tensors& tensors) : each_(tensors.begin(), tensors.end()) {
+    for (const auto& one : each_) buffers_.push_back(one.buffer());
+  }
+  const std::vector<Buffer>& buffers() const { return buffers_; }
+  void put_back() const {
+    for (const auto& one : each_) one.put_back();
+  }
+
+ private:
+  std::vector<Flat> each_;
+  std::vector<Buffer> buffers_;
+};
+
+// Several works as one. (torch's own, made of a future, keeps errors to itself.)
+class JointWork : public c10d::Work {
+ public:
+  explicit JointWork(std::vector<WorkPtr> works) : Work(-1, OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const auto& work : works_) work->wait(timeout);
+    return true;
+  }
+  void abort() override {
+    for (const auto& work : works_) work->abort();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+    for (const auto& work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  const std::vector<WorkPtr> works_;
+};
+
+Reduction reduction_of(Kind kind, const c10d::ReduceOp& operation) {
+  switch (operation) {
+    case c10d::ReduceOp::SUM:
+      return Reduction::kSum;
+    case c10d::ReduceOp::AVG:
+      return Reduction::kMean;
+    case c10d::ReduceOp::PRODUCT:
+      return Reduction::kProduct;
+    case c10d::ReduceOp::MIN:
+      return Reduction::kMin;
+    case c10d::ReduceOp::MAX:
+      return Reduction::kMax;
+    case c10d::ReduceOp::BAND:
+      return Reduction::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return Reduction::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return Reduction::kBitXor;
+    default:
+      throw base::UsageError(
+          base::str(kind.name, " has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR and BXOR, not this reduction"));
+  }
+}
+
+void require_dense(Kind kind, const at::Tensor& tensor) {
+  const char* what = !tensor.defined()                        ? "no tensor"
+                     : !tensor.device().is_cpu()              ? "one of another device"
+                     : tensor.layout() != at::kStrided        ? "a sparse one"
+                     : !value::dtype_of(tensor.scalar_type()) ? "one of another dtype"
+                                                              : nullptr;
+  if (what == nullptr) return;
+  const auto given = tensor.defined() ? base::str(": ", tensor.scalar_type(), " on ", tensor.device().str()) : "";
+  throw base::UsageError(base::str(kind.name, " takes dense tensors of the CPU, not ", what, given));
+}
+
+// Of two tensors that go into one operation.
+void require_alike(Kind kind, const at::Tensor& one, const at::Tensor& other) {
+  if (one.scalar_type() == other.scalar_type()) return;
+  throw base::UsageError(base::str(kind.name, ": tensors of ", one.scalar_type(), " and ", other.scalar_type()));
+}
+
+const at::Tensor& only(Kind kind, const Tensors& tensors) {
+  if (tensors.size() != 1) throw base::UsageError(base::str(kind.name, " takes one tensor, not ", tensors.size()));
+  require_dense(kind, tensors.front());
+  return tensors.front();
+}
+
+class SharedMemoryBackend : public c10d::Backend {
+ public:
+  SharedMemoryBackend(shared_memory::Neighbours neighbours, std::chrono::milliseconds timeout,
+                      std::function<void()> check_interrupt)
+      : Backend(neighbours.rank(), neighbours.size()),
+        timeout_(timeout),
+        check_interrupt_(std::move(check_interrupt)),
+        group_(std::move(neighbours), base::Deadline::after(timeout)),
+        to_(size_),
+        from_(size_) {}
+
+  const std::string getBackendName() const override { return "lamina"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  // Sums.
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    only(kAllReduce, tensors);
+    return all_reduce_each(kAllReduce, tensors, options);
+  }
+
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return all_reduce_each(kAllReduceCoalesced, tensors, options);
+  }
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const auto how = reduction_for(kReduce, only(kReduce, tensors), options.reduceOp);
+    const int root = member(kReduce, options.rootRank);
+    return start(kReduce, tensors, options, [this, tensor = tensors.front(), how, root](const Check& check) {
+      const Flat flat(tensor);
+      group_.reduce(flat.buffer(), how, root, check);
+      if (root == rank_) flat.put_back();
+    });
+  }
+
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    const auto mine = only(kReduceScatter, outputs);
+    const auto all = list_of(kReduceScatter, inputs, mine);
+    const auto how = reduction_for(kReduceScatter, mine, options.reduceOp);
+    return start(kReduceScatter, outputs, options, [this, mine, all, how](const Check& check) {
+      const Flat flat(mine);
+      group_.reduce_scatter(flat.buffer(), Flats(all).buffers(), how, check);
+      flat.put_back();
+    });
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& mine, at::Tensor& all, const c10d::ReduceScatterOptions& options) override {
+    return reduce_scatter_each(kReduceScatterTensor, {mine}, {all}, options);
+  }
+
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override {
+    return reduce_scatter_each(kReduceScatterCoalesced, outputs, inputs, options);
+  }
+
+  // Copies.
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    const int root = member(kBroadcast, options.rootRank);
+    return start(kBroadcast, tensors, options, [this, tensor = only(kBroadcast, tensors), root](const Check& check) {
+      const Flat flat(tensor);
+      group_.broadcast(flat.buffer(), root, check);
+      if (root != rank_) flat.put_back();
+    });
+  }
+
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    const auto mine = only(kAllGather, inputs);
+    const auto all = list_of(kAllGather, outputs, mine);
+    return start(kAllGather, all, options, [this, mine, all](const Check& check) { gather_list(all, mine, check); });
+  }
+
+  // A list per member, of a tensor for each input.
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override {
+    std::vector<Tensors> lists(inputs.size());
+    for (const auto& of_member : outputs) {
+      require_as_many(kAllGatherCoalesced, of_member.size(), inputs.size());
+      for (std::size_t i = 0; i < inputs.size(); ++i) lists[i].push_back(of_member[i]);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      require_dense(kAllGatherCoalesced, inputs[i]);
+      require_list(kAllGatherCoalesced, lists[i], inputs[i]);
+    }
+    return start(kAllGatherCoalesced, inputs, options, [this, inputs, lists](const Check& check) {
+      for (std::size_t i = 0; i < inputs.size(); ++i) gather_list(lists[i], inputs[i], check);
+    });
+  }
+
+  WorkPtr _allgather_base(at::Tensor& all, at::Tensor& mine, const c10d::AllgatherOptions& options) override {
+    return all_gather_each(kAllGatherTensor, {all}, {mine}, options);
+  }
+
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override {
+    return all_gather_each(kAllGatherCoalesced, outputs, inputs, options);
+  }
+
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    const auto mine = only(kGather, inputs);
+    const int root = member(kGather, options.rootRank);
+    const auto all = root == rank_ ? list_of(kGather, outputs, mine) : Tensors();
+    return start(kGather, all, options, [this, mine, all, root](const Check& check) {
+      const Flats flats(all);
+      group_.gather(flats.buffers(), Flat(mine).buffer(), root, check);
+      flats.put_back();
+    });
+  }
+
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    const auto mine = only(kScatter, outputs);
+    const int root = member(kScatter, options.rootRank);
+    const auto all = root == rank_ ? list_of(kScatter, inputs, mine) : Tensors();
+    return start(kScatter, outputs, options, [this, mine, all, root](const Check& check) {
+      const Flat flat(mine);
+      group_.scatter(flat.buffer(), Flats(all).buffers(), root, check);
+      flat.put_back();
+    });
+  }
+
+  WorkPtr alltoall(Tensors& received, Tensors& sent, const c10d::AllToAllOptions& options) override {
+    for (const auto* parts : {&received, &sent}) {
+      require_as_many(kAllToAll, parts->size(), size_);
+      for (const auto& part : *parts) {
+        require_dense(kAllToAll, part);
+        require_alike(kAllToAll, part, sent.front());
+      }
+    }
+    return start(kAllToAll, received, options, [this, received, sent](const Check& check) {
+      const Flats to(received);
+      group_.all_to_all(to.buffers(), Flats(sent).buffers(), check);
+      to.put_back();
+    });
+  }
+
+  WorkPtr alltoall_base(at::Tensor& received, at::Tensor& sent, std::vector<std::int64_t>& received_rows,
+                        std::vector<std::int64_t>& sent_rows, const c10d::AllToAllOptions& options) override {
+    const auto takes = counts_of(received, received_rows), gives = counts_of(sent, sent_rows);
+    require_alike(kAllToAllTensor, received, sent);
+    return start(kAllToAllTensor, {received}, options, [this, received, sent, takes, gives](const Check& check) {
+      const Flat to(received), from(sent);
+      group_.all_to_all(parts_of(to.buffer(), takes), parts_of(from.buffer(), gives), check);
+      to.put_back();
+    });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return start(kBarrier, {}, options, [this](const Check& check) { group_.barrier(check); });
+  }
+
+  // From one member to another.
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    require_other(kSend, to);
+    const auto run = [this, tensor = only(kSend, tensors), to, tag](const Check& check) {
+      group_.send(Flat(tensor).buffer(), to, tag, check);
+    };
+    return start_on(to_[to], kSend, tensors, timeout_, /*here=*/false, run);
+  }
+
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    require_other(kReceive, from);
+    const auto run = [this, tensor = only(kReceive, tensors), from, tag](const Check& check) {
+      const Flat flat(tensor);
+      group_.receive(flat.buffer(), from, tag, check);
+      flat.put_back();
+    };
+    return start_on(from_[from], kReceive, tensors, timeout_, /*here=*/false, run);
+  }
+
+  WorkPtr recvAnysource(Tensors& /*tensors*/, int /*tag*/) override {
+    throw base::UsageError(base::str(kReceive.name, " needs to know from whom: give src"));
+  }
+
+  // Operations that are one work together.
+
+  bool supportsCoalescing() const override { return true; }
+
+  void startCoalescing() override {
+    const std::lock_guard guard(coalescing_);
+    coalesced_.emplace();
+  }
+
+  WorkPtr endCoalescing() override {
+    const std::lock_guard guard(coalescing_);
+    auto works = std::exchange(coalesced_, std::nullopt).value_or(std::vector<WorkPtr>());
+    return c10::make_intrusive<JointWork>(std::move(works));
+  }
+
+  std::uint64_t getSequenceNumberForGroup() override { return started_; }
+  void setSequenceNumberForGroup() override {}
+
+  void abort() override {
+    together_.abort();
+    for (auto& lane : to_) lane.abort();
+    for (auto& lane : from_) lane.abort();
+  }
+
+ private:
+  template <class Options, class Run>
+  WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
+    ++started_;
+    const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
+    return start_on(together_, kind, std::move(results), timeout, /*here=*/!options.asyncOp, std::move(run));
+  }
+
+  template <class Run>
+  WorkPtr start_on(Lane& lane, Kind kind, Tensors results, std::chrono::milliseconds timeout, bool here, Run run) {
+    auto work = c10::make_intrusive<LaneWork>(
+        LaneOperation{kind.type, kind.name, std::move(results), timeout, check_interrupt_, std::move(run)});
+    {
+      const std::lock_guard guard(coalescing_);
+      if (coalesced_) {
+        here = false;
+        std::erase_if(*coalesced_, [](const WorkPtr& one) { return one->isCompleted() && one->isSuccess(); });
+        coalesced_->push_back(work);
+      }
+    }
+    lane.run(work, here);
+    return work;
+  }
+
+  WorkPtr all_reduce_each(Kind kind, const Tensors& tensors, const c10d::AllreduceOptions& options) {
+    for (const auto& tensor : tensors) {
+      require_dense(kind, tensor);
+      reduction_for(kind, tensor, options.reduceOp);
+    }
+    return start(kind, tensors, options,
+                 [this, tensors, how = reduction_of(kind, options.reduceOp)](const Check& check) {
+                   for (const auto& tensor : tensors) {
+                     const Flat flat(tensor);
+                     group_.all_reduce(flat.buffer(), how, check);
+                     flat.put_back();
+                   }
+                 });
+  }
+
+  WorkPtr reduce_scatter_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
+                              const c10d::ReduceScatterOptions& options) {
+    require_parts(kind, inputs, outputs);
+    for (const auto& mine : outputs) reduction_for(kind, mine, options.reduceOp);
+    const auto how = reduction_of(kind, options.reduceOp);
+    return start(kind, outputs, options, [this, outputs, inputs, how](const Check& check) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        const Flat mine(outputs[i]), all(inputs[i]);
+        group_.reduce_scatter(mine.buffer(), shared_memory::equal_parts(all.buffer(), size_), how, check);
+        mine.put_back();
+      }
+    });
+  }
+
+  WorkPtr all_gather_each(Kind kind, const Tensors& outputs, const Tensors& inputs,
+                          const c10d::AllgatherOptions& options) {
+    require_parts(kind, outputs, inputs);
+    return start(kind, outputs, options, [this, outputs, inputs](const Check& check) {
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const Flat all(outputs[i]), mine(inputs[i]);
+        group_.all_gather(shared_memory::equal_parts(all.buffer(), size_), mine.buffer(), check);
+        all.put_back();
+      }
+    });
+  }
+
+  void gather_list(const Tensors& all, const at::Tensor& mine, const Check& check) {
+    const Flats flats(all);
+    group_.all_gather(flats.buffers(), Flat(mine).buffer(), check);
+    flats.put_back();
+  }
+
+  static Reduction reduction_for(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation) {
+    const auto reduction = reduction_of(kind, operation);
+    if (shared_memory::reducible(*value::dtype_of(tensor.scalar_type()), reduction)) return reduction;
+    throw base::UsageError(base::str(kind.name, ": elements of ", tensor.scalar_type(), " have no such reduction"));
+  }
+
+  void require_as_many(Kind kind, std::size_t given, std::size_t expected) const {
+    if (given == expected) return;
+    throw base::UsageError(base::str(kind.name, ": ", given, " tensors in place of ", expected));
+  }
+
+  // Each of `all` has as many elements as all members' of `mine` together, of one type.
+  void require_parts(Kind kind, const Tensors& all, const Tensors& mine) const {
+    require_as_many(kind, all.size(), mine.size());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      require_dense(kind, all[i]);
+      require_dense(kind, mine[i]);
+      require_alike(kind, all[i], mine[i]);
+      if (all[i].numel() == mine[i].numel() * size_) continue;
+      throw base::UsageError(base::str(kind.name, ": a tensor of ", all[i].numel(), " elements for ", size_,
+                                       " parts of ", mine[i].numel()));
+    }
+  }
+
+  // The only list of parts.
+  Tensors list_of(Kind kind, const std::vector<Tensors>& lists, const at::Tensor& mine) const {
+    require_as_many(kind, lists.size(), 1);
+    require_list(kind, lists.front(), mine);
+    return lists.front();
+  }
+
+  // One part per member, each as large as `mine` and of its type.
+  void require_list(Kind kind, const Tensors& parts, const at::Tensor& mine) const {
+    require_as_many(kind, parts.size(), size_);
+    for (const auto& part : parts) {
+      require_dense(kind, part);
+      require_alike(kind, part, mine);
+      if (part.numel() == mine.numel()) continue;
+      throw base::UsageError(base::str(kind.name, ": a part of ", part.numel(), " elements beside one of ",
+                                       mine.numel(), ": all are of one size"));
+    }
+  }
+
+  // Elements that go to, or come from, each member: so many rows of the tensor, as many for each where `rows` is empty.
+  std::vector<std::size_t> counts_of(const at::Tensor& tensor, const std::vector<std::int64_t>& rows) const {
+    require_dense(kAllToAllTensor, tensor);
+    const std::int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
+    std::int64_t sum = 0;
+    bool fits = rows.empty() ? all % size_ == 0 : std::cmp_equal(rows.size(), size_);
+    for (const auto each : rows) {
+      fits = fits && each >= 0;
+      sum += each;
+    }
+    if (!fits || (!rows.empty() && sum != all)) {
+      throw base::UsageError(base::str(kAllToAllTensor.name, ": ", all, " rows cannot be parted over ", size_,
+                                       " members ", rows.empty() ? "equally" : "as the sizes say"));
+    }
+    const std::int64_t row = all == 0 ? 0 : tensor.numel() / all;
+    std::vector<std::size_t> counts(size_, static_cast<std::size_t>(all / size_ * row));
+    for (std::size_t i = 0; i < rows.size(); ++i) counts[i] = static_cast<std::size_t>(rows[i] * row);
+    return counts;
+  }
+
+  static std::vector<Buffer> parts_of(const Buffer& all, const std::vector<std::size_t>& counts) {
+    std::vector<Buffer> parts;
+    std::size_t begin = 0;
+    for (const auto count : counts) {
+      parts.push_back({all.at(begin), count, all.dtype});
+      begin += count;
+    }
+    return parts;
+  }
+
+  int member(Kind kind, std::int64_t index) const {
+    if (index >= 0 && index < size_) return static_cast<int>(index);
+    throw base::UsageError(base::str(kind.name, ": there is no member ", index, "; expected 0 to ", size_ - 1));
+  }
+
+  void require_other(Kind kind, int index) const {
+    if (member(kind, index) == rank_) throw base::UsageError(base::str(kind.name, ": to this rank itself"));
+  }
+
+  std::atomic<std::chrono::milliseconds> timeout_;
+  const std::function<void()> check_interrupt_;
+  Communicator group_;
+  Lane together_;                // of the collectives
+  std::vector<Lane> to_, from_;  // by member
+  std::atomic<std::uint64_t> started_ = 0;
+  std::mutex coalescing_;
+  std::optional<std::vector<WorkPtr>> coalesced_;  // under it: works that have not ended well
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_shared_memory_backend(shared_memory::Neighbours neighbours,
+                                                             std::chrono::milliseconds timeout,
+                                                             std::function<void()> check_interrupt) {
+  return c10::make_intrusive<SharedMemoryBackend>(std::move(neighbours), timeout, std::move(check_interrupt));
+}
+
+}  // namespace lamina::collective
