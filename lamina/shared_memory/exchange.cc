@@ -22,7 +22,8 @@ using base::str;
 constexpr std::size_t kOperationsAtOnce = 2;  // that members may be in, one behind the other
 constexpr std::size_t kChunksAtOnce = 2;      // of each
 constexpr std::size_t kStagings = kOperationsAtOnce * kChunksAtOnce;
-constexpr int kSpins = 2000;
+// Looks at a word before sleeping: as long as a wake-up takes; where others need the processor, which they are given.
+constexpr int kSpins = 2000, kYields = 20;
 constexpr timespec kSlice{0, 50'000'000};
 
 void relax() {
@@ -87,7 +88,7 @@ Exchange::Exchange(const Neighbours& neighbours, std::vector<int> members, std::
       members_(std::move(members)),
       areas_(std::move(areas)),
       chunk_bytes_(chunk_bytes),
-      spins_(neighbours.size() <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0) {
+      crowded_(neighbours.size() > static_cast<int>(std::thread::hardware_concurrency())) {
   static_assert(sizeof(Control) <= kControlBytes && std::atomic<std::uint64_t>::is_always_lock_free);
   rank_ = static_cast<int>(std::ranges::find(members_, neighbours.rank()) - members_.begin());
 }
@@ -187,9 +188,9 @@ void Exchange::await(Word word, std::uint64_t position) {
 void Exchange::await(int member, Word word, std::uint64_t position) {
   auto& other = control(member);
   const auto reached = [&] { return (other.*word).load(std::memory_order_acquire) >= position; };
-  for (int spin = 0; spin < spins_; ++spin) {
+  for (int look = 0; look < (crowded_ ? kYields : kSpins); ++look) {
     if (reached()) return;
-    relax();
+    crowded_ ? std::this_thread::yield() : relax();
   }
   while (true) {
     const auto seen = other.changes.load();

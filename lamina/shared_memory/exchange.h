@@ -82,7 +82,7 @@ class Exchange {
   const std::vector<int> members_;
   const std::vector<std::byte*> areas_;
   const std::size_t chunk_bytes_;
-  const int spins_;
+  const bool crowded_;  // more members than processors
   int rank_ = 0;
   std::uint64_t operation_ = 0, phase_ = 0, chunk_ = 0;  // that this member is in
   std::uint64_t before_ = 0;                             // the phase in which the chunk before this one ended

@@ -376,7 +376,7 @@ def listens_at():
 
 
 def case_ranks_that_meet_at_a_loopback_address_listen_there_alone():
-    start()
+    start(ddp_dist_backend="nccl")  # the device's plain backend: Gloo, which listens
     lamina.get_world_process_group()
     addresses = set(listens_at())
     assert addresses and addresses <= {"0100007F", "00000000000000000000000001000000"}
