@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/backend.h"
 
+#include <algorithm>
+#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -8,6 +10,7 @@
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
 #include "lamina/collective/shared_memory_backend.h"
 
 namespace lamina::collective {
@@ -17,22 +20,22 @@ namespace {
 // members are numbered, for each member counts once.
 class StoreBoard : public shared_memory::Board {
  public:
-  StoreBoard(c10::intrusive_ptr<c10d::Store> store, const std::vector<base::Rank>& members, base::Deadline deadline)
-      : store_(std::move(store)), deadline_(deadline) {
-    const auto key = base::str("lamina/", base::name_ranks(members), "/");
-    prefix_ = base::str(key, (store_->add(key + "come", 1) - 1) / std::ssize(members), "/");
+  StoreBoard(const BackendOptions& options, base::Deadline deadline)
+      : store_(options.store), check_interrupt_(options.check_interrupt), deadline_(deadline) {
+    const auto key = base::str("lamina/", base::name_ranks(options.members), "/");
+    prefix_ = base::str(key, (store_->add(key + "come", 1) - 1) / std::ssize(options.members), "/");
   }
 
   void put(const std::string& key, const std::string& word) override {
     store_->set(prefix_ + key, std::vector<std::uint8_t>(word.begin(), word.end()));
   }
   std::string get(const std::string& key) override {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_.at() - base::Deadline::Clock::now());
-    try {
-      store_->wait({prefix_ + key}, std::max(left, std::chrono::milliseconds(1)));
-    } catch (const c10::DistStoreError&) {
-      if (!deadline_.expired()) throw;
-      throw base::TimeoutError(key + " is not there");
+    std::chrono::milliseconds pause(1);
+    while (!store_->check({prefix_ + key})) {
+      if (deadline_.expired()) throw base::TimeoutError(key + " is not there");
+      if (check_interrupt_) check_interrupt_();
+      std::this_thread::sleep_for(pause);
+      pause = std::min<std::chrono::milliseconds>(2 * pause, base::kInterruptSlice);
     }
     const auto word = store_->get(prefix_ + key);
     return {word.begin(), word.end()};
@@ -40,6 +43,7 @@ class StoreBoard : public shared_memory::Board {
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;
+  const std::function<void()> check_interrupt_;
   std::string prefix_;
   const base::Deadline deadline_;
 };
@@ -48,7 +52,7 @@ class StoreBoard : public shared_memory::Board {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options) {
   const auto deadline = base::Deadline::after(options.timeout);
-  StoreBoard board(options.store, options.members, deadline);
+  StoreBoard board(options, deadline);
   std::vector<std::string> names;
   for (const auto member : options.members) names.push_back(base::str("rank ", member));
   shared_memory::Neighbours neighbours(board, options.rank, std::move(names), deadline);

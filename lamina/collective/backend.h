@@ -22,7 +22,7 @@ struct BackendOptions {
   int rank = 0;                           // in the group
   std::vector<base::Rank> members;        // world ranks
   std::chrono::milliseconds timeout;      // for the group to be made, and for each operation that says nothing else
-  std::function<void()> check_interrupt;  // in threads that wait for an operation; empty: nobody interrupts
+  std::function<void()> check_interrupt;  // in threads that wait; may throw. Empty: nobody interrupts
   std::string gloo_host;                  // where Gloo listens; "": where the machine's name leads
 };
 

@@ -2,10 +2,13 @@
 #include "lamina/collective/group.h"
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/backend.h"
+#include "lamina/collective/shared_memory_backend.h"
 
 namespace lamina::collective {
 namespace {
@@ -53,6 +56,30 @@ class C10dGroup : public Group {
   int size() const override { return static_cast<int>(membership_.members.size()); }
   int rank() const override { return rank_; }
   bool stuck() const override { return *left_; }
+
+  std::unique_ptr<Group> apart(const std::string& name) override {
+    if (leavable() == nullptr) return nullptr;
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(name, group_->getStore());
+    const auto timeout = backend()->getBackendOptions()->timeout;
+    const auto lost = [mailbox = links_.mailbox, members = membership_.members] {
+      if (mailbox == nullptr) return;
+      if (const auto loss = mailbox->loss(members, {})) throw base::PeerError(loss->text(), loss);
+    };
+    const auto own = make_backend(
+        {.store = store, .rank = rank_, .members = membership_.members, .timeout = timeout, .check_interrupt = lost});
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank_, size());
+    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, own);
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    auto named = membership_;
+    named.name = base::str(membership_.name, ", ", name);
+    return wrap(std::move(group), std::move(named), links_);
+  }
+  std::int64_t begun() const override { return static_cast<std::int64_t>(leavable()->begun()); }
+  std::int64_t abandon() override { return static_cast<std::int64_t>(leavable()->abandon()); }
+  void resume_at(std::int64_t number) override {
+    leavable()->resume_at(static_cast<std::uint64_t>(number));
+    if (links_.presence != nullptr) links_.presence->skip_to({membership_.name, membership_.members}, number);
+  }
 
   Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) override {
     auto options = options_for<c10d::AllreduceOptions>(terms);
@@ -163,6 +190,9 @@ class C10dGroup : public Group {
     C10dWorkOptions options{operation, {name, ends}, membership_.self, ends, tensors, largest(tensors), left_};
     return start_work(std::move(options), links_, std::move(terms), [&] { return begin(tensors); });
   }
+
+  c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(c10::DeviceType::CPU); }
+  Leavable* leavable() const { return dynamic_cast<Leavable*>(backend().get()); }
 
   static std::int64_t largest(const Tensors& tensors) {
     std::int64_t bytes = 0;

@@ -53,6 +53,18 @@ class Group {
   // Ends when every member has started it.
   virtual Started barrier(Terms terms) = 0;
 
+  // [Note: leaving] Members may begin collectives before they know that all will: one that does not has the others
+  // abandon() theirs. Then they say to each other, by other means, how many each has begun, and those that have begun
+  // less resume_at() the largest. For that they have a group apart, with which nobody else counts.
+  //
+  // A group of the same members that may be left; collective over them. None where the backend has no such thing.
+  virtual std::unique_ptr<Group> apart(const std::string& /*name*/) { return nullptr; }
+  // How many collectives this member has begun; none are under way.
+  virtual std::int64_t begun() const { return 0; }
+  // Ends this member's collectives that have not ended. Returns how many it has begun.
+  virtual std::int64_t abandon() { return 0; }
+  virtual void resume_at(std::int64_t /*number*/) {}
+
   // True once a wait has ended before its collective, and no loss of a member is to end that: the end of the group
   // would wait for it.
   virtual bool stuck() const { return false; }

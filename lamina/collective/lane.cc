@@ -99,6 +99,11 @@ void Lane::abort() {
   for (const auto& work : waiting_) work->abort();
 }
 
+void Lane::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !running_ && waiting_.empty(); });
+}
+
 void Lane::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -118,6 +123,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock) {
   work.reset();  // the tensors of a result may go with it
   lock.lock();
   running_ = std::move(outer);
+  changed_.notify_all();
 }
 
 }  // namespace lamina::collective

@@ -56,6 +56,8 @@ class Lane {
   void run(const LaneWorkPtr& work, bool here);
   // Ends what runs, and all that waits: each is begun and given up, so that the members stay in step.
   void abort();
+  // Returns when nothing runs or waits.
+  void drain();
 
  private:
   void serve();

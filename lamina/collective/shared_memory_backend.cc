@@ -156,7 +156,7 @@ const at::Tensor& only(Kind kind, const Tensors& tensors) {
   return tensors.front();
 }
 
-class SharedMemoryBackend : public c10d::Backend {
+class SharedMemoryBackend : public c10d::Backend, public Leavable {
  public:
   SharedMemoryBackend(shared_memory::Neighbours neighbours, std::chrono::milliseconds timeout,
                       std::function<void()> check_interrupt)
@@ -356,6 +356,19 @@ class SharedMemoryBackend : public c10d::Backend {
     together_.abort();
     for (auto& lane : to_) lane.abort();
     for (auto& lane : from_) lane.abort();
+  }
+
+  std::uint64_t begun() override {
+    together_.drain();
+    return group_.begun();
+  }
+  std::uint64_t abandon() override {
+    together_.abort();
+    return begun();
+  }
+  void resume_at(std::uint64_t number) override {
+    together_.drain();
+    group_.skip_to(number);
   }
 
  private:

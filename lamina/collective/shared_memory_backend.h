@@ -8,9 +8,21 @@
 
 namespace lamina::collective {
 
+// What a backend has whose collectives a member may leave, though the others have begun them.
+class Leavable {
+ public:
+  virtual ~Leavable() = default;
+  // How many this member has begun, of which none are under way.
+  virtual std::uint64_t begun() = 0;
+  // Gives up all of this member's that have not ended. Returns begun().
+  virtual std::uint64_t abandon() = 0;
+  // Goes on with that number, the largest of the members', in all of which none is under way.
+  virtual void resume_at(std::uint64_t number) = 0;
+};
+
 // The collectives of a group over shared memory, for torch. Those of all members run one after the other, in the order
 // in which they are called; sends and receives beside them, in the order of the calls with each other member. All throw
-// base::UsageError, before anything is started, for tensors that do not fit.
+// base::UsageError, before anything is started, for tensors that do not fit. It is Leavable.
 c10::intrusive_ptr<c10d::Backend> make_shared_memory_backend(shared_memory::Neighbours neighbours,
                                                              std::chrono::milliseconds timeout,
                                                              std::function<void()> check_interrupt);

@@ -22,24 +22,27 @@ std::uint64_t layout(std::span<const NamedTensor> tensors, std::uint64_t hash) {
 
 }  // namespace
 
-std::vector<bool> agree(std::span<const NamedTensor> parameters, std::span<const NamedTensor> buffers,
-                        collective::Group& replicas, const collective::Terms& terms) {
-  const auto mine = static_cast<std::int64_t>(layout(buffers, layout(parameters, 0)) >> 1);
+std::vector<Gradient> agree(std::span<const NamedTensor> parameters, std::span<const Gradient> mine,
+                            std::span<const NamedTensor> buffers, collective::Group& replicas,
+                            const collective::Terms& terms) {
+  const auto hash = static_cast<std::int64_t>(layout(buffers, layout(parameters, 0)) >> 1);
   const auto count = static_cast<std::int64_t>(parameters.size());
-  // The largest layout, and the negative of the smallest, come out of the same exchange as who has gradients.
+  // The largest layout, and the negative of the smallest, come out of the same exchange as the words.
   auto exchanged = at::empty({count + 2}, at::kLong);
   auto* numbers = exchanged.mutable_data_ptr<std::int64_t>();
-  numbers[0] = mine;
-  numbers[1] = -mine;
-  for (std::int64_t i = 0; i < count; ++i) numbers[i + 2] = parameters[i].tensor.grad().defined();
+  numbers[0] = hash;
+  numbers[1] = -hash;
+  for (std::int64_t i = 0; i < count; ++i) numbers[i + 2] = static_cast<std::int64_t>(mine[i]);
   replicas.all_reduce(exchanged, collective::Reduction::kMax, terms)->wait();
-  if (numbers[0] != mine || numbers[1] != -mine) {
+  if (numbers[0] != hash || numbers[1] != -hash) {
     throw base::UsageError(
         "the replicas of the model differ in the names, shapes or types of their parameters or buffers: change them on "
         "all replicas alike, or make the DistributedModel with broadcast_buffers=False if only buffers differ",
         base::Code{"replica-differs"});
   }
-  return std::vector<bool>(numbers + 2, numbers + 2 + count);
+  std::vector<Gradient> all;
+  for (std::int64_t i = 0; i < count; ++i) all.push_back(static_cast<Gradient>(numbers[i + 2]));
+  return all;
 }
 
 }  // namespace lamina::data_parallel

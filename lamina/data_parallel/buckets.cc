@@ -21,9 +21,18 @@ void each_part(const at::Tensor& joined, const std::vector<at::Tensor>& paramete
   }
 }
 
-void gather(const std::vector<at::Tensor>& parameters, const at::Tensor& bucket) {
-  each_part(bucket, parameters, [](const at::Tensor& parameter, const at::Tensor& part) {
-    if (const auto& gradient = parameter.grad(); gradient.defined()) {
+void make_dense(at::Tensor parameter) {
+  auto& gradient = parameter.mutable_grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+}
+
+}  // namespace
+
+void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
+            const at::Tensor& bucket) {
+  std::size_t i = 0;
+  each_part(bucket, parameters, [&](const at::Tensor& /*parameter*/, const at::Tensor& part) {
+    if (const auto& gradient = gradients[i++]; gradient.defined()) {
       part.copy_(gradient);
     } else {
       part.zero_();
@@ -31,8 +40,10 @@ void gather(const std::vector<at::Tensor>& parameters, const at::Tensor& bucket)
   });
 }
 
-void scatter(const at::Tensor& reduced, const std::vector<at::Tensor>& parameters) {
-  each_part(reduced, parameters, [](at::Tensor parameter, const at::Tensor& part) {
+void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters,
+             const std::function<bool(const at::Tensor& parameter)>& wanted) {
+  each_part(bucket, parameters, [&](at::Tensor parameter, const at::Tensor& part) {
+    if (!wanted(parameter)) return;
     if (auto& gradient = parameter.mutable_grad(); gradient.defined()) {
       gradient.copy_(part);
     } else {
@@ -41,51 +52,29 @@ void scatter(const at::Tensor& reduced, const std::vector<at::Tensor>& parameter
   });
 }
 
-void make_dense(at::Tensor parameter) {
-  auto& gradient = parameter.mutable_grad();
-  if (gradient.defined() && gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+// Divided before it is summed: a sum of half precision may be too large. Collectives know no complex numbers.
+collective::Started begin_mean(const at::Tensor& bucket, collective::Group& replicas, int divisor,
+                               const collective::Terms& terms) {
+  auto real = bucket.is_complex() ? at::view_as_real(bucket) : bucket;
+  real.div_(divisor);
+  return replicas.all_reduce(real, collective::Reduction::kSum, terms);
 }
-
-}  // namespace
 
 Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms terms) {
   return [&replicas, divisor, terms = std::move(terms)](const GradientBucket& bucket) {
-    // Divided before it is summed: a sum of half precision may be too large. Collectives know no complex numbers.
-    auto real = bucket.gradients.is_complex() ? at::view_as_real(bucket.gradients) : bucket.gradients;
-    real.div_(divisor);
-    replicas.all_reduce(real, collective::Reduction::kSum, terms)->wait();
+    begin_mean(bucket.gradients, replicas, divisor, terms)->wait();
     return bucket.gradients;
   };
 }
 
-void Buckets::reduce(std::span<const NamedTensor> parameters, const std::vector<bool>& present, const Reduce& reduce) {
-  const c10::AutoGradMode no_grad(false);
-  auto all = arrange(parameters, present);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    GradientBucket bucket{static_cast<std::int64_t>(i), i + 1 == all.size(), std::move(all[i]), {}};
-    for (const auto& parameter : bucket.parameters) make_dense(parameter);
-    bucket.gradients = memory(bucket.parameters);
-    gather(bucket.parameters, bucket.gradients);
-    const auto reduced = reduce(bucket);
-    if (reduced.sizes() != bucket.gradients.sizes() || reduced.scalar_type() != bucket.gradients.scalar_type()) {
-      throw base::UsageError("a communication hook must return a tensor of the bucket's size and type",
-                             base::Code{"replica-hook"});
-    }
-    scatter(reduced, bucket.parameters);
-  }
-}
-
-std::vector<std::vector<at::Tensor>> Buckets::arrange(std::span<const NamedTensor> parameters,
-                                                      const std::vector<bool>& present) const {
+std::vector<std::vector<at::Tensor>> arrange(std::span<const at::Tensor> parameters, std::int64_t bucket_bytes) {
   std::vector<std::vector<at::Tensor>> full;
-  std::map<Kind, std::pair<std::vector<at::Tensor>, std::size_t>> filling;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (!present[i]) continue;
-    const auto& tensor = parameters[i].tensor;
+  std::map<std::pair<std::string, at::ScalarType>, std::pair<std::vector<at::Tensor>, std::size_t>> filling;
+  for (const auto& tensor : parameters) {
     auto& [members, bytes] = filling[{tensor.device().str(), tensor.scalar_type()}];
     members.push_back(tensor);
     bytes += tensor.nbytes();
-    if (static_cast<std::int64_t>(bytes) < bucket_bytes_) continue;
+    if (static_cast<std::int64_t>(bytes) < bucket_bytes) continue;
     full.push_back(std::exchange(members, {}));
     bytes = 0;
   }
@@ -93,6 +82,31 @@ std::vector<std::vector<at::Tensor>> Buckets::arrange(std::span<const NamedTenso
     if (!bucket.first.empty()) full.push_back(std::move(bucket.first));
   }
   return full;
+}
+
+void Buckets::reduce(std::span<const NamedTensor> parameters, const std::vector<bool>& present, const Reduce& reduce) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> having;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (present[i]) having.push_back(parameters[i].tensor);
+  }
+  auto all = arrange(having, bucket_bytes_);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    GradientBucket bucket{static_cast<std::int64_t>(i), i + 1 == all.size(), std::move(all[i]), {}};
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter : bucket.parameters) {
+      make_dense(parameter);
+      gradients.push_back(parameter.grad());
+    }
+    bucket.gradients = memory(bucket.parameters);
+    gather(gradients, bucket.parameters, bucket.gradients);
+    const auto reduced = reduce(bucket);
+    if (reduced.sizes() != bucket.gradients.sizes() || reduced.scalar_type() != bucket.gradients.scalar_type()) {
+      throw base::UsageError("a communication hook must return a tensor of the bucket's size and type",
+                             base::Code{"replica-hook"});
+    }
+    scatter(reduced, bucket.parameters, [](const at::Tensor&) { return true; });
+  }
 }
 
 // For the bucket of these, as large as they are.

@@ -22,6 +22,18 @@ struct GradientBucket {
   at::Tensor gradients;  // 1-D: one after the other; zero where there is none
 };
 
+// Parameters by the bucket of about `bucket_bytes` in which their gradients travel, in the order of the parameters.
+std::vector<std::vector<at::Tensor>> arrange(std::span<const at::Tensor> parameters, std::int64_t bucket_bytes);
+// Copies the gradients of parameters, one after the other, to a bucket's memory; zero where one is undefined.
+void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
+            const at::Tensor& bucket);
+// The other way; a parameter without a gradient gets one. `wanted`: which of them.
+void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters,
+             const std::function<bool(const at::Tensor& parameter)>& wanted);
+// Begins the mean of a bucket over the replicas, in its place.
+collective::Started begin_mean(const at::Tensor& bucket, collective::Group& replicas, int divisor,
+                               const collective::Terms& terms);
+
 // Makes what takes the place of a bucket's gradients, of their size and type.
 using Reduce = std::function<at::Tensor(const GradientBucket&)>;
 
@@ -46,8 +58,6 @@ class Buckets {
 
  private:
   using Kind = std::pair<std::string, at::ScalarType>;  // device and type
-  std::vector<std::vector<at::Tensor>> arrange(std::span<const NamedTensor> parameters,
-                                               const std::vector<bool>& present) const;
   at::Tensor memory(const std::vector<at::Tensor>& parameters);
 
   const std::int64_t bucket_bytes_;

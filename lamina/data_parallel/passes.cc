@@ -17,12 +17,12 @@ Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, ba
       failures_(std::move(failures)),
       channel_(messaging::group_channel("passes", replicas_)) {}
 
-std::vector<int> Passes::meet(bool trains) {
+Passes::Met Passes::meet(bool trains, std::int64_t collectives) {
   if (!broken_) listen();
   if (broken_)
     throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
                           std::nullopt, base::Code{"replica-broken-off"});
-  say(trains ? Says::kTrains : Says::kHasNoData);
+  say(trains ? Says::kTrains : Says::kHasNoData, collectives);
   try {
     hear();
   } catch (const value::RemoteFailure&) {
@@ -32,24 +32,25 @@ std::vector<int> Passes::meet(bool trains) {
     break_off(std::current_exception());
     throw;
   }
-  std::vector<int> present;
+  Met met{{}, collectives};
   for (int i = 0; i < std::ssize(replicas_); ++i) {
-    const bool here = replicas_[i] == mailbox_.rank() ? trains : words_[replicas_[i]].front().says == Says::kTrains;
-    if (here) present.push_back(i);
+    const bool self = replicas_[i] == mailbox_.rank();
+    if (self ? trains : words_[replicas_[i]].front().says == Says::kTrains) met.present.push_back(i);
+    if (!self) met.collectives = std::max(met.collectives, words_[replicas_[i]].front().collectives);
   }
-  warn_of_different_calls(present);
+  warn_of_different_calls(met.present);
   end_pass();
-  return present;
+  return met;
 }
 
 void Passes::fail(const std::exception_ptr& error) {
-  say(Says::kFailed, failures_->describe_to_send(error, mailbox_.rank()));
+  say(Says::kFailed, 0, failures_->describe_to_send(error, mailbox_.rank()));
   end_pass();
 }
 
 void Passes::break_off(const std::exception_ptr& error) {
   const auto failure = failures_->describe_to_send(error, mailbox_.rank());
-  say(Says::kBrokeOff, failure);
+  say(Says::kBrokeOff, 0, failure);
   end_pass();
   note_break(failure);
 }
@@ -72,9 +73,9 @@ void Passes::end_pass() {
 
 // Words.
 
-void Passes::say(Says says, const std::optional<value::Failure>& failure) {
+void Passes::say(Says says, std::int64_t collectives, const std::optional<value::Failure>& failure) {
   const auto told = failure ? value::to_value(*failure) : value::Value();
-  const value::Tuple word{{number_, static_cast<std::int64_t>(says), calls_, told}};
+  const value::Tuple word{{number_, static_cast<std::int64_t>(says), calls_, collectives, told}};
   for (const auto rank : replicas_) {
     if (rank == mailbox_.rank()) continue;
     try {
@@ -86,12 +87,16 @@ void Passes::say(Says says, const std::optional<value::Failure>& failure) {
 
 Passes::Word Passes::to_word(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 4) throw base::FormatError("a replica's word of a pass without four parts");
+  if (items.size() != 5) throw base::FormatError("a replica's word of a pass without five parts");
   const auto says = items[1].as<std::int64_t>();
   if (says < 0 || says > static_cast<std::int64_t>(Says::kBrokeOff))
     throw base::FormatError("a replica's word of a pass that says nothing known");
-  Word word{items[0].as<std::int64_t>(), static_cast<Says>(says), items[2].as<std::int64_t>(), {}};
-  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[3]);
+  Word word{items[0].as<std::int64_t>(),
+            static_cast<Says>(says),
+            items[2].as<std::int64_t>(),
+            items[3].as<std::int64_t>(),
+            {}};
+  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[4]);
   return word;
 }
 

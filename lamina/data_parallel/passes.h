@@ -36,10 +36,14 @@ class Passes {
   // of calls since the one before, a warning says so, once: one of them has left out a part of its loop.
   void note_call() { ++calls_; }
 
-  // Comes to the pass; collective over the replicas. Returns those that train in it, as indices into `replicas`: all,
-  // but for those that say they do not. Throws value::RemoteFailure when one of them has failed, and base::PeerError,
-  // base::TimeoutError, what the patience's interrupt throws.
-  std::vector<int> meet(bool trains = true);
+  // Comes to the pass; collective over the replicas. `collectives`: how many this replica had begun before it. Throws
+  // value::RemoteFailure when one of them has failed, and base::PeerError, base::TimeoutError, what the patience's
+  // interrupt throws.
+  struct Met {
+    std::vector<int> present;  // those that train in it, as indices into `replicas`: all but those that say they do not
+    std::int64_t collectives;  // the largest number
+  };
+  Met meet(bool trains = true, std::int64_t collectives = 0);
 
   // This replica's step has failed before its pass. Returns at once.
   void fail(const std::exception_ptr& error);
@@ -63,12 +67,13 @@ class Passes {
   struct Word {
     std::int64_t pass;
     Says says;
-    std::int64_t calls;  // of the model, since the pass before
+    std::int64_t calls;        // of the model, since the pass before
+    std::int64_t collectives;  // see meet()
     std::optional<value::Failure> failure;
   };
   static Word to_word(const value::Value& value);
 
-  void say(Says says, const std::optional<value::Failure>& failure = {});
+  void say(Says says, std::int64_t collectives, const std::optional<value::Failure>& failure = {});
   void hear();    // the words of all on this pass
   void listen();  // to what has come already
   void listen_to(base::Rank rank);

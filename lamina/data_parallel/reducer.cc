@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -59,10 +60,12 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       everyone_(first_numbers(replicas.size())),
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
       buckets_(options.bucket_bytes),
+      early_(options.bucket_bytes),
       present_(everyone_) {}
 
 void Reducer::set_hook(Reduce hook) {
   if (hooked()) throw base::UsageError("register_comm_hook() is called once");
+  early_.forget();
   hook_ = std::move(hook);
 }
 
@@ -84,7 +87,7 @@ pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, c
     result = run(std::move(spec));
   } catch (...) {
     in_step_ = false;
-    if (trains_) passes_.fail(std::current_exception());
+    if (trains_) fail_pass(std::current_exception());
     throw;
   }
   in_step_ = false;
@@ -106,15 +109,18 @@ void Reducer::run_backward(const std::function<void()>& run) {
   } catch (...) {
     if (!in_step_ && !met_) {
       passed_ = awaiting_ = false;
-      passes_.fail(std::current_exception());
+      fail_pass(std::current_exception());
     }
     throw;
   }
 }
 
-bool Reducer::note_backward(bool accumulated) {
-  if (accumulated) passed_ = true;
-  return !in_step_ && !runtime::in_step() && !awaiting_.exchange(true);
+bool Reducer::note_backward() { return !in_step_ && !runtime::in_step() && !awaiting_.exchange(true); }
+
+bool Reducer::note_gradient(const at::Tensor& parameter) {
+  passed_ = true;
+  early_.note(parameter);
+  return note_backward();
 }
 
 void Reducer::end_backward() {
@@ -135,12 +141,21 @@ void Reducer::count_call(bool training) {
 void Reducer::fail_unseen_backward() {
   passed_ = false;
   if (!awaiting_.exchange(false)) return;
-  passes_.fail(std::make_exception_ptr(base::Error(
+  fail_pass(std::make_exception_ptr(base::Error(
       "a backward outside of step functions failed, on this replica of the model", base::Code{"replica-backward"})));
 }
 
 std::vector<int> Reducer::meet(bool trains) {
-  auto present = passes_.meet(trains);
+  Passes::Met met;
+  try {
+    met = passes_.meet(trains, collectives_);
+  } catch (...) {
+    leave_pass();
+    throw;
+  }
+  if (apart_ && collectives_ < met.collectives) apart_->resume_at(met.collectives);
+  collectives_ = met.collectives;
+  const auto& present = met.present;
   if (!present.empty()) present_ = present;
   if (throws_ && !present.empty() && present.size() < everyone_.size()) {
     throw base::UsageError(base::str("join: replicas [", missing(everyone_, present),
@@ -152,8 +167,35 @@ std::vector<int> Reducer::meet(bool trains) {
 
 // Reductions.
 
+void Reducer::fail_pass(const std::exception_ptr& error) {
+  passes_.fail(error);
+  leave_pass();
+}
+
+// What has started early ends on all replicas; the next pass is as the first.
+void Reducer::leave_pass() {
+  if (apart_) collectives_ = apart_->abandon();
+  early_.forget();
+}
+
 void Reducer::reduce_nth(const std::vector<int>& present) {
   if (++done_ % options_.passes_per_reduction == 0) together([&] { reduce(present); });
+  begin_pass();
+}
+
+void Reducer::begin_pass() {
+  if (!apart_) return;
+  collectives_ = apart_->begun();
+  const bool reduces = (done_ + 1) % options_.passes_per_reduction == 0;
+  if (!options_.overlap || !reduces || hooked() || joining_) return;
+  early_.arm(*apart_, static_cast<int>(everyone_.size()), {"averaging gradients", passes_.patience()});
+}
+
+// One apart, where a replica may leave what it has started.
+collective::Group& Reducer::group(const base::Patience& patience) {
+  auto& shared = parts_.group(patience);
+  if (!std::exchange(grouped_, true)) apart_ = shared.apart("reduction");
+  return apart_ ? *apart_ : shared;
 }
 
 void Reducer::reduce(const std::vector<int>& present) {
@@ -161,18 +203,34 @@ void Reducer::reduce(const std::vector<int>& present) {
   const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
   const auto patience = passes_.patience();
   const collective::Terms terms{hooked() ? "reducing gradients" : "averaging gradients", patience};
-  auto& all = parts_.group(patience);
-  const auto any = agree(parameters, buffers, all, terms);
+  auto& all = group(patience);
+  early_.start_rest();
+  std::vector<Gradient> mine;
+  for (const auto& parameter : parameters) mine.push_back(early_.state(parameter.tensor));
+  const auto agreed = agree(parameters, mine, buffers, all, terms);
+
+  std::unordered_set<const at::TensorImpl*> sent;
+  std::vector<bool> unsent;
+  std::vector<at::Tensor> next;  // gradients come to the last parameters first
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (agreed[i] == Gradient::kSent) sent.insert(parameters[i].tensor.unsafeGetTensorImpl());
+    unsent.push_back(agreed[i] >= Gradient::kUnsent);
+    if (agreed[i] == Gradient::kSent || agreed[i] == Gradient::kUnsent) next.push_back(parameters[i].tensor);
+  }
+  std::ranges::reverse(next);
+  early_.finish([&](const at::Tensor& parameter) { return sent.contains(parameter.unsafeGetTensorImpl()); });
   const auto mean = mean_over(all, static_cast<int>((by_everyone_ ? everyone_ : present).size()), terms);
-  buckets_.reduce(parameters, any, hooked() ? hook_ : mean);  // no copy: a hook may be Python's
+  buckets_.reduce(parameters, unsent, hooked() ? hook_ : mean);  // no copy: a hook may be Python's
   broadcast(buffers, all, present.front(), {"broadcasting buffers", patience});
+  if (apart_ && options_.overlap && !hooked() && !joining_) early_.plan(next);
 }
 
 void Reducer::together(const std::function<void()>& compute) {
   try {
     passes_.together(compute);
   } catch (...) {
-    stuck_ = stuck_ || may_never_end(std::current_exception());
+    stuck_ = stuck_ || (!apart_ && may_never_end(std::current_exception()));
+    leave_pass();
     throw;
   }
 }
@@ -183,12 +241,14 @@ void Reducer::begin_join(bool by_everyone, bool throws) {
   by_everyone_ = by_everyone;
   throws_ = throws;
   present_ = everyone_;
+  joining_ = true;
+  early_.forget();  // by whom sums are divided is known at the end of a pass
 }
 
 void Reducer::fail_join(const std::exception_ptr& error) {
-  passes_.fail(error);  // this replica will not answer the others
+  fail_pass(error);  // this replica will not answer the others
   by_everyone_ = true;
-  throws_ = false;
+  throws_ = joining_ = false;
 }
 
 void Reducer::end_join() {
@@ -199,7 +259,7 @@ void Reducer::end_join() {
     throw;
   }
   by_everyone_ = true;
-  throws_ = false;
+  throws_ = joining_ = false;
   together([this] { take_over(present_.back()); });
 }
 
@@ -223,8 +283,8 @@ void Reducer::shadow(const std::vector<int>& present) {
 void Reducer::take_over(int root) {
   const auto parameters = parts_.parameters(), buffers = parts_.buffers();
   const collective::Terms terms{"broadcasting buffers", passes_.patience()};
-  auto& all = parts_.group(terms.patience);
-  agree(parameters, buffers, all, terms);
+  auto& all = group(terms.patience);
+  agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);
   broadcast(parameters, all, root, terms);
   broadcast(buffers, all, root, terms);
 }

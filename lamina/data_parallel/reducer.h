@@ -12,6 +12,7 @@
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
 #include "lamina/data_parallel/buckets.h"
+#include "lamina/data_parallel/early_buckets.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
 #include "lamina/pipeline/job.h"
@@ -33,6 +34,7 @@ struct ReducerOptions {
   int passes_per_reduction = 1;  // see [Note: backward pass]
   std::int64_t bucket_bytes = 25 << 20;
   bool broadcast_buffers = true;  // those of the first replica that trains, after each reduction
+  bool overlap = true;            // see [Note: overlap]
 };
 
 // The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face
@@ -65,9 +67,10 @@ class Reducer {
   void note_call(bool training);
   // Runs a backward of the model's own.
   void run_backward(const std::function<void()>& run);
-  // A backward has reached the model's output, or, `accumulated`, a gradient of a parameter. True where the face is to
-  // have the end of this backward call end_backward().
-  bool note_backward(bool accumulated);
+  // A backward has reached the model's output, or has accumulated a gradient of this parameter. True where the face is
+  // to have the end of this backward call end_backward().
+  bool note_backward();
+  bool note_gradient(const at::Tensor& parameter);
 
   // The end of a backward outside of steps: collective over the replicas. Throws what a replica has failed with.
   void end_backward();
@@ -87,6 +90,10 @@ class Reducer {
   std::vector<int> meet(bool trains);
   void reduce_nth(const std::vector<int>& present);
   void reduce(const std::vector<int>& present);
+  collective::Group& group(const base::Patience& patience);
+  void begin_pass();  // the next one
+  void fail_pass(const std::exception_ptr& error);
+  void leave_pass();                             // that has failed on a replica
   void shadow(const std::vector<int>& present);  // a reduction of others
   void take_over(int root);                      // all that it has
   void together(const std::function<void()>& compute);
@@ -98,6 +105,11 @@ class Reducer {
   const std::vector<int> everyone_;
   Passes passes_;
   Buckets buckets_;
+  EarlyBuckets early_;
+  std::unique_ptr<collective::Group> apart_;  // where the backend has such a group: made for the first reduction
+  bool grouped_ = false;                      // it was looked for
+  bool joining_ = false;
+  std::int64_t collectives_ = 0;  // that this replica had begun there before this pass
   Reduce hook_;
   bool by_everyone_ = true, throws_ = false;  // of a join
   std::vector<int> present_;                  // those that trained in the latest pass that any trained in

@@ -54,7 +54,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
       tree_(std::move(root), !job_.session->config().auto_partition),
       backwards_(job_.session->job(),
                  options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
-      noticed_(std::make_shared<const std::function<void()>>([this] { note_gradient(); })) {
+      noticed_(std::make_shared<const Notice>([this](const at::Tensor& parameter) { note_gradient(parameter); })) {
   if (job_.model != nullptr) {
     throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",
                            base::Code{"model-twice"});

@@ -23,14 +23,15 @@
 namespace lamina {
 
 // How a DistributedModel treats gradients. Of ddp: after how many backward passes they are averaged over the replicas
-// (until then they add up on each), about how many MiB travel at a time, and whether buffers then get the values of
-// the first replica. A pass is a step in which there was a backward or, outside of steps, a backward; one that fails on
-// a replica fails on all.
+// (until then they add up on each), about how many MiB travel at a time, whether buffers then get the values of the
+// first replica, and whether gradients travel while the backward still runs. A pass is a step in which there was a
+// backward or, outside of steps, a backward; one that fails on a replica fails on all.
 struct ModelOptions {
   bool average_grads_across_microbatches = true;
   int backward_passes_per_step = 1;
   double bucket_cap_mb = 25;
   bool broadcast_buffers = true;
+  bool overlapping_allreduce = true;
 };
 
 // Makes of a bucket what its gradients become: one tensor of their size and type. See data_parallel/buckets.h.
@@ -101,8 +102,8 @@ class Model {
 
   // Replicas: see [Note: backward pass].
   void make_reducer();
-  void watch();          // from now on a backward is noticed by the gradients that it leaves
-  void note_gradient();  // a backward has reached a parameter
+  void watch();  // from now on a backward is noticed by the gradients that it leaves
+  void note_gradient(const at::Tensor& parameter);
   bool training() const;
   NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
@@ -116,8 +117,10 @@ class Model {
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
-  std::unique_ptr<data_parallel::Reducer> reducer_;       // with ddp and several replicas
-  std::shared_ptr<const std::function<void()>> noticed_;  // note_gradient(), for hooks that may outlive this
+  std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
+  using Notice = std::function<void(const at::Tensor& parameter)>;
+  std::shared_ptr<const Notice> noticed_;                                // for hooks that may outlive this
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators_;  // that have those hooks
 };
 
 // Makes it the job's.

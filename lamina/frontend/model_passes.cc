@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include "lamina/frontend/current.h"
@@ -16,9 +18,9 @@ void Model::make_reducer() {
     return session.groups().get(Group::kDp, patience);
   };
   reducer_ = std::make_unique<data_parallel::Reducer>(
-      data_parallel::ReducerOptions{options_.backward_passes_per_step,
-                                    static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
-                                    options_.broadcast_buffers},
+      data_parallel::ReducerOptions{
+          options_.backward_passes_per_step, static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
+          options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server},
       session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own(tree_.parameters()); }, [this] { return own(tree_.buffers()); },
                                     group});
@@ -26,19 +28,23 @@ void Model::make_reducer() {
 
 void Model::watch() {
   if (!reducer_) return;
+  accumulators_.clear();
   for (auto& [name, parameter] : own(tree_.parameters())) {
     if (!parameter.is_floating_point() && !parameter.is_complex()) continue;
     const bool frozen = !parameter.requires_grad();
     parameter.requires_grad_(true);  // for a hook; one that is frozen now may be trained later
-    parameter.register_hook([noticed = std::weak_ptr(noticed_)](const at::Tensor&) {
-      if (const auto notice = noticed.lock()) (*notice)();
-    });
+    const auto notice = [noticed = std::weak_ptr(noticed_), parameter](const auto& outputs, const auto& /*inputs*/) {
+      if (const auto noticed_now = noticed.lock()) (*noticed_now)(parameter);
+      return outputs;
+    };
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
+    accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(notice));
     if (frozen) parameter.requires_grad_(false);
   }
 }
 
-void Model::note_gradient() {
-  if (!reducer_->note_backward(true)) return;
+void Model::note_gradient(const at::Tensor& parameter) {
+  if (!reducer_->note_gradient(parameter)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([noticed = std::weak_ptr(noticed_), this] {
     if (noticed.lock() && has_current() && current().model.get() == this) reducer_->end_backward();
   });

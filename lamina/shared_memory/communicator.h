@@ -45,6 +45,10 @@ class Communicator {
   int size() const { return neighbours_.size(); }
   const std::string& name(int member) const { return neighbours_.name(member); }
 
+  // Exchange::begun() and skip_to() of the collectives.
+  std::uint64_t begun() const { return together_->begun(); }
+  void skip_to(std::uint64_t number) { together_->skip_to(number); }
+
   void all_reduce(Buffer buffer, Reduction reduction, const Check& check);
   void reduce(Buffer buffer, Reduction reduction, int root, const Check& check);  // changes it on `root` alone
   void broadcast(Buffer buffer, int root, const Check& check);

@@ -150,6 +150,12 @@ void Exchange::next_chunk() {
 
 void Exchange::finish() { publish(&Control::taken, position(++operation_, 0)); }
 
+void Exchange::skip_to(std::uint64_t operation) {
+  if (operation <= operation_) return;
+  operation_ = operation;
+  publish(&Control::taken, position(operation_, 0));
+}
+
 void Exchange::compare() {
   for (int member = 0; member < size(); ++member) {
     const auto& entry = control(member).entry(operation_);

@@ -51,6 +51,11 @@ class Exchange {
   // given this operation up; and what `check` throws, which gives it up for all.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
+  // How many operations this member has begun.
+  std::uint64_t begun() const { return operation_; }
+  // Leaves operations out: those that other members have begun and given up without this one. All then agree on the next.
+  void skip_to(std::uint64_t operation);
+
   // In work(). The staging memory of a member, of the chunk that this one works on: chunk_bytes().
   std::byte* staging(int member) const;
   // Ends a phase: what this member has staged may be read, and what all others have staged is there.

@@ -48,10 +48,10 @@ Reducer::Replicas replicas(const std::shared_ptr<Session>& session) {
 }
 
 std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passes_per_reduction,
-                              std::int64_t bucket_bytes, bool broadcast_buffers, const py::function& parameters,
-                              const py::function& buffers) {
-  return std::make_unique<Reducer>(data_parallel::ReducerOptions{passes_per_reduction, bucket_bytes, broadcast_buffers},
-                                   session->mailbox(), session->members(Group::kDp), session->patience(),
+                              std::int64_t bucket_bytes, bool broadcast_buffers, bool overlap,
+                              const py::function& parameters, const py::function& buffers) {
+  const data_parallel::ReducerOptions options{passes_per_reduction, bucket_bytes, broadcast_buffers, overlap};
+  return std::make_unique<Reducer>(options, session->mailbox(), session->members(Group::kDp), session->patience(),
                                    face_hooks().failures,
                                    Reducer::Parts{tensors(parameters), tensors(buffers), replicas(session)});
 }
@@ -89,11 +89,12 @@ void bind_data_parallel(py::module_& module) {
   const py::call_guard<Release> release;
   py::class_<Reducer>(module, "Reducer")
       .def(py::init(&make), py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"),
-           py::arg("broadcast_buffers"), py::arg("parameters"), py::arg("buffers"))
+           py::arg("broadcast_buffers"), py::arg("overlap"), py::arg("parameters"), py::arg("buffers"))
       .def("set_hook", &set_hook, py::arg("hook"))
       .def_property_readonly("stuck", &Reducer::stuck)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
-      .def("note_backward", &Reducer::note_backward, py::arg("accumulated"))
+      .def("note_backward", &Reducer::note_backward)
+      .def("note_gradient", &Reducer::note_gradient, py::arg("parameter"), release)
       .def("end_backward", &Reducer::end_backward, release)
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(

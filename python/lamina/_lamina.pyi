@@ -391,6 +391,7 @@ class Reducer:
         passes_per_reduction: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
+        overlap: bool,
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
     ) -> None: ...
@@ -402,9 +403,10 @@ class Reducer:
         """A collective was left that may never end: a group cannot be closed then."""
     def note_call(self, training: bool) -> None:
         """The model is called outside of steps."""
-    def note_backward(self, accumulated: bool) -> bool:
-        """A backward has reached the model's output, or a gradient of a parameter. True where the end of this backward
-        is to call `end_backward`."""
+    def note_backward(self) -> bool:
+        """A backward has reached the model's output. True where the end of this backward is to call `end_backward`."""
+    def note_gradient(self, parameter: torch.Tensor) -> bool:
+        """A backward has accumulated a gradient of this parameter; as `note_backward`."""
     def end_backward(self) -> None: ...
     def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
     def fail_join(self, exception: BaseException) -> None: ...

@@ -12,8 +12,20 @@ namespace {
 
 constexpr std::int64_t kMuch = 1 << 20;
 
+// Words of gradients none of which was started early.
+std::vector<Gradient> words(std::span<const NamedTensor> parameters) {
+  std::vector<Gradient> words;
+  for (const auto& [name, tensor] : parameters) {
+    words.push_back(tensor.grad().defined() ? Gradient::kUnsent : Gradient::kNone);
+  }
+  return words;
+}
+
 void average_gradients(std::span<const NamedTensor> parameters, collective::Group& group, std::int64_t bytes) {
-  Buckets(bytes).reduce(parameters, agree(parameters, {}, group, {}), mean_over(group, group.size(), {}));
+  std::vector<bool> present;
+  for (const auto word : agree(parameters, words(parameters), {}, group, {}))
+    present.push_back(word != Gradient::kNone);
+  Buckets(bytes).reduce(parameters, present, mean_over(group, group.size(), {}));
 }
 
 NamedTensor parameter(const std::string& name, at::IntArrayRef shape, const at::Tensor& gradient,
@@ -201,8 +213,9 @@ TEST(Agree, ReplicasThatDifferAreAnErrorOnAll) {
     ReplicaThreads replicas(2);
     replicas.run([&](int i, auto& group) {
       const std::vector<NamedTensor> mine{parameter("a", {2}, full({2}, 1))};
-      EXPECT_THROW(agree(i == 0 ? mine : other, {}, group, {}), base::UsageError);
-      EXPECT_THROW(agree({}, i == 0 ? mine : other, group, {}), base::UsageError) << "the same of buffers";
+      const auto& here = i == 0 ? mine : other;
+      EXPECT_THROW(agree(here, words(here), {}, group, {}), base::UsageError);
+      EXPECT_THROW(agree({}, {}, here, group, {}), base::UsageError) << "the same of buffers";
     });
   }
 }

@@ -67,8 +67,6 @@ void run(int size, const std::function<void(Replica&)>& replica, ReducerOptions 
   }
 }
 
-std::exception_ptr error_of(const std::string& text) { return std::make_exception_ptr(std::invalid_argument(text)); }
-
 TEST(Reducer, APassAveragesGradientsAndGivesAllTheBuffersOfTheFirst) {
   run(3, [](Replica& replica) {
     replica.step(replica.index);
@@ -144,8 +142,8 @@ TEST(Reducer, ABackwardOutsideOfStepsIsAPassAtItsEnd) {
   run(2, [](Replica& replica) {
     auto& reducer = replica.reducer;
     reducer.note_call(true);
-    EXPECT_TRUE(reducer.note_backward(/*accumulated=*/false));
-    EXPECT_FALSE(reducer.note_backward(true)) << "its end is awaited";
+    EXPECT_TRUE(reducer.note_backward());
+    EXPECT_FALSE(reducer.note_gradient(replica.weight)) << "its end is awaited";
     replica.add(replica.index);
     reducer.end_backward();
     EXPECT_EQ(replica.gradient(), 0.5);
@@ -154,7 +152,7 @@ TEST(Reducer, ABackwardOutsideOfStepsIsAPassAtItsEnd) {
 
 TEST(Reducer, ABackwardThatReachesNoParameterIsNone) {
   run(2, [](Replica& replica) {
-    if (replica.index == 0 && replica.reducer.note_backward(false)) replica.reducer.end_backward();
+    if (replica.index == 0 && replica.reducer.note_backward()) replica.reducer.end_backward();
     replica.step(replica.index);
     EXPECT_EQ(replica.gradient(), 0.5);
   });
@@ -165,7 +163,7 @@ TEST(Reducer, ABackwardWhoseEndNeverCameIsToldWhenTheModelIsCalledNext) {
     auto& reducer = replica.reducer;
     reducer.note_call(true);
     if (replica.index == 0) {
-      reducer.note_backward(true);
+      reducer.note_gradient(replica.weight);
       reducer.note_call(true);
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);
@@ -181,7 +179,7 @@ TEST(Reducer, AFailureOfTheModelsOwnBackwardIsToldOnceAndNotAfterItsPass) {
     auto& reducer = replica.reducer;
     const auto fail = [&](bool meets) {
       const auto backward = [&] {
-        reducer.note_backward(true);
+        reducer.note_gradient(replica.weight);
         if (meets) reducer.end_backward();
         throw std::invalid_argument("no end");
       };

@@ -354,9 +354,9 @@ def case_collectives_are_events_of_the_timeline():
     for rank in (0, 1):
         found = [row for row in rows if row.get("cat") == "collective" and row["pid"] == rank]
         assert [row["name"] for row in found] == [
-            "all_reduce DP_GROUP: averaging gradients",  # who has gradients
-            "all_reduce DP_GROUP: averaging gradients",
-            "broadcast DP_GROUP: broadcasting buffers",
+            "all_reduce DP_GROUP, reduction: averaging gradients",  # who has gradients
+            "all_reduce DP_GROUP, reduction: averaging gradients",
+            "broadcast DP_GROUP, reduction: broadcasting buffers",
         ]
         gradients = sum(parameter.grad.nbytes for parameter in model.parameters())
         assert found[1]["args"]["bytes"] == gradients and all(row["dur"] > 0 for row in found)

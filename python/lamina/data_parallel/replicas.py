@@ -29,6 +29,7 @@ class Replicas:
         passes: backward passes per reduction, see [Note: backward pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
+        overlap: see [Note: overlap] in lamina/data_parallel/early_buckets.h.
 
     Attributes:
         reducer: the engine's.
@@ -43,6 +44,7 @@ class Replicas:
         passes: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
+        overlap: bool,
     ):
         self._module = module
         self._owns = owns
@@ -54,6 +56,7 @@ class Replicas:
             passes,
             bucket_bytes,
             broadcast_buffers,
+            overlap,
             parameters=lambda: me()._own("named_parameters"),
             buffers=lambda: me()._own("named_buffers"),
         )
@@ -71,7 +74,7 @@ class Replicas:
         if self._partitions == 1 and torch.is_grad_enabled():
             for tensor in pytree.tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._note_backward(False))
+                    tensor.register_hook(lambda _: self._await_end(self.reducer.note_backward()))
 
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """From now on `hook` makes of a bucket's gradients what they become."""
@@ -102,7 +105,7 @@ class Replicas:
             frozen = not parameter.requires_grad
             if parameter.is_floating_point() or parameter.is_complex():
                 parameter.requires_grad_(True)  # for a hook; one that is frozen now may be trained later
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _: self._note_backward(True)))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
                 parameter.requires_grad_(not frozen)
 
     def unwatch(self) -> None:
@@ -114,6 +117,9 @@ class Replicas:
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name)]
 
-    def _note_backward(self, accumulated: bool) -> None:
-        if self.reducer.note_backward(accumulated):
+    def _note_gradient(self, parameter: torch.Tensor) -> None:
+        self._await_end(self.reducer.note_gradient(parameter))
+
+    def _await_end(self, wanted: bool) -> None:
+        if wanted:
             Variable._execution_engine.queue_callback(self.reducer.end_backward)

@@ -49,8 +49,10 @@ class DistributedModel(SavedModel):
             operations are counted.
         trace_memory_usage: whether the memory that modules keep is measured while the model runs on one rank alone;
             else it is found out without running it.
-        overlapping_allreduce, gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they
-            could change. Parameters without a gradient are always allowed.
+        overlapping_allreduce: with `ddp`: whether gradients are averaged while the backward still runs, in groups over
+            shared memory. The results are the same; a communication hook or `deterministic_server` excludes it.
+        gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they could change.
+            Parameters without a gradient are always allowed.
 
     Errors:
         UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
@@ -97,7 +99,8 @@ class DistributedModel(SavedModel):
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
             groups.of_job()
-            reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers)
+            overlap = overlapping_allreduce and not job.session.config.deterministic_server
+            reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers, overlap)
             owns = lambda name: self._cut.model.owns(name)  # noqa: E731
             self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
             if job.session.group_size("dp") > 1:

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/data_parallel/early_buckets.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "lamina/data_parallel/buckets.h"
+
+namespace lamina::data_parallel {
+namespace {
+
+bool dense(const at::Tensor& gradient) { return gradient.layout() == at::kStrided; }
+
+bool alike(const at::Tensor& one, const at::Tensor& other) {
+  return one.scalar_type() == other.scalar_type() && one.device() == other.device();
+}
+
+// One that a bucket holds as it is, and whose changes are counted.
+bool fits(const at::Tensor& gradient, const at::Tensor& bucket) {
+  return gradient.defined() && dense(gradient) && alike(gradient, bucket) && !gradient.is_inference();
+}
+
+std::int64_t elements(const std::vector<at::Tensor>& parameters) {
+  std::int64_t count = 0;
+  for (const auto& parameter : parameters) count += parameter.numel();
+  return count;
+}
+
+}  // namespace
+
+void EarlyBuckets::arm(collective::Group& replicas, int divisor, collective::Terms terms) {
+  const std::lock_guard guard(mutex_);
+  const bool as_planned = std::ranges::all_of(buckets_, [](const Bucket& bucket) {
+    return bucket.memory.numel() == elements(bucket.parameters) && alike(bucket.memory, bucket.parameters.front());
+  });
+  if (!as_planned) drop_plan();  // parameters have got other values, of other kinds
+  target_ = Target{&replicas, divisor, std::move(terms)};
+  started_ = 0;
+  come_.clear();
+  for (auto& bucket : buckets_) bucket.incomplete = 0;
+  for (auto& [parameter, planned] : planned_) {
+    planned.sent = at::Tensor();
+    if (planned.expected > 0) ++buckets_[planned.bucket].incomplete;
+  }
+}
+
+void EarlyBuckets::note(const at::Tensor& parameter) {
+  const std::lock_guard guard(mutex_);
+  const int count = ++come_[parameter.unsafeGetTensorImpl()];
+  const auto found = planned_.find(parameter.unsafeGetTensorImpl());
+  if (!target_ || found == planned_.end() || count != found->second.expected) return;
+  --buckets_[found->second.bucket].incomplete;
+  start_complete();
+}
+
+void EarlyBuckets::start_complete() {
+  while (started_ < buckets_.size() && buckets_[started_].incomplete == 0) start(buckets_[started_++]);
+}
+
+void EarlyBuckets::start_rest() {
+  const std::lock_guard guard(mutex_);
+  while (target_ && started_ < buckets_.size()) start(buckets_[started_++]);
+}
+
+void EarlyBuckets::start(Bucket& bucket) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : bucket.parameters) {
+    auto& planned = planned_.at(parameter.unsafeGetTensorImpl());
+    planned.sent = fits(parameter.grad(), bucket.memory) ? parameter.grad() : at::Tensor();
+    if (planned.sent.defined()) planned.version = planned.sent._version();
+    gradients.push_back(planned.sent);
+  }
+  gather(gradients, bucket.parameters, bucket.memory);
+  bucket.work = begin_mean(bucket.memory, *target_->replicas, target_->divisor, target_->terms);
+}
+
+Gradient EarlyBuckets::state(const at::Tensor& parameter) const {
+  const auto& gradient = parameter.grad();
+  const std::lock_guard guard(mutex_);
+  const auto found = planned_.find(parameter.unsafeGetTensorImpl());
+  if (found == planned_.end() || started_ == 0) {
+    return !gradient.defined() ? Gradient::kNone : dense(gradient) ? Gradient::kUnsent : Gradient::kSparse;
+  }
+  const auto& planned = found->second;
+  if (!gradient.defined() && !planned.sent.defined()) return Gradient::kNone;
+  if (gradient.defined() && !dense(gradient)) return Gradient::kSparse;
+  const bool same = planned.sent.defined() && gradient.is_same(planned.sent) && gradient._version() == planned.version;
+  return same ? Gradient::kSent : Gradient::kUnsent;
+}
+
+void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>& wanted) {
+  const c10::AutoGradMode no_grad(false);
+  target_.reset();
+  for (auto& bucket : buckets_) {
+    if (!bucket.work) continue;
+    bucket.work->wait();
+    bucket.work.reset();
+    scatter(bucket.memory, bucket.parameters, wanted);
+  }
+}
+
+void EarlyBuckets::plan(std::span<const at::Tensor> parameters) {
+  const std::lock_guard guard(mutex_);
+  const bool as_before = parameters.size() == planned_.size() && std::ranges::all_of(parameters, [&](const auto& each) {
+                           return planned_.contains(each.unsafeGetTensorImpl());
+                         });
+  if (!as_before) {
+    drop_plan();
+    for (auto& members : arrange(parameters, bucket_bytes_)) {
+      for (const auto& parameter : members) planned_[parameter.unsafeGetTensorImpl()].bucket = buckets_.size();
+      const c10::InferenceMode outlives_it(false);
+      const auto memory = at::empty({elements(members)}, members.front().options().requires_grad(false));
+      buckets_.push_back({std::move(members), 0, memory, nullptr});
+    }
+  }
+  for (auto& [parameter, planned] : planned_) {
+    const auto found = come_.find(parameter);
+    planned.expected = found == come_.end() ? 0 : found->second;
+    planned.sent = at::Tensor();
+  }
+  come_.clear();
+  started_ = 0;
+}
+
+void EarlyBuckets::forget() {
+  const std::lock_guard guard(mutex_);
+  target_.reset();
+  drop_plan();
+  come_.clear();
+}
+
+void EarlyBuckets::drop_plan() {
+  buckets_.clear();
+  planned_.clear();
+  started_ = 0;
+}
+
+}  // namespace lamina::data_parallel
