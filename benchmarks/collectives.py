@@ -13,6 +13,7 @@ median of a block of calls of rank 0, each after a barrier; the ratios are media
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -63,8 +64,8 @@ def main() -> None:
             samples: dict[str, list[float]] = {"lamina": [], "gloo": [], "copies": []}
             for _ in range(options.pick(1, 5, 11)):
                 for backend, group in groups.items():
-                    samples[backend].append(block_us(lambda g=group: operation(g), count, barrier))
-                samples["copies"].append(block_us(lambda: target.copy_(source), count, barrier))
+                    samples[backend].append(block_us(partial(operation, group), count, barrier))
+                samples["copies"].append(block_us(partial(target.copy_, source), count, barrier))
             for backend, values in samples.items():
                 ratios = [gloo / value for gloo, value in zip(samples["gloo"], values, strict=True)]
                 report.add(f"{name}, {size}", backend, "us", values, times_as_fast_as_gloo=statistics.median(ratios))

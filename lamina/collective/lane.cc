@@ -36,7 +36,7 @@ void LaneWork::run(bool here) {
     error = std::current_exception();
   }
   operation_.run = nullptr;  // with the tensors that it keeps
-  // What waits for the future goes on first, as Gloo's does.
+  // Waits for the future end first, as Gloo's do.
   if (error) {
     future_->setError(error);
   } else {

@@ -64,7 +64,7 @@ class Flat {
   at::Tensor tensor_, flat_;
 };
 
-// The same of one tensor per member.
+// A list of them, one per member.
 class Flats {
  public:
   explicit Flats(const Tensors& tensors) : each_(tensors.begin(), tensors.end()) {
@@ -144,7 +144,7 @@ void require_dense(Kind kind, const at::Tensor& tensor) {
   throw base::UsageError(base::str(kind.name, " takes dense tensors of the CPU, not ", what, given));
 }
 
-// Of two tensors that go into one operation.
+// Checks two tensors that go into one operation.
 void require_alike(Kind kind, const at::Tensor& one, const at::Tensor& other) {
   if (one.scalar_type() == other.scalar_type()) return;
   throw base::UsageError(base::str(kind.name, ": tensors of ", one.scalar_type(), " and ", other.scalar_type()));

@@ -8,7 +8,7 @@
 
 namespace lamina::collective {
 
-// What a backend has whose collectives a member may leave, though the others have begun them.
+// A backend whose collectives a member may leave, though the others have begun them.
 class Leavable {
  public:
   virtual ~Leavable() = default;

@@ -198,7 +198,7 @@ class C10dWork : public Work {
     throw base::PeerError(base::str(what(), ": ", said, text), loss, base::Code{"group-lost"});
   }
 
-  // What else tells why this has failed; of what a member gave up also the end of the step.
+  // Asks who else knows why this has failed: who is lost or, where a member gave it up, the end of the step.
   std::optional<base::Loss> witness(bool given_up) const {
     if (links_.mailbox == nullptr) return std::nullopt;
     if (!given_up) return links_.mailbox->loss(options_.group.members, kOtherWitness);

@@ -47,7 +47,7 @@ class EarlyBuckets {
     at::Tensor memory;
     collective::Started work;  // once it has started
   };
-  // What is known of a parameter of the plan.
+  // A parameter of the plan.
   struct Planned {
     std::size_t bucket = 0;
     int expected = 0;  // gradients

@@ -172,7 +172,7 @@ void Reducer::fail_pass(const std::exception_ptr& error) {
   leave_pass();
 }
 
-// What has started early ends on all replicas; the next pass is as the first.
+// Ends what has started early, on all replicas; the next pass is as the first.
 void Reducer::leave_pass() {
   if (apart_) collectives_ = apart_->abandon();
   early_.forget();

@@ -30,7 +30,8 @@ std::unique_ptr<Current> meet(std::chrono::milliseconds timeout) {
   made->world = world_to_meet(environment::process_environment());
   const std::string name = next_name();
   if (made->world.launched) made->meeting = std::make_unique<Meeting>(made->world, name, timeout, nullptr);
-  made->groups = std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr, &collective::make_backend);
+  made->groups =
+      std::make_unique<collective::C10dGroups>(made->world, name, timeout, nullptr, &collective::make_backend);
   std::vector<base::Rank> everybody;
   for (int rank = 0; rank < made->world.size; ++rank) everybody.emplace_back(rank);
   const auto self = made->world.rank;

@@ -25,7 +25,7 @@ class Presence {
 
   explicit Presence(Mailbox& mailbox);
 
-  std::int64_t next_operation(const Group& group);  // its n
+  std::int64_t next_operation(const Group& group);           // its n
   void skip_to(const Group& group, std::int64_t operation);  // which the next one follows
   void say(const Group& group, std::int64_t operation);
   // The part of its wait that tells whether others wait for it in turn: see [Note: mutual waits].

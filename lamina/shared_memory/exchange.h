@@ -47,13 +47,14 @@ class Exchange {
 
   // Runs an operation: `work` stages, posts and takes. All members have begun it, with equal digests, before work()
   // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ; base::PeerError
-  // when a member has closed the group or its process has ended, after which every operation does; base::CancelledError when another member has
-  // given this operation up; and what `check` throws, which gives it up for all.
+  // when a member has closed the group or its process has ended, after which every operation does; base::CancelledError
+  // when another member has given this operation up; and what `check` throws, which gives it up for all.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
   // How many operations this member has begun.
   std::uint64_t begun() const { return operation_; }
-  // Leaves operations out: those that other members have begun and given up without this one. All then agree on the next.
+  // Leaves operations out: those that other members have begun and given up without this one. All then agree on the
+  // next.
   void skip_to(std::uint64_t operation);
 
   // In work(). The staging memory of a member, of the chunk that this one works on: chunk_bytes().

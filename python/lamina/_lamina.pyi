@@ -122,8 +122,8 @@ def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
 
 def make_backend(store: Store, rank: int, members: list[int], timeout_s: float) -> Backend:
-    """torch's backend of a group of these world ranks, of which this one is number `rank`, over shared memory where they
-    are processes of one host, else Gloo's. Collective over them. See lamina/collective/backend.h."""
+    """torch's backend of a group of these world ranks, of which this one is number `rank`: over shared memory where
+    they are processes of one host, else Gloo's. Collective. See lamina/collective/backend.h."""
 
 def meets_at_loopback(world: World) -> bool:
     """True where this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""

@@ -72,7 +72,7 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-// What a member gives: the same numbers for the same seed, small enough for sums without rounding.
+// Numbers that a member gives: the same numbers for the same seed, small enough for sums without rounding.
 at::Tensor numbers(std::mt19937& random, std::vector<std::int64_t> shape, at::ScalarType dtype) {
   const auto count = c10::multiply_integers(shape);
   std::vector<std::int64_t> drawn(count);
@@ -80,7 +80,7 @@ at::Tensor numbers(std::mt19937& random, std::vector<std::int64_t> shape, at::Sc
   return at::tensor(drawn, at::kLong).to(dtype).view(shape);
 }
 
-// The same numbers in a tensor that is not contiguous.
+// A copy in a tensor that is not contiguous.
 at::Tensor spread(const at::Tensor& tensor) {
   if (tensor.dim() == 0) return tensor;
   auto wide = at::zeros({tensor.numel(), 2}, tensor.options());

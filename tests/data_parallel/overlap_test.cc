@@ -43,7 +43,7 @@ class Replica {
     parameters.push_back(at::zeros(shape, type).set_requires_grad(true));
   }
 
-  // What autograd does with a gradient, whose elements are all this number.
+  // Does what autograd does with a gradient, whose elements are all this number.
   void accumulate(std::size_t parameter, double number) {
     const c10::AutoGradMode no_grad(false);
     auto& gradient = parameters[parameter].mutable_grad();
@@ -197,7 +197,7 @@ TEST(Overlap, AReplicaThatFailsInItsBackwardLeavesTheNextPassExact) {
   for (const int size : {2, 3}) run(size, body, {.bucket_bytes = 1});
 }
 
-// What a replica does in one drawn pass: to which parameters gradients come, in order, and where it fails.
+// A replica's part of one drawn pass: to which parameters gradients come, in order, and where it fails.
 struct Drawn {
   std::vector<std::pair<std::size_t, double>> gradients;
   bool fails = false;

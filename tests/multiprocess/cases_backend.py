@@ -184,10 +184,13 @@ def case_several_groups_work_at_once():
         mine = [(i, group) for i, group in enumerate(groups) if RANK in (i, (i + 1) % SIZE)]
         for _ in range(20):
             tensors = [torch.full((5000,), float(RANK)) for _ in mine]
-            works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, (_, group) in zip(tensors, mine)]
+            works = [
+                dist.all_reduce(tensor, group=group, async_op=True)
+                for tensor, (_, group) in zip(tensors, mine, strict=True)
+            ]
             total = torch.ones(100)
             dist.all_reduce(total)
-            for work, tensor, (first, _) in zip(works, tensors, mine):
+            for work, tensor, (first, _) in zip(works, tensors, mine, strict=True):
                 work.wait()
                 assert tensor[0].item() == first + (first + 1) % SIZE
             assert total[0].item() == SIZE
@@ -214,17 +217,17 @@ def case_a_rank_that_does_not_come_is_named():
 
 
 def case_an_interrupt_ends_a_wait_and_the_group_goes_on():
-    class Alarm(Exception):
+    class AlarmError(Exception):
         pass
 
     def ring(_signal, _frame):
-        raise Alarm
+        raise AlarmError
 
     with world():
         if RANK == 0:
             before = signal.signal(signal.SIGALRM, ring)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(Alarm):
+            with pytest.raises(AlarmError):
                 dist.all_reduce(torch.ones(3))
             signal.signal(signal.SIGALRM, before)
         else:

@@ -3,8 +3,8 @@
 
     torch.distributed.init_process_group("lamina")
 
-Members are processes of one user on one host; elsewhere the group goes over Gloo, which is said once. For tensors of the
-CPU: `init_process_group("cpu:lamina,cuda:nccl")` leaves those of CUDA to NCCL.
+Members are processes of one user on one host; elsewhere the group goes over Gloo, which is said once. It is for tensors
+of the CPU: `init_process_group("cpu:lamina,cuda:nccl")` leaves those of CUDA to NCCL.
 """
 
 import torch.distributed as dist
