@@ -115,7 +115,8 @@ TEST(Overlap, BucketsEndInsideTheBackwardFromTheSecondPassOn) {
       });
       for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(replica.gradient(i), 0.5);
       int early = 0;
-      for (const auto& event : replica.recorder.stop().ranks.at(0).events) early += event.end_ns < last_gradient_ns;
+      const auto timeline = replica.recorder.stop();
+      for (const auto& event : timeline.ranks.at(0).events) early += event.end_ns < last_gradient_ns;
       EXPECT_EQ(early, pass == 0 ? 0 : 2) << "of pass " << pass;
     }
   };
