@@ -67,6 +67,7 @@ class C10dGroup : public Group {
     };
     const auto own = make_backend(
         {.store = store, .rank = rank_, .members = membership_.members, .timeout = timeout, .check_interrupt = lost});
+    if (dynamic_cast<Leavable*>(own.get()) == nullptr) return nullptr;  // on any member
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank_, size());
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, own);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
