@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/backend.h"
 
-#include <algorithm>
-#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -10,7 +8,6 @@
 #include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
-#include "lamina/base/wait.h"
 #include "lamina/collective/shared_memory_backend.h"
 
 namespace lamina::collective {
@@ -26,22 +23,33 @@ class StoreBoard : public shared_memory::Board {
     prefix_ = base::str(key, (store_->add(key + "come", 1) - 1) / std::ssize(options.members), "/");
   }
 
+  // A word ends with a point there: an empty one would be under way for 200 ms, as torch's server says of the length
+  // that more follows.
   void put(const std::string& key, const std::string& word) override {
-    store_->set(prefix_ + key, std::vector<std::uint8_t>(word.begin(), word.end()));
+    std::vector<std::uint8_t> bytes(word.begin(), word.end());
+    bytes.push_back('.');
+    store_->set(prefix_ + key, bytes);
   }
   std::string get(const std::string& key) override {
-    std::chrono::milliseconds pause(1);
-    while (!store_->check({prefix_ + key})) {
+    while (!await(prefix_ + key)) {
       if (deadline_.expired()) throw base::TimeoutError(key + " is not there");
       if (check_interrupt_) check_interrupt_();
-      std::this_thread::sleep_for(pause);
-      pause = std::min<std::chrono::milliseconds>(2 * pause, base::kInterruptSlice);
     }
-    const auto word = store_->get(prefix_ + key);
-    return {word.begin(), word.end()};
+    const auto bytes = store_->get(prefix_ + key);
+    return {bytes.begin(), bytes.end() - 1};
   }
 
  private:
+  // Waits a while.
+  bool await(const std::string& key) {
+    try {
+      store_->wait({key}, std::chrono::seconds(1));
+      return true;
+    } catch (const c10::DistStoreError&) {
+      return false;
+    }
+  }
+
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::function<void()> check_interrupt_;
   std::string prefix_;

@@ -29,7 +29,7 @@ class Store : public c10d::HashStore {
  public:
   void set(const std::string& key, const std::vector<std::uint8_t>& word) override {
     const bool moved = elsewhere && key.ends_with("host/1");
-    HashStore::set(key, moved ? std::vector<std::uint8_t>{'x'} : word);
+    HashStore::set(key, moved ? std::vector<std::uint8_t>{'x', '.'} : word);
   }
   bool elsewhere = false;
 };
