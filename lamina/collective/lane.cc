@@ -12,6 +12,11 @@
 #include "lamina/base/wait.h"
 
 namespace lamina::collective {
+namespace {
+
+thread_local const Lane* served_here = nullptr;
+
+}  // namespace
 
 LaneWork::LaneWork(LaneOperation operation)
     : Work(-1, operation.type, operation.name, operation.results),
@@ -46,6 +51,7 @@ void LaneWork::run(bool here) {
 }
 
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
+  if (lane_ != nullptr && lane_ == served_here) lane_->run_up_to(*this);
   std::optional<base::Deadline> deadline;
   if (timeout != kNoTimeout) deadline = base::Deadline::after(timeout);
   std::unique_lock lock(mutex_);
@@ -55,7 +61,12 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
           base::str(operation_.name, " has not ended in ", static_cast<double>(timeout.count()) / 1000, " s"));
     }
     lock.unlock();
-    if (operation_.check_interrupt) operation_.check_interrupt();
+    try {
+      if (operation_.check_interrupt) operation_.check_interrupt();
+    } catch (...) {
+      if (operation_.synchronous) abort();
+      throw;
+    }
     lock.lock();
   }
   if (exception_) std::rethrow_exception(exception_);
@@ -74,17 +85,25 @@ Lane::~Lane() {
 
 void Lane::run(const LaneWorkPtr& work, bool here) {
   std::unique_lock lock(mutex_);
-  if (thread_.get_id() == std::this_thread::get_id()) {
+  if (running_ && caller_ == std::this_thread::get_id()) {
+    throw base::UsageError(
+        "a signal's handler has called a collective of a group in which it interrupted another one: "
+        "set a flag there, and call it after that one");
+  }
+  work->queue_in(*this);
+  if (served_here == this) {
     waiting_.push_back(work);
-    while (!work->isCompleted()) run_next(lock);
+    run_up_to(*work, lock);
     return;
   }
   if (here && !running_ && waiting_.empty()) {
     running_ = work;
+    caller_ = std::this_thread::get_id();
     lock.unlock();
     work->run(/*here=*/true);
     lock.lock();
     running_.reset();
+    caller_ = {};
   } else {
     waiting_.push_back(work);
     if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
@@ -104,7 +123,19 @@ void Lane::drain() {
   changed_.wait(lock, [&] { return !running_ && waiting_.empty(); });
 }
 
+bool Lane::run_up_to(const c10d::Work& work) {
+  if (served_here != this) return false;
+  std::unique_lock lock(mutex_);
+  run_up_to(work, lock);
+  return true;
+}
+
+void Lane::run_up_to(const c10d::Work& work, std::unique_lock<std::mutex>& lock) {
+  while (!waiting_.empty() && !const_cast<c10d::Work&>(work).isCompleted()) run_next(lock);
+}
+
 void Lane::serve() {
+  served_here = this;
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return !running_ && (closing_ || !waiting_.empty()); });

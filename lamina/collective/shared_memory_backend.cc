@@ -64,7 +64,7 @@ class Flat {
   at::Tensor tensor_, flat_;
 };
 
-// A list of them, one per member.
+// A list of them.
 class Flats {
  public:
   explicit Flats(const Tensors& tensors) : each_(tensors.begin(), tensors.end()) {
@@ -91,8 +91,17 @@ class JointWork : public c10d::Work {
   bool isSuccess() const override {
     return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
   }
+  // Returns, and throws the first error, when all have ended: until then tensors are written to.
   bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& work : works_) work->wait(timeout);
+    std::exception_ptr first;
+    for (const auto& work : works_) {
+      try {
+        work->wait(timeout);
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
+    }
+    if (first) std::rethrow_exception(first);
     return true;
   }
   void abort() override {
@@ -229,7 +238,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     const auto mine = only(kAllGather, inputs);
     const auto all = list_of(kAllGather, outputs, mine);
-    return start(kAllGather, all, options, [this, mine, all](const Check& check) { gather_list(all, mine, check); });
+    return start(kAllGather, all, options,
+                 [this, mine, all](const Check& check) { gather_lists({all}, {mine}, check); });
   }
 
   // A list per member, of a tensor for each input.
@@ -244,9 +254,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
       require_dense(kAllGatherCoalesced, inputs[i]);
       require_list(kAllGatherCoalesced, lists[i], inputs[i]);
     }
-    return start(kAllGatherCoalesced, inputs, options, [this, inputs, lists](const Check& check) {
-      for (std::size_t i = 0; i < inputs.size(); ++i) gather_list(lists[i], inputs[i], check);
-    });
+    return start(kAllGatherCoalesced, inputs, options,
+                 [this, inputs, lists](const Check& check) { gather_lists(lists, inputs, check); });
   }
 
   WorkPtr _allgather_base(at::Tensor& all, at::Tensor& mine, const c10d::AllgatherOptions& options) override {
@@ -317,7 +326,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     const auto run = [this, tensor = only(kSend, tensors), to, tag](const Check& check) {
       group_.send(Flat(tensor).buffer(), to, tag, check);
     };
-    return start_on(to_[to], kSend, tensors, timeout_, /*here=*/false, run);
+    return start_on(to_[to], group_.to(to), kSend, tensors, timeout_, /*here=*/false, run);
   }
 
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
@@ -327,7 +336,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
       group_.receive(flat.buffer(), from, tag, check);
       flat.put_back();
     };
-    return start_on(from_[from], kReceive, tensors, timeout_, /*here=*/false, run);
+    return start_on(from_[from], group_.from(from), kReceive, tensors, timeout_, /*here=*/false, run);
   }
 
   WorkPtr recvAnysource(Tensors& /*tensors*/, int /*tag*/) override {
@@ -360,7 +369,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
 
   std::uint64_t begun() override {
     together_.drain();
-    return group_.begun();
+    return group_.together().begun();
   }
   std::uint64_t abandon() override {
     together_.abort();
@@ -368,7 +377,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   }
   void resume_at(std::uint64_t number) override {
     together_.drain();
-    group_.skip_to(number);
+    group_.together().skip_to(number);
   }
 
  private:
@@ -376,13 +385,26 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
     ++started_;
     const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
-    return start_on(together_, kind, std::move(results), timeout, /*here=*/!options.asyncOp, std::move(run));
+    return start_on(together_, group_.together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
+                    std::move(run));
   }
 
+  // Each work is one operation of `exchange`, however it ends: what fails before that has begun gives it up.
   template <class Run>
-  WorkPtr start_on(Lane& lane, Kind kind, Tensors results, std::chrono::milliseconds timeout, bool here, Run run) {
+  WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, Kind kind, Tensors results,
+                   std::chrono::milliseconds timeout, bool here, Run run) {
+    const auto once = [&exchange, kind, here, run = std::move(run)](const Check& check) {
+      const auto number = exchange.begun();
+      try {
+        if (!here) check({});  // it may have been aborted before
+        run(check);
+      } catch (const std::exception& error) {
+        if (exchange.begun() == number) exchange.leave_out(kind.name, error.what());
+        throw;
+      }
+    };
     auto work = c10::make_intrusive<LaneWork>(
-        LaneOperation{kind.type, kind.name, std::move(results), timeout, check_interrupt_, std::move(run)});
+        LaneOperation{kind.type, kind.name, std::move(results), timeout, /*synchronous=*/here, check_interrupt_, once});
     {
       const std::lock_guard guard(coalescing_);
       if (coalesced_) {
@@ -402,11 +424,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     }
     return start(kind, tensors, options,
                  [this, tensors, how = reduction_of(kind, options.reduceOp)](const Check& check) {
-                   for (const auto& tensor : tensors) {
-                     const Flat flat(tensor);
-                     group_.all_reduce(flat.buffer(), how, check);
-                     flat.put_back();
-                   }
+                   const Flats flats(tensors);
+                   group_.all_reduce(flats.buffers(), how, check);
+                   flats.put_back();
                  });
   }
 
@@ -416,11 +436,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     for (const auto& mine : outputs) reduction_for(kind, mine, options.reduceOp);
     const auto how = reduction_of(kind, options.reduceOp);
     return start(kind, outputs, options, [this, outputs, inputs, how](const Check& check) {
-      for (std::size_t i = 0; i < outputs.size(); ++i) {
-        const Flat mine(outputs[i]), all(inputs[i]);
-        group_.reduce_scatter(mine.buffer(), shared_memory::equal_parts(all.buffer(), size_), how, check);
-        mine.put_back();
-      }
+      const Flats mine(outputs), all(inputs);
+      group_.reduce_scatter(divided(mine, all), how, check);
+      mine.put_back();
     });
   }
 
@@ -428,18 +446,29 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
                           const c10d::AllgatherOptions& options) {
     require_parts(kind, outputs, inputs);
     return start(kind, outputs, options, [this, outputs, inputs](const Check& check) {
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        const Flat all(outputs[i]), mine(inputs[i]);
-        group_.all_gather(shared_memory::equal_parts(all.buffer(), size_), mine.buffer(), check);
-        all.put_back();
-      }
+      const Flats mine(inputs), all(outputs);
+      group_.all_gather(divided(mine, all), check);
+      all.put_back();
     });
   }
 
-  void gather_list(const Tensors& all, const at::Tensor& mine, const Check& check) {
-    const Flats flats(all);
-    group_.all_gather(flats.buffers(), Flat(mine).buffer(), check);
-    flats.put_back();
+  // `all`: of each tensor the parts of all members, one after the other.
+  std::vector<shared_memory::Divided> divided(const Flats& mine, const Flats& all) const {
+    std::vector<shared_memory::Divided> divided;
+    for (std::size_t i = 0; i < mine.buffers().size(); ++i) {
+      divided.push_back({mine.buffers()[i], shared_memory::equal_parts(all.buffers()[i], size_)});
+    }
+    return divided;
+  }
+
+  // `lists`: for each tensor one of each member.
+  void gather_lists(const std::vector<Tensors>& lists, const Tensors& mine, const Check& check) {
+    const Flats from(mine);
+    const std::vector<Flats> to(lists.begin(), lists.end());
+    std::vector<shared_memory::Divided> divided;
+    for (std::size_t i = 0; i < mine.size(); ++i) divided.push_back({from.buffers()[i], to[i].buffers()});
+    group_.all_gather(divided, check);
+    for (const auto& flats : to) flats.put_back();
   }
 
   static Reduction reduction_for(Kind kind, const at::Tensor& tensor, const c10d::ReduceOp& operation) {

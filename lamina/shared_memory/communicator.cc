@@ -33,6 +33,23 @@ Operation operation(const char* kind, const Buffer& buffer, Words... words) {
   return {std::move(what), digest};
 }
 
+// Says it of several buffers.
+template <class Buffers, class Mine, class... Words>
+Operation operation_over(const char* kind, const Buffers& buffers, const Mine& mine, Words... words) {
+  std::string what = str(kind, " of ");
+  if (buffers.size() != 1) what += str(buffers.size(), " buffers: ");
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& buffer = mine(buffers[i]);
+    what += str(i == 0 ? "" : " and ", buffer.count, " ", layout::traits(buffer.dtype).name);
+  }
+  what += str(words...);
+  const auto digest = base::hash64(what);
+  return {std::move(what), digest};
+}
+
+const Buffer& itself(const Buffer& buffer) { return buffer; }
+const Buffer& mine_of(const Divided& divided) { return divided.mine; }
+
 // Calls `work` with beginning and length of each chunk: at least once, as members have to meet.
 template <class Work>
 void in_chunks(Exchange& exchange, std::size_t count, std::size_t most, const Work& work) {
@@ -102,8 +119,14 @@ std::vector<const std::byte*> Communicator::staged(std::size_t offset) const {
 }
 
 void Communicator::all_reduce(Buffer buffer, Reduction reduction, const Check& check) {
-  together_->run(operation("all_reduce", buffer, ", ", name_of(reduction)), check,
-                 [&] { sum_parts(buffer, reduction, kEverybody); });
+  all_reduce(std::span<const Buffer>(&buffer, 1), reduction, check);
+}
+
+void Communicator::all_reduce(std::span<const Buffer> buffers, Reduction reduction, const Check& check) {
+  together_->run(operation_over("all_reduce", buffers, itself, ", ", name_of(reduction)), check, [&] {
+    for (const auto& buffer : buffers) sum_parts(buffer, reduction, kEverybody);
+    meet_at_least_once();
+  });
 }
 
 void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Check& check) {
@@ -149,7 +172,15 @@ void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
 }
 
 void Communicator::all_gather(Parts all, Buffer mine, const Check& check) {
-  together_->run(operation("all_gather", mine), check, [&] { gather_parts(all, mine, kEverybody); });
+  const Divided one{mine, {all.begin(), all.end()}};
+  all_gather(std::span<const Divided>(&one, 1), check);
+}
+
+void Communicator::all_gather(std::span<const Divided> buffers, const Check& check) {
+  together_->run(operation_over("all_gather", buffers, mine_of), check, [&] {
+    for (const auto& [mine, all] : buffers) gather_parts(all, mine, kEverybody);
+    meet_at_least_once();
+  });
 }
 
 void Communicator::gather(Parts all, Buffer mine, int root, const Check& check) {
@@ -171,18 +202,33 @@ void Communicator::gather_parts(Parts all, Buffer mine, int root) {
 }
 
 void Communicator::reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check) {
+  const Divided one{mine, {all.begin(), all.end()}};
+  reduce_scatter(std::span<const Divided>(&one, 1), reduction, check);
+}
+
+void Communicator::reduce_scatter(std::span<const Divided> buffers, Reduction reduction, const Check& check) {
+  together_->run(operation_over("reduce_scatter", buffers, mine_of, ", ", name_of(reduction)), check, [&] {
+    for (const auto& [mine, all] : buffers) sum_to_owners(mine, all, reduction);
+    meet_at_least_once();
+  });
+}
+
+// For no buffers at all.
+void Communicator::meet_at_least_once() {
+  if (!together_->met()) together_->meet();
+}
+
+void Communicator::sum_to_owners(Buffer mine, Parts all, Reduction reduction) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
-  together_->run(operation("reduce_scatter", mine, ", ", name_of(reduction)), check, [&] {
-    in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
-      for (int member = 0; member < size(); ++member) {
-        if (member != rank()) stage(all[member], begin, length, member * part_bytes);
-      }
-      together_->meet();
-      auto sources = staged(rank() * part_bytes);
-      sources[rank()] = all[rank()].at(begin);
-      shared_memory::reduce(mine.dtype, reduction, mine.at(begin), sources, length);
-    });
+  in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
+    for (int member = 0; member < size(); ++member) {
+      if (member != rank()) stage(all[member], begin, length, member * part_bytes);
+    }
+    together_->meet();
+    auto sources = staged(rank() * part_bytes);
+    sources[rank()] = all[rank()].at(begin);
+    shared_memory::reduce(mine.dtype, reduction, mine.at(begin), sources, length);
   });
 }
 

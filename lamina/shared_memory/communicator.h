@@ -29,6 +29,12 @@ using Parts = std::span<const Buffer>;
 // Equal parts of a buffer, one after the other.
 std::vector<Buffer> equal_parts(const Buffer& all, int members);
 
+// A buffer of each member that together are another one's parts.
+struct Divided {
+  Buffer mine;
+  std::vector<Buffer> all;
+};
+
 // The collectives of neighbours. Every member calls the same ones in the same order; sends and receives are apart from
 // them, and in order between each two members and for each direction. One thread at a time makes collectives, one sends
 // to each member, and one receives from each.
@@ -45,9 +51,15 @@ class Communicator {
   int size() const { return neighbours_.size(); }
   const std::string& name(int member) const { return neighbours_.name(member); }
 
-  // Exchange::begun() and skip_to() of the collectives.
-  std::uint64_t begun() const { return together_->begun(); }
-  void skip_to(std::uint64_t number) { together_->skip_to(number); }
+  // Those that are one behind the other: all collectives, sends to a member, receives from one.
+  Exchange& together() { return *together_; }
+  Exchange& to(int member) { return *to_.at(member); }
+  Exchange& from(int member) { return *from_.at(member); }
+
+  // Several buffers in one operation.
+  void all_reduce(std::span<const Buffer> buffers, Reduction reduction, const Check& check);
+  void all_gather(std::span<const Divided> buffers, const Check& check);
+  void reduce_scatter(std::span<const Divided> buffers, Reduction reduction, const Check& check);
 
   void all_reduce(Buffer buffer, Reduction reduction, const Check& check);
   void reduce(Buffer buffer, Reduction reduction, int root, const Check& check);  // changes it on `root` alone
@@ -69,6 +81,8 @@ class Communicator {
   static constexpr int kEverybody = -1;  // as root
   void sum_parts(Buffer buffer, Reduction reduction, int root);
   void gather_parts(Parts all, Buffer mine, int root);
+  void meet_at_least_once();
+  void sum_to_owners(Buffer mine, Parts all, Reduction reduction);
   std::size_t agree_on_counts(Parts received, Parts sent);
   void stage(const Buffer& buffer, std::size_t begin, std::size_t count, std::size_t offset = 0);
   std::vector<const std::byte*> staged(std::size_t offset) const;

@@ -34,9 +34,10 @@ void relax() {
 #endif
 }
 
-// Sleeps while the word holds `seen`, at most a slice; false after that. The word is shared between processes.
+// Sleeps while the word holds `seen`; false after a slice, and when a signal comes. The word is shared between
+// processes.
 bool sleep_while(const std::atomic<std::uint32_t>& word, std::uint32_t seen) {
-  return ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &kSlice, nullptr, 0) == 0 || errno != ETIMEDOUT;
+  return ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &kSlice, nullptr, 0) == 0 || errno == EAGAIN;
 }
 
 void wake_all(const std::atomic<std::uint32_t>& word) {
@@ -149,6 +150,14 @@ void Exchange::next_chunk() {
 }
 
 void Exchange::finish() { publish(&Control::taken, position(++operation_, 0)); }
+
+void Exchange::leave_out(const std::string& what, const std::string& why) {
+  const Operation operation{what, 0};
+  current_ = &operation;
+  given_up_.clear();
+  give_up(why);
+  finish();
+}
 
 void Exchange::skip_to(std::uint64_t operation) {
   if (operation <= operation_) return;

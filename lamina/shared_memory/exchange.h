@@ -53,6 +53,8 @@ class Exchange {
 
   // How many operations this member has begun.
   std::uint64_t begun() const { return operation_; }
+  // Gives the next operation up without having begun it, so that the members stay in step.
+  void leave_out(const std::string& what, const std::string& why);
   // Leaves operations out: those that other members have begun and given up without this one. All then agree on the
   // next.
   void skip_to(std::uint64_t operation);
