@@ -393,10 +393,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   template <class Run>
   WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, Kind kind, Tensors results,
                    std::chrono::milliseconds timeout, bool here, Run run) {
-    const auto once = [&exchange, kind, here, run = std::move(run)](const Check& check) {
+    const auto once = [&exchange, kind, run = std::move(run)](const Check& check) {
       const auto number = exchange.begun();
       try {
-        if (!here) check({});  // it may have been aborted before
         run(check);
       } catch (const std::exception& error) {
         if (exchange.begun() == number) exchange.leave_out(kind.name, error.what());

@@ -39,7 +39,7 @@ Operation operation_over(const char* kind, const Buffers& buffers, const Mine& m
   std::string what = str(kind, " of ");
   if (buffers.size() != 1) what += str(buffers.size(), " buffers: ");
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const Buffer& buffer = mine(buffers[i]);
+    const Buffer buffer = mine(buffers[i]);
     what += str(i == 0 ? "" : " and ", buffer.count, " ", layout::traits(buffer.dtype).name);
   }
   what += str(words...);
@@ -47,8 +47,8 @@ Operation operation_over(const char* kind, const Buffers& buffers, const Mine& m
   return {std::move(what), digest};
 }
 
-const Buffer& itself(const Buffer& buffer) { return buffer; }
-const Buffer& mine_of(const Divided& divided) { return divided.mine; }
+Buffer itself(const Buffer& buffer) { return buffer; }
+Buffer mine_of(const Divided& divided) { return divided.mine; }
 
 // Calls `work` with beginning and length of each chunk: at least once, as members have to meet.
 template <class Work>
