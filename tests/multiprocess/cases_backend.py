@@ -2,6 +2,8 @@
 """torch.distributed over the backend "lamina": what torch itself builds on it, on four ranks."""
 
 import contextlib
+import functools
+import itertools
 import os
 import signal
 import time
@@ -15,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,9 +27,19 @@ RANK = int(os.environ.get("RANK", "0"))
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 
 
+worlds = itertools.count()
+
+
+@functools.cache
+def store() -> dist.Store:
+    """One for all cases: of two, one after the other at one address, a late rank may meet the first."""
+    return next(rendezvous("env://"))[0]
+
+
 @contextlib.contextmanager
-def world(backend="lamina", timeout_s=60.0):
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+def world(backend="lamina", timeout_s=60.0, name=None):
+    own = dist.PrefixStore(name or f"world {next(worlds)}", store())
+    dist.init_process_group(backend, store=own, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=timeout_s))
     try:
         yield
         dist.barrier()
@@ -239,7 +252,7 @@ def case_an_interrupt_ends_a_wait_and_the_group_goes_on():
 
 def case_groups_are_made_again_under_the_same_names():
     for _ in range(5):
-        with world():
+        with world(name="again"):
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == SIZE
