@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/backend.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -82,6 +83,16 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const BackendOptions& options) {
   }
   return c10::make_intrusive<c10d::ProcessGroupGloo>(options.store, options.rank,
                                                      static_cast<int>(options.members.size()), gloo);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const BackendOptions& options,
+                                                  const c10::intrusive_ptr<c10d::Backend>& backend) {
+  constexpr auto kOwn = c10d::ProcessGroup::BackendType::CUSTOM;
+  const auto size = static_cast<int>(options.members.size());
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(options.store, options.rank, size);
+  group->setBackend(c10::DeviceType::CPU, kOwn, backend);
+  group->setDefaultBackend(kOwn);
+  return group;
 }
 
 }  // namespace lamina::collective

@@ -12,6 +12,7 @@
 
 namespace c10d {
 class Backend;
+class ProcessGroup;
 class Store;
 }  // namespace c10d
 
@@ -33,5 +34,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options);
 
 // Gloo's, whatever the members share.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const BackendOptions& options);
+
+// torch's group of these members, whose tensors of the CPU such a backend carries.
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const BackendOptions& options,
+                                                  const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace lamina::collective

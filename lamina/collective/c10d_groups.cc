@@ -51,18 +51,13 @@ c10::intrusive_ptr<c10d::ProcessGroup> C10dGroups::make(const std::string& label
   BackendOptions options{
       .rank = own, .members = {members.begin(), members.end()}, .timeout = timeout_, .gloo_host = gloo_host(world_)};
   options.store = c10::make_intrusive<c10d::PrefixStore>(base::str(name_, "/", label, "/", names), store_);
-  const auto size = static_cast<int>(members.size());
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(options.store, own, size);
   try {
-    constexpr auto kOwn = c10d::ProcessGroup::BackendType::CUSTOM;
-    group->setBackend(c10::DeviceType::CPU, kOwn, make_backend_(options));
-    group->setDefaultBackend(kOwn);
+    return make_group(options, make_backend_(options));
   } catch (const std::exception& error) {
     throw base::PeerError(
         base::str("the process group ", label, " of ranks ", names, " could not be made: ", error.what()), std::nullopt,
         base::Code{"group-not-made"});
   }
-  return group;
 }
 
 }  // namespace lamina::collective

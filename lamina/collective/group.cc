@@ -59,21 +59,20 @@ class C10dGroup : public Group {
 
   std::unique_ptr<Group> apart(const std::string& name) override {
     if (leavable() == nullptr) return nullptr;
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(name, group_->getStore());
-    const auto timeout = backend()->getBackendOptions()->timeout;
-    const auto lost = [mailbox = links_.mailbox, members = membership_.members] {
-      if (mailbox == nullptr) return;
-      if (const auto loss = mailbox->loss(members, {})) throw base::PeerError(loss->text(), loss);
-    };
-    const auto own = make_backend(
-        {.store = store, .rank = rank_, .members = membership_.members, .timeout = timeout, .check_interrupt = lost});
+    const BackendOptions options{.store = c10::make_intrusive<c10d::PrefixStore>(name, group_->getStore()),
+                                 .rank = rank_,
+                                 .members = membership_.members,
+                                 .timeout = backend()->getBackendOptions()->timeout,
+                                 .check_interrupt = [mailbox = links_.mailbox, members = membership_.members] {
+                                   if (mailbox == nullptr) return;
+                                   if (const auto loss = mailbox->loss(members, {}))
+                                     throw base::PeerError(loss->text(), loss);
+                                 }};
+    const auto own = make_backend(options);
     if (dynamic_cast<Leavable*>(own.get()) == nullptr) return nullptr;  // on any member
-    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank_, size());
-    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, own);
-    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
     auto named = membership_;
     named.name = base::str(membership_.name, ", ", name);
-    return wrap(std::move(group), std::move(named), links_);
+    return wrap(make_group(options, own), std::move(named), links_);
   }
   std::int64_t begun() const override { return static_cast<std::int64_t>(leavable()->begun()); }
   std::int64_t abandon() override { return static_cast<std::int64_t>(leavable()->abandon()); }

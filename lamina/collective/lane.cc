@@ -123,15 +123,13 @@ void Lane::drain() {
   changed_.wait(lock, [&] { return !running_ && waiting_.empty(); });
 }
 
-bool Lane::run_up_to(const c10d::Work& work) {
-  if (served_here != this) return false;
+void Lane::run_up_to(c10d::Work& work) {
   std::unique_lock lock(mutex_);
   run_up_to(work, lock);
-  return true;
 }
 
-void Lane::run_up_to(const c10d::Work& work, std::unique_lock<std::mutex>& lock) {
-  while (!waiting_.empty() && !const_cast<c10d::Work&>(work).isCompleted()) run_next(lock);
+void Lane::run_up_to(c10d::Work& work, std::unique_lock<std::mutex>& lock) {
+  while (!waiting_.empty() && !work.isCompleted()) run_next(lock);
 }
 
 void Lane::serve() {

@@ -60,17 +60,17 @@ class Lane {
   // `here`: in the calling thread, where nothing is before it. Throws base::UsageError in a signal handler that has
   // interrupted an operation here: it would wait for itself.
   void run(const LaneWorkPtr& work, bool here);
-  // In the lane's own thread: runs what waits, up to this work. False in any other.
-  bool run_up_to(const c10d::Work& work);
+  // In the lane's own thread: runs what waits, up to this work.
+  void run_up_to(c10d::Work& work);
   // Ends what runs, and all that waits: each is begun and given up, so that the members stay in step.
   void abort();
-  // Returns when nothing runs or waits.
+  // Returns when nothing runs or waits; each operation has its time-out.
   void drain();
 
  private:
   void serve();
   void run_next(std::unique_lock<std::mutex>& lock);
-  void run_up_to(const c10d::Work& work, std::unique_lock<std::mutex>& lock);
+  void run_up_to(c10d::Work& work, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable changed_;

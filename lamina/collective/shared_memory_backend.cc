@@ -310,7 +310,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     require_alike(kAllToAllTensor, received, sent);
     return start(kAllToAllTensor, {received}, options, [this, received, sent, takes, gives](const Check& check) {
       const Flat to(received), from(sent);
-      group_.all_to_all(parts_of(to.buffer(), takes), parts_of(from.buffer(), gives), check);
+      group_.all_to_all(shared_memory::parts_of(to.buffer(), takes), shared_memory::parts_of(from.buffer(), gives),
+                        check);
       to.put_back();
     });
   }
@@ -531,16 +532,6 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     std::vector<std::size_t> counts(size_, static_cast<std::size_t>(all / size_ * row));
     for (std::size_t i = 0; i < rows.size(); ++i) counts[i] = static_cast<std::size_t>(rows[i] * row);
     return counts;
-  }
-
-  static std::vector<Buffer> parts_of(const Buffer& all, const std::vector<std::size_t>& counts) {
-    std::vector<Buffer> parts;
-    std::size_t begin = 0;
-    for (const auto count : counts) {
-      parts.push_back({all.at(begin), count, all.dtype});
-      begin += count;
-    }
-    return parts;
   }
 
   int member(Kind kind, std::int64_t index) const {

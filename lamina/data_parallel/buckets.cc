@@ -28,6 +28,12 @@ void make_dense(at::Tensor parameter) {
 
 }  // namespace
 
+std::int64_t elements(const std::vector<at::Tensor>& parameters) {
+  std::int64_t count = 0;
+  for (const auto& parameter : parameters) count += parameter.numel();
+  return count;
+}
+
 void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
             const at::Tensor& bucket) {
   std::size_t i = 0;
@@ -111,8 +117,7 @@ void Buckets::reduce(std::span<const NamedTensor> parameters, const std::vector<
 
 // For the bucket of these, as large as they are.
 at::Tensor Buckets::memory(const std::vector<at::Tensor>& parameters) {
-  std::int64_t count = 0;
-  for (const auto& parameter : parameters) count += parameter.numel();
+  const auto count = elements(parameters);
   const auto& first = parameters.front();
   auto& memory = memory_[{first.device().str(), first.scalar_type()}];
   // A hook may have kept the bucket before: that memory is its own.

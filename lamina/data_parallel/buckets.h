@@ -24,6 +24,7 @@ struct GradientBucket {
 
 // Parameters by the bucket of about `bucket_bytes` in which their gradients travel, in the order of the parameters.
 std::vector<std::vector<at::Tensor>> arrange(std::span<const at::Tensor> parameters, std::int64_t bucket_bytes);
+std::int64_t elements(const std::vector<at::Tensor>& parameters);  // of all of them
 // Copies the gradients of parameters, one after the other, to a bucket's memory; zero where one is undefined.
 void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
             const at::Tensor& bucket);

@@ -23,12 +23,6 @@ bool fits(const at::Tensor& gradient, const at::Tensor& bucket) {
   return gradient.defined() && dense(gradient) && alike(gradient, bucket) && !gradient.is_inference();
 }
 
-std::int64_t elements(const std::vector<at::Tensor>& parameters) {
-  std::int64_t count = 0;
-  for (const auto& parameter : parameters) count += parameter.numel();
-  return count;
-}
-
 }  // namespace
 
 void EarlyBuckets::arm(collective::Group& replicas, int divisor, collective::Terms terms) {
@@ -94,7 +88,10 @@ Gradient EarlyBuckets::state(const at::Tensor& parameter) const {
 
 void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>& wanted) {
   const c10::AutoGradMode no_grad(false);
-  target_.reset();
+  {
+    const std::lock_guard guard(mutex_);
+    target_.reset();
+  }
   for (auto& bucket : buckets_) {
     if (!bucket.work) continue;
     bucket.work->wait();

@@ -25,17 +25,12 @@ std::string_view name_of(Reduction reduction) {
   return kNames[static_cast<std::size_t>(reduction)];
 }
 
-// Whatever is said of an operation has to be the same on all members.
-template <class... Words>
-Operation operation(const char* kind, const Buffer& buffer, Words... words) {
-  std::string what = str(kind, " of ", buffer.count, " ", layout::traits(buffer.dtype).name, words...);
-  const auto digest = base::hash64(what);
-  return {std::move(what), digest};
-}
+Buffer itself(const Buffer& buffer) { return buffer; }
+Buffer mine_of(const Divided& divided) { return divided.mine; }
 
-// Says it of several buffers.
+// Whatever is said of an operation has to be the same on all members.
 template <class Buffers, class Mine, class... Words>
-Operation operation_over(const char* kind, const Buffers& buffers, const Mine& mine, Words... words) {
+Operation operation_over(const char* kind, const Buffers& buffers, const Mine& mine, const Words&... words) {
   std::string what = str(kind, " of ");
   if (buffers.size() != 1) what += str(buffers.size(), " buffers: ");
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -47,8 +42,10 @@ Operation operation_over(const char* kind, const Buffers& buffers, const Mine& m
   return {std::move(what), digest};
 }
 
-Buffer itself(const Buffer& buffer) { return buffer; }
-Buffer mine_of(const Divided& divided) { return divided.mine; }
+template <class... Words>
+Operation operation(const char* kind, const Buffer& buffer, const Words&... words) {
+  return operation_over(kind, std::span(&buffer, 1), itself, words...);
+}
 
 // Calls `work` with beginning and length of each chunk: at least once, as members have to meet.
 template <class Work>
@@ -68,11 +65,18 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-std::vector<Buffer> equal_parts(const Buffer& all, int members) {
+std::vector<Buffer> parts_of(const Buffer& all, std::span<const std::size_t> counts) {
   std::vector<Buffer> parts;
-  const auto count = all.count / members;
-  for (int member = 0; member < members; ++member) parts.push_back({all.at(member * count), count, all.dtype});
+  std::size_t begin = 0;
+  for (const auto count : counts) {
+    parts.push_back({all.at(begin), count, all.dtype});
+    begin += count;
+  }
   return parts;
+}
+
+std::vector<Buffer> equal_parts(const Buffer& all, int members) {
+  return parts_of(all, std::vector<std::size_t>(members, all.count / members));
 }
 
 // A segment: the area of the collectives, then those of the lanes to and from each member.

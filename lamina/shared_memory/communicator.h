@@ -26,7 +26,8 @@ struct Buffer {
 // One buffer per member, all of one type.
 using Parts = std::span<const Buffer>;
 
-// Equal parts of a buffer, one after the other.
+// Parts of a buffer, one after the other: of so many elements each, or equal ones.
+std::vector<Buffer> parts_of(const Buffer& all, std::span<const std::size_t> counts);
 std::vector<Buffer> equal_parts(const Buffer& all, int members);
 
 // A buffer of each member that together are another one's parts.
@@ -49,7 +50,6 @@ class Communicator {
 
   int rank() const { return neighbours_.rank(); }
   int size() const { return neighbours_.size(); }
-  const std::string& name(int member) const { return neighbours_.name(member); }
 
   // Those that are one behind the other: all collectives, sends to a member, receives from one.
   Exchange& together() { return *together_; }

@@ -3,10 +3,13 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+
 namespace lamina::python {
 
 // Throws what a signal's handler throws. Takes the GIL.
 void check_signals();
+std::chrono::milliseconds milliseconds(double seconds);
 
 void bind_collective(py::module_& module);
 void bind_config(py::module_& module);

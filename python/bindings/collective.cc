@@ -14,10 +14,9 @@ void bind_collective(py::module_& module) {
   module.def(
       "make_backend",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, const std::vector<int>& members, double timeout_s) {
-        collective::BackendOptions options{.store = store, .rank = rank, .check_interrupt = &check_signals};
+        collective::BackendOptions options{
+            .store = store, .rank = rank, .timeout = milliseconds(timeout_s), .check_interrupt = &check_signals};
         for (const int member : members) options.members.emplace_back(member);
-        options.timeout =
-            std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(timeout_s));
         return collective::make_backend(options);
       },
       py::arg("store"), py::arg("rank"), py::arg("members"), py::arg("timeout_s"),

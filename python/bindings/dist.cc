@@ -14,10 +14,6 @@
 namespace lamina::python {
 namespace {
 
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
-}
-
 rendezvous::JobStore::Options store_of(const environment::World& world, double timeout_s) {
   return {world.master_addr, world.master_port, rendezvous::hosts_store(world.rank),
           base::Deadline::after(milliseconds(timeout_s)), &check_signals};

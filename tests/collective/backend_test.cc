@@ -15,6 +15,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "tests/message_of.h"
 
 namespace lamina::collective {
 namespace {
@@ -60,16 +61,6 @@ void together(int size, const std::function<void(Member& member)>& work,
       }
     });
   }
-}
-
-template <class Error>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Numbers that a member gives: the same numbers for the same seed, small enough for sums without rounding.
@@ -348,7 +339,7 @@ TEST(Backend, MakesOneWorkOfCoalescedOperations) {
     member.ours->send(member.rank == 0 ? out : several_rows, other, 0);
     member.ours->recv(in, other, 0);
     const auto wrong = member.ours->endCoalescing();
-    EXPECT_NE(error_of<base::DesyncError>([&] { wrong->wait(); }), "no error");
+    EXPECT_NE(message_of<base::DesyncError>([&] { wrong->wait(); }), "nothing was thrown");
     Tensors several{at::ones({4}), at::full({1}, 3.0)};
     member.ours->allreduce_coalesced(several)->wait();
     EXPECT_EQ(several[0].sum().item<float>() + several[1].sum().item<float>(), 14.0F);
@@ -357,7 +348,7 @@ TEST(Backend, MakesOneWorkOfCoalescedOperations) {
 
 TEST(Backend, RefusesWhatDoesNotFitBeforeItStarts) {
   together(2, [](Member& member) {
-    const auto refusal = [&](const auto& call) { return error_of<base::UsageError>([&] { call(); }); };
+    const auto refusal = [&](const auto& call) { return message_of<base::UsageError>([&] { call(); }); };
     if (member.rank == 0) {  // alone: nothing is started, so nobody waits
       Tensors none, two{at::ones({2}), at::ones({2})}, sparse{at::ones({2}).to_sparse()}, bits{at::ones({2})};
       EXPECT_EQ(refusal([&] { member.ours->allreduce(none); }), "lamina:all_reduce takes one tensor, not 0");
@@ -394,7 +385,7 @@ TEST(Backend, RefusesWhatDoesNotFitBeforeItStarts) {
 TEST(Backend, SaysBothCallsWhereTheyDiffer) {
   together(2, [](Member& member) {
     Tensors tensors{at::ones({member.rank == 0 ? 3 : 4})};
-    const auto error = error_of<base::DesyncError>([&] { member.ours->allreduce(tensors)->wait(); });
+    const auto error = message_of<base::DesyncError>([&] { member.ours->allreduce(tensors)->wait(); });
     for (const auto* part : {"rank 10", "rank 11", "all_reduce of 3 float32, sum", "all_reduce of 4 float32, sum"}) {
       EXPECT_NE(error.find(part), std::string::npos) << error;
     }
@@ -405,7 +396,7 @@ TEST(Backend, SaysBothCallsWhereTheyDiffer) {
 TEST(Backend, StaysInStepWhereCoalescedOperationsDifferOrFail) {
   together(2, [](Member& member) {
     Tensors several(member.rank == 0 ? 3 : 2, at::ones({4}));
-    const auto error = error_of<base::DesyncError>([&] { member.ours->allreduce_coalesced(several)->wait(); });
+    const auto error = message_of<base::DesyncError>([&] { member.ours->allreduce_coalesced(several)->wait(); });
     EXPECT_NE(error.find("2 buffers: 4 float32 and 4 float32"), std::string::npos) << error;
     Tensors unwritable{member.rank == 0 ? at::ones({1}).expand({4}) : at::ones({4}), at::ones({4})};
     if (member.rank == 0) {
@@ -452,8 +443,9 @@ TEST(Backend, NamesWhoDoesNotComeAndGoesOn) {
     if (member.rank == 2) {
       while (!over) std::this_thread::yield();
     }
-    const auto error = member.rank == 2 ? error_of<base::CancelledError>([&] { member.ours->barrier(options)->wait(); })
-                                        : error_of<std::runtime_error>([&] { member.ours->barrier(options)->wait(); });
+    const auto error = member.rank == 2
+                           ? message_of<base::CancelledError>([&] { member.ours->barrier(options)->wait(); })
+                           : message_of<std::runtime_error>([&] { member.ours->barrier(options)->wait(); });
     over = true;
     EXPECT_NE(error.find("rank 12 has not come for 1 s"), std::string::npos) << error;
     Tensors next{at::ones({2})};
@@ -469,13 +461,13 @@ TEST(Backend, EndsWhatIsAbortedOnAllMembersAndGoesOn) {
     if (member.rank == 0) {
       const auto running = member.ours->allreduce(a), waiting = member.ours->allreduce(b);
       member.ours->abort();
-      EXPECT_EQ(error_of<base::CancelledError>([&] { running->wait(); }), "lamina:all_reduce was aborted");
-      EXPECT_EQ(error_of<base::CancelledError>([&] { waiting->wait(); }), "lamina:all_reduce was aborted");
+      EXPECT_EQ(message_of<base::CancelledError>([&] { running->wait(); }), "lamina:all_reduce was aborted");
+      EXPECT_EQ(message_of<base::CancelledError>([&] { waiting->wait(); }), "lamina:all_reduce was aborted");
       given_up.count_down();
     } else {
       given_up.wait();
       for (auto* tensors : {&a, &b}) {
-        const auto error = error_of<base::CancelledError>([&] { member.ours->allreduce(*tensors)->wait(); });
+        const auto error = message_of<base::CancelledError>([&] { member.ours->allreduce(*tensors)->wait(); });
         EXPECT_TRUE(error.starts_with("rank 10 gave up ") && error.ends_with(": lamina:all_reduce was aborted"))
             << error;
       }

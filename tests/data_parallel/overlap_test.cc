@@ -29,11 +29,8 @@ class Replica {
         reducer(options, boxes[index], boxes.ranks(), {30s}, std::make_shared<value::Failures>(),
                 {[this] { return named(); }, [] { return std::vector<NamedTensor>(); },
                  [this](const base::Patience&) -> collective::Group& { return *group; }}) {
-    const auto backend =
-        collective::make_backend({.store = store, .rank = index, .members = boxes.ranks(), .timeout = 30s});
-    auto torchs = c10::make_intrusive<c10d::ProcessGroup>(store, index, size);
-    torchs->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
-    torchs->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    const collective::BackendOptions made{.store = store, .rank = index, .members = boxes.ranks(), .timeout = 30s};
+    auto torchs = collective::make_group(made, collective::make_backend(made));
     recorder.start({.ranks = {observe::RankRecord()}});
     group = collective::wrap(std::move(torchs), {"dp", boxes.ranks(), base::Rank(index)},
                              {.mailbox = &boxes[index], .recorder = &recorder});

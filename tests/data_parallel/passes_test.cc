@@ -7,6 +7,7 @@
 #include <latch>
 
 #include "lamina/base/error.h"
+#include "tests/message_of.h"
 #include "tests/messaging/mailboxes.h"
 
 namespace lamina::data_parallel {
@@ -41,16 +42,6 @@ void wait_in_a_collective(Passes& passes) {
 }
 
 std::exception_ptr error_of(const std::string& text) { return std::make_exception_ptr(std::invalid_argument(text)); }
-
-template <class Thrown>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Thrown& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 const std::vector<int> kBoth{0, 1};
 

@@ -37,13 +37,7 @@ std::vector<Buffer> parts_of(std::vector<std::int64_t>& all, const Communicator&
 }
 
 std::vector<Buffer> parts_of(std::vector<std::int64_t>& all, const std::vector<std::int64_t>& counts) {
-  std::vector<Buffer> parts;
-  std::size_t begin = 0;
-  for (const auto count : counts) {
-    parts.push_back({buffer_of(all, DType::kInt64).at(begin), static_cast<std::size_t>(count), DType::kInt64});
-    begin += count;
-  }
-  return parts;
+  return parts_of(buffer_of(all, DType::kInt64), std::vector<std::size_t>(counts.begin(), counts.end()));
 }
 
 // Sizes around the edges of chunks, and of parts of them.
