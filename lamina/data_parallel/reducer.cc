@@ -191,10 +191,16 @@ void Reducer::begin_pass() {
   early_.arm(*apart_, static_cast<int>(everyone_.size()), {"averaging gradients", passes_.patience()});
 }
 
-// One apart, where a replica may leave what it has started.
-collective::Group& Reducer::group(const base::Patience& patience) {
+// One apart, where a replica may leave what it has started. Such a group carries tensors of the CPU alone.
+collective::Group& Reducer::group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                                  const base::Patience& patience) {
   auto& shared = parts_.group(patience);
-  if (!std::exchange(grouped_, true)) apart_ = shared.apart("reduction");
+  if (!std::exchange(grouped_, true)) {
+    const auto is_cpu = [](const NamedTensor& each) { return each.tensor.is_cpu(); };
+    if (std::ranges::all_of(parameters, is_cpu) && std::ranges::all_of(buffers, is_cpu)) {
+      apart_ = shared.apart("reduction");
+    }
+  }
   return apart_ ? *apart_ : shared;
 }
 
@@ -203,7 +209,7 @@ void Reducer::reduce(const std::vector<int>& present) {
   const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
   const auto patience = passes_.patience();
   const collective::Terms terms{hooked() ? "reducing gradients" : "averaging gradients", patience};
-  auto& all = group(patience);
+  auto& all = group(parameters, buffers, patience);
   early_.start_rest();
   std::vector<Gradient> mine;
   for (const auto& parameter : parameters) mine.push_back(early_.state(parameter.tensor));
@@ -283,7 +289,7 @@ void Reducer::shadow(const std::vector<int>& present) {
 void Reducer::take_over(int root) {
   const auto parameters = parts_.parameters(), buffers = parts_.buffers();
   const collective::Terms terms{"broadcasting buffers", passes_.patience()};
-  auto& all = group(terms.patience);
+  auto& all = group(parameters, buffers, terms.patience);
   agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);
   broadcast(parameters, all, root, terms);
   broadcast(buffers, all, root, terms);

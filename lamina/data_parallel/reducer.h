@@ -90,7 +90,8 @@ class Reducer {
   std::vector<int> meet(bool trains);
   void reduce_nth(const std::vector<int>& present);
   void reduce(const std::vector<int>& present);
-  collective::Group& group(const base::Patience& patience);
+  collective::Group& group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
+                           const base::Patience& patience);
   void begin_pass();  // the next one
   void fail_pass(const std::exception_ptr& error);
   void leave_pass();                             // that has failed on a replica
