@@ -27,6 +27,8 @@ ORDER = (
     "model",
     "saved_state",
     "optim",
+    "optimizers",
+    "nn",
     "data_parallel",
     "pipeline",
     "activation_checkpointing",

@@ -55,7 +55,6 @@ install_torch() {
     need_room . $((cuda_disk_gb + 4)) "the build with torch's CUDA build (TORCH_INDEX_URL=$cpu_index takes the small one)"
   fi
   say "installing torch $torch_version"
-  # Bytecode comes with the first import, of what is imported.
   pip install --no-compile "${index[@]}" "torch==$torch_version"
 }
 
@@ -63,3 +62,6 @@ found=$(.venv/bin/python -c 'from importlib.metadata import version; print(versi
 if [[ "${found%%+*}" != "$torch_version" ]]; then install_torch; fi
 say "installing what requirements.txt names"
 pip install -q --no-compile -r requirements.txt
+# Bytecode by all processors at once, where pip takes one. Where PYTHONDONTWRITEBYTECODE is set no import would leave any.
+say "compiling what was installed"
+.venv/bin/python -m compileall -q -j "$(nproc)" .venv/lib >/dev/null || true

@@ -17,4 +17,9 @@ std::string name_ranks(const std::vector<Rank>& ranks) {
   return result;
 }
 
+std::string without(const std::vector<Rank>& absent) {
+  if (absent.empty()) return "";
+  return str(" without ", name_ranks(absent), absent.size() == 1 ? ", which has" : ", which have", " not come");
+}
+
 }  // namespace lamina::base

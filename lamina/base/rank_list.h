@@ -11,4 +11,7 @@ namespace lamina::base {
 // "rank 3", or "ranks 0-2, 5", for ranks in rising order.
 std::string name_ranks(const std::vector<Rank>& ranks);
 
+// " without rank 3, which has not come"; "" for none.
+std::string without(const std::vector<Rank>& absent);
+
 }  // namespace lamina::base

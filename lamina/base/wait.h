@@ -25,7 +25,7 @@ struct Patience {
   Deadline::Clock::duration timeout = std::chrono::seconds(1800);
   // Called at least every 50 ms, without the lock; may throw. Empty on threads that nobody interrupts.
   std::function<void()> check_interrupt;
-  // Told once when the wait is long; empty where long waits are normal.
+  // Told once when the wait is long, in one line; empty where long waits are normal.
   std::function<void(const std::string&)> tell = [](const std::string& line) { log_warning(line); };
   std::string who;             // begins the text of TimeoutError: "rank 2 waited for the "; in a log each line says it
   std::function<Call()> call;  // the one that waits; in its own thread, without locks. Empty: not known
@@ -34,35 +34,54 @@ struct Patience {
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
 constexpr auto kSlow = std::chrono::seconds(10);                 // a longer wait is told of, once
 
-// Waits until `ready()`. After 10 s says so in one line that begins with `what()`, a clause such as "forward of h.5 on
-// rank 1 (microbatch 2)"; at the end of the patience throws TimeoutError, where `patience.who` comes before it. `ready`
-// is called under the lock and may throw, which ends the wait.
+// Says that a wait takes long, and ends it. `what()` is a clause such as "forward of h.5 on rank 1 (microbatch
+// 2)".
+class LongWait {
+ public:
+  explicit LongWait(const Patience& patience)
+      : patience_(patience), deadline_(Deadline::after(patience.timeout)), told_(!patience.tell) {}
+
+  const Deadline& deadline() const { return deadline_; }
+  bool expired() const { return deadline_.expired(); }
+  // Tells of it, once, after 10 s; throws TimeoutError at the end of the patience.
+  template <class What>
+  void check(const What& what) {
+    if (expired()) {
+      throw TimeoutError(
+          str(patience_.who, what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
+    }
+    if (told_ || Deadline::Clock::now() - begin_ < kSlow) return;
+    told_ = true;
+    patience_.tell(str(what(), ": no answer for ", seconds(), " s, still waiting"));
+  }
+
+ private:
+  std::int64_t seconds() const {
+    return std::chrono::duration_cast<std::chrono::seconds>(Deadline::Clock::now() - begin_).count();
+  }
+
+  const Patience& patience_;
+  const Deadline::Clock::time_point begin_ = Deadline::Clock::now();
+  const Deadline deadline_;
+  bool told_;
+};
+
+// Waits until `ready()`, which is called under the lock and may throw, which ends the wait; see LongWait.
 template <class Ready, class What>
 void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const Patience& patience,
                 const Ready& ready, const What& what) {
-  const auto begin = Deadline::Clock::now();
-  const auto deadline = Deadline::after(patience.timeout);
-  const auto seconds = [&] {
-    return std::chrono::duration_cast<std::chrono::seconds>(Deadline::Clock::now() - begin).count();
-  };
-  bool told = !patience.tell;
+  LongWait wait(patience);
   while (!ready()) {
     const Deadline::Clock::duration slice = patience.check_interrupt ? kInterruptSlice : kSlow;
-    changed.wait_until(lock, deadline.slice(slice));
+    changed.wait_until(lock, wait.deadline().slice(slice));
     if (ready()) return;
     if (patience.check_interrupt) {
       lock.unlock();
       patience.check_interrupt();
       lock.lock();
     }
-    if (deadline.expired() && !ready()) {
-      throw TimeoutError(
-          str(patience.who, what(), ": no answer for ", seconds(), " s; raise timeout_s if it needs longer"));
-    }
-    if (!told && Deadline::Clock::now() - begin >= kSlow) {
-      told = true;
-      patience.tell(str(what(), ": no answer for ", seconds(), " s, still waiting"));
-    }
+    if (wait.expired() && ready()) return;
+    wait.check(what);
   }
 }
 

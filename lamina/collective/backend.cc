@@ -31,22 +31,26 @@ class StoreBoard : public shared_memory::Board {
     bytes.push_back('.');
     store_->set(prefix_ + key, bytes);
   }
-  std::string get(const std::string& key) override {
+  std::string get(const std::string& key, const std::function<void()>& check) override {
     while (!await(prefix_ + key)) {
       if (deadline_.expired()) throw base::TimeoutError(key + " is not there");
       if (check_interrupt_) check_interrupt_();
+      check();
     }
     const auto bytes = store_->get(prefix_ + key);
     return {bytes.begin(), bytes.end() - 1};
   }
 
  private:
-  // Waits a while.
+  // Waits a while. Stores have no common error for the end of a wait.
   bool await(const std::string& key) {
+    constexpr auto kWhile = std::chrono::milliseconds(500);
+    const auto over = base::Deadline::after(kWhile);
     try {
-      store_->wait({key}, std::chrono::seconds(1));
+      store_->wait({key}, kWhile);
       return true;
-    } catch (const c10::DistStoreError&) {
+    } catch (const c10::Error&) {
+      if (!over.expired()) throw;
       return false;
     }
   }
@@ -56,6 +60,16 @@ class StoreBoard : public shared_memory::Board {
   std::string prefix_;
   const base::Deadline deadline_;
 };
+
+// Waits until all members are connected by Gloo: one that closed its connections while others still make theirs would
+// take the group from those.
+void await_connected(const BackendOptions& options) {
+  const auto key = [](std::size_t member) { return base::str("connected/", member); };
+  options.store->set(key(options.rank), std::vector<std::uint8_t>{1});
+  std::vector<std::string> all;
+  for (std::size_t member = 0; member < options.members.size(); ++member) all.push_back(key(member));
+  options.store->wait(all, options.timeout);
+}
 
 }  // namespace
 
@@ -81,8 +95,10 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const BackendOptions& options) {
   if (!options.gloo_host.empty()) {
     gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.gloo_host));
   }
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(options.store, options.rank,
-                                                     static_cast<int>(options.members.size()), gloo);
+  const auto size = static_cast<int>(options.members.size());
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(options.store, options.rank, size, gloo);
+  await_connected(options);
+  return backend;
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const BackendOptions& options,

@@ -53,7 +53,7 @@ class C10dGroup : public Group {
     rank_ = static_cast<int>(own - membership_.members.begin());
   }
 
-  int size() const override { return static_cast<int>(membership_.members.size()); }
+  const std::vector<base::Rank>& members() const override { return membership_.members; }
   int rank() const override { return rank_; }
   bool stuck() const override { return *left_; }
 
@@ -79,6 +79,12 @@ class C10dGroup : public Group {
   void resume_at(std::int64_t number) override {
     leavable()->resume_at(static_cast<std::uint64_t>(number));
     if (links_.presence != nullptr) links_.presence->skip_to({membership_.name, membership_.members}, number);
+  }
+
+  bool shares_memory() const override { return memory_sharing() != nullptr; }
+  std::optional<shared_memory::Segment> share(std::size_t bytes, const Terms& terms) override {
+    if (!shares_memory()) return {};
+    return std::move(memory_sharing()->share(bytes, base::Deadline::after(terms.patience.timeout)).front());
   }
 
   Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) override {
@@ -192,6 +198,7 @@ class C10dGroup : public Group {
   }
 
   c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(c10::DeviceType::CPU); }
+  MemorySharing* memory_sharing() const { return dynamic_cast<MemorySharing*>(backend().get()); }
   Leavable* leavable() const { return dynamic_cast<Leavable*>(backend().get()); }
 
   static std::int64_t largest(const Tensors& tensors) {

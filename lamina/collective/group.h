@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "lamina/collective/work.h"
+#include "lamina/shared_memory/segment.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -27,7 +30,8 @@ class Group {
  public:
   virtual ~Group() = default;
 
-  virtual int size() const = 0;
+  virtual const std::vector<base::Rank>& members() const = 0;
+  int size() const { return static_cast<int>(members().size()); }
   virtual int rank() const = 0;  // the index of this one
 
   virtual Started all_reduce(at::Tensor tensor, Reduction reduction, Terms terms) = 0;
@@ -64,6 +68,12 @@ class Group {
   // Ends this member's collectives that have not ended. Returns how many it has begun.
   virtual std::int64_t abandon() { return 0; }
   virtual void resume_at(std::int64_t /*number*/) {}
+
+  // True where the backend can have memory in common, on all members.
+  virtual bool shares_memory() const { return false; }
+  // Collective: memory of `bytes` that all members have in common, all zero, its pages taken as they are touched; none
+  // where the backend has no such thing.
+  virtual std::optional<shared_memory::Segment> share(std::size_t /*bytes*/, const Terms& /*terms*/) { return {}; }
 
   // True once a wait has ended before its collective, and no loss of a member is to end that: the end of the group
   // would wait for it.

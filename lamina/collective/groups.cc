@@ -2,10 +2,12 @@
 #include "lamina/collective/groups.h"
 
 #include <algorithm>
+#include <ranges>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/hierarchical.h"
 
 namespace lamina::collective {
 
@@ -22,11 +24,51 @@ c10::intrusive_ptr<c10d::ProcessGroup> Groups::torchs(topology::Group axis, cons
   return made(axis, patience).torchs;
 }
 
+Group& Groups::by_levels(topology::Group axis, topology::Group within, topology::Group across,
+                         const base::Patience& patience) {
+  auto found = by_levels_.find(axis);
+  if (found == by_levels_.end()) {
+    const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(patience.timeout);
+    const Membership membership{base::str(topology::name(axis), " by levels"), topology_.members(axis, rank_), rank_};
+    Levels levels{torchs(within, patience), torchs(across, patience), torchs(axis, patience),
+                  agreed_limits(membership.members, patience), nullptr};
+    if (links_.transport != nullptr) {
+      levels.posted = std::make_shared<PostedGather>(*links_.transport, std::string(topology::name(across)),
+                                                     topology_.members(across, rank_));
+    }
+    found = by_levels_.emplace(axis, wrap(make_hierarchical(levels, timeout), membership, links_)).first;
+  }
+  return *found->second;
+}
+
+// All members send what is too large the same way.
+GatherLimits Groups::agreed_limits(const std::vector<base::Rank>& members, const base::Patience& patience) const {
+  const auto own = read_gather_limits(environment::process_environment());
+  const auto word = base::str(own.scratch_bytes, " and ", own.sort_bytes);
+  const auto words = links_.mailbox->all_gather(members, word, patience);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const auto other = words[i].as<std::string>();
+    if (other == word) continue;
+    throw base::DesyncError(base::str("SMDDP_AG_SCRATCH_BUFFER_SIZE_BYTES and SMDDP_AG_SORT_BUFFER_SIZE_BYTES are ",
+                                      word, " on rank ", rank_, " and ", other, " on rank ", members[i],
+                                      ": set them alike on all hosts"));
+  }
+  return own;
+}
+
 bool Groups::stuck() const {
-  return std::ranges::any_of(made_, [](const auto& each) { return each.second.group->stuck(); });
+  const auto one_is = [](const auto& group) { return group->stuck(); };
+  return stuck_ || std::ranges::any_of(by_levels_ | std::views::values, one_is) ||
+         std::ranges::any_of(made_, [](const auto& each) { return each.second.group->stuck(); });
 }
 
 void Groups::close() {
+  stuck_ = stuck();
+  for (auto& [axis, group] : by_levels_) {
+    if (group->stuck()) [[maybe_unused]]
+      const auto* kept = group.release();  // its end would wait
+  }
+  by_levels_.clear();
   made_.clear();
   make_ = nullptr;
 }

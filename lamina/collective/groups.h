@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "lamina/collective/gather_limits.h"
 #include "lamina/collective/group.h"
 #include "lamina/topology/topology.h"
 
@@ -29,6 +30,10 @@ class Groups {
   // for the members throw.
   Group& get(topology::Group axis, const base::Patience& patience);
   c10::intrusive_ptr<c10d::ProcessGroup> torchs(topology::Group axis, const base::Patience& patience);
+  // The group of `axis` whose collectives go by the levels `within` and `across`, which nobody else uses; it has those
+  // of make_hierarchical(). Throws base::DesyncError where the members' environments set other GatherLimits.
+  Group& by_levels(topology::Group axis, topology::Group within, topology::Group across,
+                   const base::Patience& patience);
 
   // True where the end of a group may wait for ever: see Group::stuck().
   bool stuck() const;
@@ -41,6 +46,7 @@ class Groups {
     std::unique_ptr<Group> group;
   };
   Made& made(topology::Group axis, base::Patience patience);
+  GatherLimits agreed_limits(const std::vector<base::Rank>& members, const base::Patience& patience) const;
 
   const topology::Topology& topology_;
   const base::Rank rank_;
@@ -48,6 +54,8 @@ class Groups {
   Make make_;
   std::mutex mutex_;
   std::map<topology::Group, Made> made_;  // under it
+  std::map<topology::Group, std::unique_ptr<Group>> by_levels_;
+  bool stuck_ = false;  // one of those that it has let go of
 };
 
 }  // namespace lamina::collective

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/shared_memory_backend.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/ivalue_inl.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -21,6 +24,10 @@ using shared_memory::Communicator;
 using shared_memory::Reduction;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// A wait for whoever sends looks so often before it sleeps between looks.
+constexpr int kLooks = 100;
+constexpr auto kPause = std::chrono::microseconds(200);
 
 // A kind of operation, as torch knows it and as its profiler and our messages name it.
 struct Kind {
@@ -45,11 +52,20 @@ constexpr Kind kBarrier{OpType::BARRIER, "lamina:barrier"};
 constexpr Kind kSend{OpType::SEND, "lamina:send"};
 constexpr Kind kReceive{OpType::RECV, "lamina:recv"};
 
+// True where the storage of a dense tensor holds all that its sizes reach: resize_(0) of a storage frees it.
+bool has_memory(const at::Tensor& tensor) {
+  const auto bytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
+  return tensor.storage().nbytes() >= bytes;
+}
+
 // A dense contiguous tensor that stands for another one: itself where it can.
 class Flat {
  public:
-  explicit Flat(at::Tensor tensor)
-      : tensor_(std::move(tensor)), flat_(tensor_.resolve_conj().resolve_neg().contiguous()) {}
+  explicit Flat(at::Tensor tensor) : tensor_(std::move(tensor)) {
+    if (!has_memory(tensor_)) throw base::UsageError("the storage of a tensor was freed before its collective ran");
+    flat_ = tensor_.resolve_conj().resolve_neg().contiguous();
+  }
 
   Buffer buffer() const {
     const auto dtype = value::dtype_of(flat_.scalar_type());
@@ -147,6 +163,7 @@ void require_dense(Kind kind, const at::Tensor& tensor) {
                      : !tensor.device().is_cpu()              ? "one of another device"
                      : tensor.layout() != at::kStrided        ? "a sparse one"
                      : !value::dtype_of(tensor.scalar_type()) ? "one of another dtype"
+                     : !has_memory(tensor)                    ? "one whose storage was freed"
                                                               : nullptr;
   if (what == nullptr) return;
   const auto given = tensor.defined() ? base::str(": ", tensor.scalar_type(), " on ", tensor.device().str()) : "";
@@ -165,7 +182,7 @@ const at::Tensor& only(Kind kind, const Tensors& tensors) {
   return tensors.front();
 }
 
-class SharedMemoryBackend : public c10d::Backend, public Leavable {
+class SharedMemoryBackend : public c10d::Backend, public Leavable, public MemorySharing {
  public:
   SharedMemoryBackend(shared_memory::Neighbours neighbours, std::chrono::milliseconds timeout,
                       std::function<void()> check_interrupt)
@@ -173,14 +190,45 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
         timeout_(timeout),
         check_interrupt_(std::move(check_interrupt)),
         group_(std::move(neighbours), base::Deadline::after(timeout)),
-        to_(size_),
-        from_(size_) {}
+        together_(std::make_shared<Lane>()),
+        to_(lanes(size_)),
+        from_(lanes(size_)),
+        from_any_(std::make_shared<Lane>()) {}
+
+  ~SharedMemoryBackend() override {
+    abort();
+    each_lane([](Lane& lane) { lane.close(); });
+  }
 
   const std::string getBackendName() const override { return "lamina"; }
   c10::intrusive_ptr<Options> getBackendOptions() override {
     return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
   }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  std::vector<shared_memory::Segment> share(std::size_t bytes, base::Deadline deadline) override {
+    return group_.share(bytes, deadline);
+  }
+
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+
+  // Any thread may call it, and alone. An ordinary tensor where the arena has no room.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    if (!options.device().is_cpu()) {
+      throw base::UsageError(base::str("lamina allocates tensors of the CPU, not on ", options.device().str()));
+    }
+    TORCH_CHECK_VALUE(size >= 0, "a tensor of ", size, " elements");
+    const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+    auto memory = group_.allocate(bytes);
+    if (!memory) return at::empty({size}, options);
+    auto* data = memory.get();
+    auto* owner = new std::shared_ptr<std::byte>(std::move(memory));
+    const auto release = [](void* owner) { delete static_cast<std::shared_ptr<std::byte>*>(owner); };
+    // A storage that is resized gets ordinary memory.
+    const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, {data, owner, release, at::kCPU},
+                               at::getCPUAllocator(), /*resizable=*/true);
+    return at::empty({0}, options).set_(storage, 0, {size});
+  }
 
   // Sums.
 
@@ -327,21 +375,32 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     const auto run = [this, tensor = only(kSend, tensors), to, tag](const Check& check) {
       group_.send(Flat(tensor).buffer(), to, tag, check);
     };
-    return start_on(to_[to], group_.to(to), kSend, tensors, timeout_, /*here=*/false, run);
+    return start_on(*to_[to], group_.to(to), kSend, tensors, timeout_, /*here=*/false, run);
   }
 
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     require_other(kReceive, from);
-    const auto run = [this, tensor = only(kReceive, tensors), from, tag](const Check& check) {
-      const Flat flat(tensor);
-      group_.receive(flat.buffer(), from, tag, check);
-      flat.put_back();
-    };
-    return start_on(from_[from], group_.from(from), kReceive, tensors, timeout_, /*here=*/false, run);
+    const auto tensor = only(kReceive, tensors);
+    // Behind a receipt from whoever sends, which may be this member.
+    if (!from_any_->idle()) {
+      const auto run = [this, tensor, from, tag](const Check& check) { receive_now(tensor, from, tag, check); };
+      return queue(*from_any_, work_for(kReceive, tensors, timeout_, /*synchronous=*/false, run), /*here=*/false);
+    }
+    return start_on(*from_[from], group_.from(from), kReceive, tensors, timeout_, /*here=*/false,
+                    receipt(tensor, from, tag));
   }
 
-  WorkPtr recvAnysource(Tensors& /*tensors*/, int /*tag*/) override {
-    throw base::UsageError(base::str(kReceive.name, " needs to know from whom: give src"));
+  // The first that another member sends, but for those of which receipts wait already.
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    const auto source = std::make_shared<std::atomic<LaneWork*>>(nullptr);
+    const auto run = [this, tensor = only(kReceive, tensors), tag, source](const Check& check) {
+      const int from = first_to_send(check);
+      source->load()->set_source(from);
+      receive_now(tensor, from, tag, check);
+    };
+    auto work = work_for(kReceive, tensors, timeout_, /*synchronous=*/false, run);
+    *source = work.get();
+    return queue(*from_any_, std::move(work), /*here=*/false);
   }
 
   // Operations that are one work together.
@@ -363,21 +422,33 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   void setSequenceNumberForGroup() override {}
 
   void abort() override {
-    together_.abort();
-    for (auto& lane : to_) lane.abort();
-    for (auto& lane : from_) lane.abort();
+    each_lane([](Lane& lane) { lane.abort(); });
+  }
+
+  // As torch's own backends do, it ends what others may still need this member for; each operation has its time-out. A
+  // receipt that nobody has waited for is for nobody.
+  void shutdown() override {
+    try {
+      together_->drain(check_interrupt_);
+      for (const auto& lane : to_) lane->drain(check_interrupt_);
+    } catch (...) {
+      abort();
+      throw;
+    }
+    from_any_->abort();
+    for (const auto& lane : from_) lane->abort();
   }
 
   std::uint64_t begun() override {
-    together_.drain();
+    together_->drain();
     return group_.together().begun();
   }
   std::uint64_t abandon() override {
-    together_.abort();
+    together_->abort();
     return begun();
   }
   void resume_at(std::uint64_t number) override {
-    together_.drain();
+    together_->drain();
     group_.together().skip_to(number);
   }
 
@@ -386,8 +457,23 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
     ++started_;
     const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
-    return start_on(together_, group_.together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
+    return start_on(*together_, group_.together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
                     std::move(run));
+  }
+
+  static std::vector<std::shared_ptr<Lane>> lanes(int count) {
+    std::vector<std::shared_ptr<Lane>> lanes(count);
+    for (auto& lane : lanes) lane = std::make_shared<Lane>();
+    return lanes;
+  }
+
+  template <class Call>
+  void each_lane(const Call& call) {
+    call(*together_);
+    call(*from_any_);  // which runs what is in the others
+    for (const auto* lanes : {&to_, &from_}) {
+      for (const auto& lane : *lanes) call(*lane);
+    }
   }
 
   // Each work is one operation of `exchange`, however it ends: what fails before that has begun gives it up.
@@ -397,14 +483,29 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     const auto once = [&exchange, kind, run = std::move(run)](const Check& check) {
       const auto number = exchange.begun();
       try {
+        check({});  // it may be over before it begins
         run(check);
       } catch (const std::exception& error) {
         if (exchange.begun() == number) exchange.leave_out(kind.name, error.what());
         throw;
       }
     };
-    auto work = c10::make_intrusive<LaneWork>(
-        LaneOperation{kind.type, kind.name, std::move(results), timeout, /*synchronous=*/here, check_interrupt_, once});
+    return queue(lane, work_for(kind, std::move(results), timeout, /*synchronous=*/here, once), here);
+  }
+
+  LaneWorkPtr work_for(Kind kind, Tensors results, std::chrono::milliseconds timeout, bool synchronous,
+                       std::function<void(const Check& check)> run) const {
+    return c10::make_intrusive<LaneWork>(LaneOperation{kind.type, kind.name, std::move(results), timeout, synchronous,
+                                                       check_interrupt_, std::move(run)});
+  }
+
+  // For torch's profiler a work ends with this call: the profiler may end before the work, and takes with it what an
+  // end in another thread would write to.
+  WorkPtr queue(Lane& lane, LaneWorkPtr work, bool here) {
+    at::RecordFunction record(at::RecordScope::USER_SCOPE);
+    const auto results = record.isActive() ? work->result() : Tensors();
+    const std::vector<c10::IValue> recorded(results.begin(), results.end());
+    if (record.isActive()) record.before(work->name(), &recorded);
     {
       const std::lock_guard guard(coalescing_);
       if (coalesced_) {
@@ -415,6 +516,41 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
     }
     lane.run(work, here);
     return work;
+  }
+
+  std::function<void(const Check& check)> receipt(const at::Tensor& tensor, int from, int tag) {
+    return [this, tensor, from, tag](const Check& check) {
+      const Flat flat(tensor);
+      group_.receive(flat.buffer(), from, tag, check);
+      flat.put_back();
+    };
+  }
+
+  // In the thread of `from_any_`: a receipt in its turn.
+  void receive_now(const at::Tensor& tensor, int from, int tag, const Check& check) {
+    const auto run = receipt(tensor, from, tag);
+    start_on(*from_[from], group_.from(from), kReceive, {}, timeout_, /*here=*/true, [&](const Check& /*own*/) {
+      run(check);
+    })->wait();
+  }
+
+  int first_to_send(const Check& check) {
+    for (int look = 0;; ++look) {
+      bool all_lost = true;
+      for (int member = 0; member < size_; ++member) {
+        if (member == rank_) continue;
+        const bool lost = group_.lost(member);
+        if (from_[member]->idle() && group_.offers(member)) return member;
+        all_lost = all_lost && lost;
+      }
+      if (all_lost) throw base::PeerError("all other members have closed the group, or their processes have ended");
+      check("one of the others");
+      if (look < kLooks) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(kPause);
+      }
+    }
   }
 
   WorkPtr all_reduce_each(Kind kind, const Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -546,8 +682,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable {
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::function<void()> check_interrupt_;
   Communicator group_;
-  Lane together_;                // of the collectives
-  std::vector<Lane> to_, from_;  // by member
+  const std::shared_ptr<Lane> together_;                // of the collectives
+  const std::vector<std::shared_ptr<Lane>> to_, from_;  // by member
+  const std::shared_ptr<Lane> from_any_;
   std::atomic<std::uint64_t> started_ = 0;
   std::mutex coalescing_;
   std::optional<std::vector<WorkPtr>> coalesced_;  // under it: works that have not ended well

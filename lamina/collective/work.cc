@@ -223,10 +223,7 @@ class C10dWork : public Work {
 
   std::string waits_for() const {
     if (links_.presence == nullptr) return what();
-    const auto absent = links_.presence->absent(options_.group, number_);
-    return absent.empty() ? what()
-                          : base::str(what(), " without ", base::name_ranks(absent),
-                                      absent.size() == 1 ? ", which has" : ", which have", " not come");
+    return what() + base::without(links_.presence->absent(options_.group, number_));
   }
 
   C10dWorkOptions options_;

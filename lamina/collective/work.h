@@ -47,6 +47,7 @@ struct JobLinks {
   messaging::Mailbox* mailbox = nullptr;    // who is lost
   messaging::Presence* presence = nullptr;  // who has come
   observe::Recorder* recorder = nullptr;
+  transport::Transport* transport = nullptr;  // for gathers between hosts; nullptr: torch's groups do them
   // Runs a wait of this thread; in a step without what others need meanwhile. Empty: just runs it.
   std::function<void(const std::function<void()>& wait)> around_wait;
   // Throws base::CancelledError in a thread of a step that has ended. Empty: nothing ends early.

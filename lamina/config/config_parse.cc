@@ -68,6 +68,7 @@ void check_exclusive(const Config& config, bool Config::* a, bool Config::* b, s
 void check_between_keys(const Config& config, Problems& problems) {
   check_default_partition(config, problems);
   check_needs_ddp(config, "tensor_parallel_degree", config.tensor_parallel_degree > 1, problems);
+  check_needs_ddp(config, "sharded_data_parallel_degree", config.sharded_data_parallel_degree > 1, problems);
   check_needs_ddp(config, "ddp_port", config.ddp_port.has_value(), problems);
   check_needs_ddp(config, "ddp_dist_backend", config.ddp_dist_backend.has_value(), problems);
   check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
@@ -115,6 +116,11 @@ ParsedConfig parse_config(const ConfigInput& input) {
   if (!input.several) parsed.config = for_one_process(parsed.config, parsed.warnings);
   check_between_keys(parsed.config, problems);
   problems.raise(source);
+  if (parsed.config.shard_optimizer_state && parsed.config.sharded_data_parallel_degree > 1) {
+    parsed.warnings.push_back(
+        "shard_optimizer_state is redundant: with sharded_data_parallel_degree the states of optimizers are sharded "
+        "with their parameters");
+  }
   if (!read.enabled) {
     parsed = {Config{}, {"\"enabled\" is false: the parameters beside it were checked but are not used"}};
   }
@@ -166,9 +172,9 @@ void require_available(const Config& config, int replicas) {
   check.missing(&Config::fp16, "fp16");
   check.missing(&Config::bf16, "bf16");
   check.missing(&Config::fp16_params, "fp16_params");
-  check.missing(complete.shard_optimizer_state && replicas > 1, "shard_optimizer_state", "leave it at false");
-  check.missing(&Config::offload_activations, "offload_activations");
-  check.missing(complete.sharded_data_parallel_degree > 1, "sharded_data_parallel_degree", "leave it at 1");
+  const bool sharded = complete.sharded_data_parallel_degree > 1;  // and with that the states
+  check.missing(complete.shard_optimizer_state && replicas > 1 && !sharded, "shard_optimizer_state",
+                "leave it at false");
   check.missing(&Config::xla, "xla");
   check.missing(&Config::fork, "fork");
   check.raise();

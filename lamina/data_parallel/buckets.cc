@@ -46,11 +46,14 @@ void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tens
   });
 }
 
-void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters,
+void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters, Gradients how,
              const std::function<bool(const at::Tensor& parameter)>& wanted) {
   each_part(bucket, parameters, [&](at::Tensor parameter, const at::Tensor& part) {
     if (!wanted(parameter)) return;
-    if (auto& gradient = parameter.mutable_grad(); gradient.defined()) {
+    auto& gradient = parameter.mutable_grad();
+    if (how == Gradients::kViews) {
+      gradient = part.detach();
+    } else if (gradient.defined()) {
       gradient.copy_(part);
     } else {
       gradient = part.clone();
@@ -111,7 +114,7 @@ void Buckets::reduce(std::span<const NamedTensor> parameters, const std::vector<
       throw base::UsageError("a communication hook must return a tensor of the bucket's size and type",
                              base::Code{"replica-hook"});
     }
-    scatter(reduced, bucket.parameters, [](const at::Tensor&) { return true; });
+    scatter(reduced, bucket.parameters, how_, [](const at::Tensor&) { return true; });
   }
 }
 

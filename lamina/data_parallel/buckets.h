@@ -28,8 +28,10 @@ std::int64_t elements(const std::vector<at::Tensor>& parameters);  // of all of 
 // Copies the gradients of parameters, one after the other, to a bucket's memory; zero where one is undefined.
 void gather(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters,
             const at::Tensor& bucket);
-// The other way; a parameter without a gradient gets one. `wanted`: which of them.
-void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters,
+// The other way; a parameter without a gradient gets one. `wanted`: which of them. Gradients are copied to where
+// autograd has put them, or become views of the bucket's memory, which is theirs from then on.
+enum class Gradients : std::uint8_t { kCopied, kViews };
+void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters, Gradients how,
              const std::function<bool(const at::Tensor& parameter)>& wanted);
 // Begins the mean of a bucket over the replicas, in its place.
 collective::Started begin_mean(const at::Tensor& bucket, collective::Group& replicas, int divisor,
@@ -44,10 +46,12 @@ Reduce mean_over(collective::Group& replicas, int divisor, collective::Terms ter
 // [Note: buckets] Gradients travel in buckets of about `bucket_bytes`, in the order of the parameters, which is one on
 // all replicas. Each is copied once into its bucket's memory and once back: a gradient is the user's, who may keep it,
 // set it to None or give it any strides, so it lies where autograd has put it. The memory stays from one reduction to
-// the next, and buckets of one type on one device take turns in it: it is as large as the largest of them.
+// the next, and buckets of one type on one device take turns in it: it is as large as the largest of them. Where
+// gradients become views of their bucket there is no copy back, and each bucket has memory of its own.
 class Buckets {
  public:
-  explicit Buckets(std::int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
+  explicit Buckets(std::int64_t bucket_bytes, Gradients how = Gradients::kCopied)
+      : bucket_bytes_(bucket_bytes), how_(how) {}
 
   // Collective over the replicas, which have agreed on the parameters and on those that have gradients, `present`: the
   // gradient of each of these becomes what `reduce` makes of it. One that this replica lacks counts as zero; the others
@@ -62,6 +66,7 @@ class Buckets {
   at::Tensor memory(const std::vector<at::Tensor>& parameters);
 
   const std::int64_t bucket_bytes_;
+  const Gradients how_;
   std::map<Kind, at::Tensor> memory_;
 };
 

@@ -2,12 +2,11 @@
 #include "lamina/data_parallel/early_buckets.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-
-#include "lamina/data_parallel/buckets.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -96,7 +95,9 @@ void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>
     if (!bucket.work) continue;
     bucket.work->wait();
     bucket.work.reset();
-    scatter(bucket.memory, bucket.parameters, wanted);
+    scatter(bucket.memory, bucket.parameters, how_, wanted);
+    const c10::InferenceMode outlives_it(false);
+    if (how_ == Gradients::kViews) bucket.memory = at::empty_like(bucket.memory);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "lamina/collective/group.h"
 #include "lamina/data_parallel/agreement.h"
+#include "lamina/data_parallel/buckets.h"
 
 // [Note: overlap] The reduction of a bucket starts inside the backward, as soon as its parameters have got as many
 // gradients as in the pass before: calls are dynamic, so nobody knows the last one. Buckets start in one order on all
@@ -22,7 +23,8 @@ namespace lamina::data_parallel {
 
 class EarlyBuckets {
  public:
-  explicit EarlyBuckets(std::int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
+  explicit EarlyBuckets(std::int64_t bucket_bytes, Gradients how = Gradients::kCopied)
+      : bucket_bytes_(bucket_bytes), how_(how) {}
 
   // Before a pass that ends with a reduction: from now on complete buckets start. `replicas` outlives the pass.
   void arm(collective::Group& replicas, int divisor, collective::Terms terms);
@@ -65,6 +67,7 @@ class EarlyBuckets {
   void start(Bucket& bucket);
 
   const std::int64_t bucket_bytes_;
+  const Gradients how_;
   mutable std::mutex mutex_;
   std::optional<Target> target_;  // while armed
   std::vector<Bucket> buckets_;

@@ -118,9 +118,7 @@ void Passes::hear() {
     }
   };
   mailbox_.hear(std::move(awaited), channel_, patience, take, [this](std::span<const base::Rank> missing) {
-    return missing.empty() ? purpose()
-                           : base::str(purpose(), " without ", base::name_ranks({missing.begin(), missing.end()}),
-                                       missing.size() == 1 ? ", which has" : ", which have", " not come");
+    return purpose() + base::without({missing.begin(), missing.end()});
   });
 }
 

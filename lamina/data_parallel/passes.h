@@ -32,6 +32,9 @@ class Passes {
   Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, base::Patience patience,
          std::shared_ptr<value::Failures> failures);
 
+  // The number of the pass that comes next.
+  std::int64_t number() const { return number_; }
+
   // The model was called in training, which a pass is to follow. Where replicas come to a pass with different numbers
   // of calls since the one before, a warning says so, once: one of them has left out a part of its loop.
   void note_call() { ++calls_; }

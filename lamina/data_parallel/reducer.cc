@@ -2,7 +2,10 @@
 #include "lamina/data_parallel/reducer.h"
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <numeric>
@@ -13,6 +16,7 @@
 #include "lamina/data_parallel/agreement.h"
 #include "lamina/data_parallel/buffers.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/value/reference_tensor.h"
 
 namespace lamina::data_parallel {
 namespace {
@@ -59,14 +63,25 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       parts_(std::move(parts)),
       everyone_(first_numbers(replicas.size())),
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
-      buckets_(options.bucket_bytes),
-      early_(options.bucket_bytes),
+      buckets_(options.bucket_bytes, options.gradients),
+      early_(options.bucket_bytes, options.gradients),
       present_(everyone_) {}
+
+Reducer::~Reducer() = default;
 
 void Reducer::set_hook(Reduce hook) {
   if (hooked()) throw base::UsageError("register_comm_hook() is called once");
+  require_unsharded("register_comm_hook()");
   early_.forget();
   hook_ = std::move(hook);
+}
+
+void Reducer::require_unsharded(const char* what) const {
+  if (!sharded_) return;
+  throw base::UsageError(base::str(what,
+                                   " with sharded_data_parallel_degree: gradients of sharded parameters are those "
+                                   "of all ranks, whose optimizers step together"),
+                         base::Code{"shard-not-with"});
 }
 
 // Passes.
@@ -115,11 +130,47 @@ void Reducer::run_backward(const std::function<void()>& run) {
   }
 }
 
+// Backwards.
+
+void Reducer::watch(std::span<const at::Tensor> parameters) {
+  watching_ = std::make_shared<Reducer*>(this);
+  watched_.clear();
+  for (at::Tensor parameter : parameters) {
+    if (!parameter.is_floating_point() && !parameter.is_complex()) continue;
+    const bool frozen = !parameter.requires_grad();
+    parameter.requires_grad_(true);  // for a hook; one that is frozen now may be trained later
+    const auto notice = [watching = std::weak_ptr(watching_), parameter](const auto& outputs, const auto& /*inputs*/) {
+      const auto reducer = watching.lock();
+      if (reducer && (*reducer)->note_gradient(parameter)) (*reducer)->call_at_end_of_backward();
+      return outputs;
+    };
+    watched_.push_back(torch::autograd::impl::grad_accumulator(parameter));
+    watched_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(notice));
+    if (frozen) parameter.requires_grad_(false);
+  }
+}
+
+void Reducer::await_backward() {
+  if (!watching_) watch({});
+  if (note_backward()) call_at_end_of_backward();
+}
+
+void Reducer::call_at_end_of_backward() {
+  torch::autograd::Engine::get_default_engine().queue_callback([watching = std::weak_ptr(watching_)] {
+    const auto reducer = watching.lock();
+    if (reducer) value::for_user([&] { (*reducer)->end_backward(); });
+  });
+}
+
 bool Reducer::note_backward() { return !in_step_ && !runtime::in_step() && !awaiting_.exchange(true); }
 
 bool Reducer::note_gradient(const at::Tensor& parameter) {
   passed_ = true;
-  early_.note(parameter);
+  if (sharded_ && sharded_->has(parameter)) {
+    sharded_->note(parameter, passes_.number());
+  } else {
+    early_.note(parameter);
+  }
   return note_backward();
 }
 
@@ -176,10 +227,13 @@ void Reducer::fail_pass(const std::exception_ptr& error) {
 void Reducer::leave_pass() {
   if (apart_) collectives_ = apart_->abandon();
   early_.forget();
+  if (sharded_) sharded_->abandon();
 }
 
 void Reducer::reduce_nth(const std::vector<int>& present) {
-  if (++done_ % options_.passes_per_reduction == 0) together([&] { reduce(present); });
+  const bool reduces = ++done_ % options_.passes_per_reduction == 0;
+  if (reduces) together([&] { reduce(present); });
+  if (sharded_) together([&] { sharded_->reduce(passes_.number() - 1, reduces, passes_.patience()); });
   begin_pass();
 }
 
@@ -244,6 +298,7 @@ void Reducer::together(const std::function<void()>& compute) {
 // Joins.
 
 void Reducer::begin_join(bool by_everyone, bool throws) {
+  require_unsharded("join()");
   by_everyone_ = by_everyone;
   throws_ = throws;
   present_ = everyone_;

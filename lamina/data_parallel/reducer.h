@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -15,6 +17,7 @@
 #include "lamina/data_parallel/early_buckets.h"
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
+#include "lamina/data_parallel/sharded_gradients.h"
 #include "lamina/pipeline/job.h"
 
 // [Note: backward pass] A backward pass is one call of a step function in which a backward was called, or, outside step
@@ -28,6 +31,10 @@
 //
 // [Note: join] Replicas may run out of data at different times. In a join one that has left the loop meets the others
 // on, with no gradients of its own, until all have left.
+namespace torch::autograd {
+struct Node;
+}
+
 namespace lamina::data_parallel {
 
 struct ReducerOptions {
@@ -35,6 +42,7 @@ struct ReducerOptions {
   std::int64_t bucket_bytes = 25 << 20;
   bool broadcast_buffers = true;  // those of the first replica that trains, after each reduction
   bool overlap = true;            // see [Note: overlap]
+  Gradients gradients = Gradients::kCopied;
 };
 
 // The gradients and buffers of one replica's part of a model, and those of the same part on the other replicas. A face
@@ -46,17 +54,21 @@ class Reducer {
   using Replicas = std::function<collective::Group&(const base::Patience&)>;
   // Parts of the model and of the job that it works with.
   struct Parts {
-    Tensors parameters,  // of this rank's part, as they are now,
+    Tensors parameters,  // of this rank's part that are not sharded, as they are now,
         buffers;         // in one order on all replicas
     Replicas group;
   };
 
   Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vector<base::Rank> replicas,
           base::Patience patience, std::shared_ptr<value::Failures> failures, Parts parts);
+  ~Reducer();
 
   // From now on `hook` makes of a bucket's gradients what they become. Throws base::UsageError the second time.
   void set_hook(Reduce hook);
   bool hooked() const { return hook_ != nullptr; }
+
+  // Before the first pass: has the gradients of other parameters reduced by these.
+  void set_sharded(std::shared_ptr<ShardedGradients> sharded) { sharded_ = std::move(sharded); }
 
   // Runs a step of the model by `run`, and ends the pass if it is one: collective over the replicas. `training`: the
   // mode of the model. Throws what `run` throws, and what a replica has failed with.
@@ -67,8 +79,14 @@ class Reducer {
   void note_call(bool training);
   // Runs a backward of the model's own.
   void run_backward(const std::function<void()>& run);
-  // A backward has reached the model's output, or has accumulated a gradient of this parameter. True where the face is
-  // to have the end of this backward call end_backward().
+  // From now on, until the next time, gradients that come to these parameters are noticed, and the end of the backward
+  // that they come in.
+  void watch(std::span<const at::Tensor> parameters);
+  // A backward has reached the model's output: its end is noticed.
+  void await_backward();
+
+  // The parts of that. A backward has reached the model's output, or has accumulated a gradient of this parameter. True
+  // where its end is to call end_backward().
   bool note_backward();
   bool note_gradient(const at::Tensor& parameter);
 
@@ -85,6 +103,7 @@ class Reducer {
   bool stuck() const { return stuck_; }
 
  private:
+  void require_unsharded(const char* what) const;
   void begin_step(bool training);
   void finish_pass();
   std::vector<int> meet(bool trains);
@@ -101,6 +120,8 @@ class Reducer {
   void count_call(bool training);
   void fail_unseen_backward();  // the one before this, if it did not end
 
+  void call_at_end_of_backward();
+
   const ReducerOptions options_;
   const Parts parts_;
   const std::vector<int> everyone_;
@@ -112,9 +133,12 @@ class Reducer {
   bool joining_ = false;
   std::int64_t collectives_ = 0;  // that this replica had begun there before this pass
   Reduce hook_;
-  bool by_everyone_ = true, throws_ = false;  // of a join
-  std::vector<int> present_;                  // those that trained in the latest pass that any trained in
-  std::int64_t done_ = 0;                     // passes
+  std::shared_ptr<ShardedGradients> sharded_;                       // where there are any
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> watched_;  // ends of gradients, with hooks that ask for
+  std::shared_ptr<Reducer*> watching_;                              // this, which may be gone
+  bool by_everyone_ = true, throws_ = false;                        // of a join
+  std::vector<int> present_;  // those that trained in the latest pass that any trained in
+  std::int64_t done_ = 0;     // passes
   bool stuck_ = false;
   bool trains_ = false;  // the step was entered with gradients
   std::atomic<bool> in_step_ = false;

@@ -64,7 +64,7 @@ class DistributedModel {
   // As torch's; zero_grad() on every rank, and not inside a step.
   void zero_grad(bool set_to_none = true) {
     frontend::everywhere("zero_grad()");
-    root_->zero_grad(set_to_none);
+    model_->zero_grad(set_to_none);
   }
   void train(bool on = true) { root_->train(on); }
   void eval() { root_->eval(); }
@@ -123,7 +123,7 @@ class DistributedModel {
   std::vector<std::pair<std::string, at::Tensor>> local(const std::vector<frontend::Held>& all) const {
     std::vector<std::pair<std::string, at::Tensor>> mine;
     for (const auto& held : all) {
-      if (model_->table().whole_here(held.tensor)) mine.emplace_back(held.name, held.tensor);
+      if (model_->table().is_here(held.tensor)) mine.emplace_back(held.name, held.tensor);
     }
     return mine;
   }

@@ -9,6 +9,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
 #include "lamina/model/values.h"
+#include "lamina/session/sharding.h"
 #include "lamina/value/released.h"
 
 namespace lamina::frontend {
@@ -53,8 +54,7 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
       options_(options),
       tree_(std::move(root), !job_.session->config().auto_partition),
       backwards_(job_.session->job(),
-                 options.average_grads_across_microbatches ? job_.session->config().microbatches : 1),
-      noticed_(std::make_shared<const Notice>([this](const at::Tensor& parameter) { note_gradient(parameter); })) {
+                 options.average_grads_across_microbatches ? job_.session->config().microbatches : 1) {
   if (job_.model != nullptr) {
     throw base::UsageError("there is a DistributedModel already: a job has one; call shutdown() to begin another job",
                            base::Code{"model-twice"});
@@ -109,8 +109,7 @@ void Model::cut(const std::optional<Example>& example) {
   table_ = make_table();
   give_values();
   for (const auto& weak : job_.callbacks) {
-    if (const auto callback = weak.lock())
-      (*callback)([this](const at::Tensor& tensor) { return table_->whole_here(tensor); });
+    if (const auto callback = weak.lock()) (*callback)([this](const at::Tensor& tensor) { return held_here(tensor); });
   }
   if (job_.pipelined()) keep_order();
   watch();
@@ -149,6 +148,7 @@ model::ParameterTable Model::make_table() const {
   };
   add(tree_.parameters(), false);
   add(tree_.buffers(), true);
+  session::mark_shards(*job_.session, rows);
   return {std::move(rows), job_.session->partition(), topology.size(Group::kPp)};
 }
 
@@ -162,7 +162,10 @@ void Model::give_values() {
                      "set_partition. What concerns all parameters, such as an average or a penalty, is done between "
                      "steps: local_parameters() has those that are here, state_dict() all values on every rank");
   };
-  model::give_values(table(), session.members(Group::kWorld), session.mailbox(), session.patience(), {nullptr, why});
+  std::vector<std::string> modules;
+  for (const auto& node : tree_.nodes()) modules.push_back(node.name);
+  sharding_ = session::give_values(session, table(), modules, {nullptr, why});
+  if (sharding_ && reducer_) reducer_->set_sharded(sharding_);
 }
 
 }  // namespace lamina::frontend

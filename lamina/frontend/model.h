@@ -19,6 +19,7 @@
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/job.h"
+#include "lamina/sharding/sharding.h"
 
 namespace lamina {
 
@@ -32,6 +33,7 @@ struct ModelOptions {
   double bucket_cap_mb = 25;
   bool broadcast_buffers = true;
   bool overlapping_allreduce = true;
+  bool gradient_as_bucket_view = false;  // averaged gradients are views of the memory in which they travelled
 };
 
 // Makes of a bucket what its gradients become: one tensor of their size and type. See data_parallel/buckets.h.
@@ -69,6 +71,10 @@ class Model {
   bool partitioned() const { return table_.has_value(); }
   // Throw base::UsageError before the model is partitioned.
   const model::ParameterTable& table() const;
+  // See HeldHere.
+  at::Tensor held_here(const at::Tensor& parameter) const;
+  sharding::Sharding* sharding() const { return sharding_.get(); }  // nullptr where nothing is sharded
+  void zero_grad(bool set_to_none);
   const std::string& report() const;
 
   // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
@@ -103,9 +109,10 @@ class Model {
   // Replicas: see [Note: backward pass].
   void make_reducer();
   void watch();  // from now on a backward is noticed by the gradients that it leaves
-  void note_gradient(const at::Tensor& parameter);
   bool training() const;
-  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
+  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are whole here
+  std::shared_ptr<void> whole_values() const;
+  at::Tensor detached(const at::Tensor& tensor) const;
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
 
   Current& job_;
@@ -118,9 +125,7 @@ class Model {
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
   std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
-  using Notice = std::function<void(const at::Tensor& parameter)>;
-  std::shared_ptr<const Notice> noticed_;                                // for hooks that may outlive this
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators_;  // that have those hooks
+  std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded
 };
 
 // Makes it the job's.

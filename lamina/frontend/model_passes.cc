@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include "lamina/frontend/current.h"
@@ -20,7 +17,8 @@ void Model::make_reducer() {
   reducer_ = std::make_unique<data_parallel::Reducer>(
       data_parallel::ReducerOptions{
           options_.backward_passes_per_step, static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
-          options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server},
+          options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server,
+          options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied},
       session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own(tree_.parameters()); }, [this] { return own(tree_.buffers()); },
                                     group});
@@ -28,26 +26,11 @@ void Model::make_reducer() {
 
 void Model::watch() {
   if (!reducer_) return;
-  accumulators_.clear();
-  for (auto& [name, parameter] : own(tree_.parameters())) {
-    if (!parameter.is_floating_point() && !parameter.is_complex()) continue;
-    const bool frozen = !parameter.requires_grad();
-    parameter.requires_grad_(true);  // for a hook; one that is frozen now may be trained later
-    const auto notice = [noticed = std::weak_ptr(noticed_), parameter](const auto& outputs, const auto& /*inputs*/) {
-      if (const auto noticed_now = noticed.lock()) (*noticed_now)(parameter);
-      return outputs;
-    };
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
-    accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(notice));
-    if (frozen) parameter.requires_grad_(false);
+  std::vector<at::Tensor> parameters;
+  for (const auto& held : tree_.parameters()) {
+    if (table().is_here(held.tensor)) parameters.push_back(held.tensor);
   }
-}
-
-void Model::note_gradient(const at::Tensor& parameter) {
-  if (!reducer_->note_gradient(parameter)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([noticed = std::weak_ptr(noticed_), this] {
-    if (noticed.lock() && has_current() && current().model.get() == this) reducer_->end_backward();
-  });
+  reducer_->watch(parameters);
 }
 
 void Model::register_comm_hook(CommHook hook) {

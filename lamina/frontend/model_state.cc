@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +26,11 @@ at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) 
 at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& patience) {
   auto& session = *job_.session;
   std::vector<model::Measured> gradients;
-  for (const auto& held : tree_.parameters()) gradients.emplace_back(held.tensor, held.tensor.grad());
+  for (const auto& held : tree_.parameters()) {
+    const auto own = held_here(held.tensor);
+    gradients.emplace_back(held.tensor, own.defined() ? own.grad() : at::Tensor());
+  }
+  if (sharding_) gradients = sharding_->measured(std::move(gradients), norm_type);
   const auto norms =
       model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.mailbox(), patience);
   return norms.empty() ? at::zeros({}) : at::linalg_vector_norm(at::stack(norms), norm_type);
@@ -35,23 +40,54 @@ at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::s
   const at::NoGradGuard no_grad;
   const at::Tensor total = norm_of_gradients(norm_type, patience(*job_.session, "clip_grad_norm_()", site));
   const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
-  for (const auto& [name, parameter] : own(tree_.parameters())) {
-    if (parameter.grad().defined()) parameter.grad().mul_(factor);
+  for (const auto& held : tree_.parameters()) {
+    const auto own = held_here(held.tensor);
+    if (own.defined() && own.grad().defined()) own.grad().mul_(factor);
   }
   return total;
+}
+
+at::Tensor Model::held_here(const at::Tensor& parameter) const {
+  if (!table().is_here(parameter)) return {};
+  const auto number = sharding_ ? sharding_->find(parameter) : std::nullopt;
+  return number ? sharding_->shard(*number) : parameter;
+}
+
+void Model::zero_grad(bool set_to_none) {
+  tree_.root()->zero_grad(set_to_none);
+  if (!sharding_) return;
+  for (std::size_t i = 0; i < sharding_->size(); ++i) sharding_->zero_grad(i, set_to_none);
+}
+
+// Holds the whole values of all sharded parameters while it lives.
+std::shared_ptr<void> Model::whole_values() const {
+  if (!sharding_) return nullptr;
+  for (std::size_t i = 0; i < sharding_->size(); ++i) sharding_->values()->hold(i);
+  return {nullptr, [sharding = sharding_](void*) {
+            for (std::size_t i = 0; i < sharding->size(); ++i) sharding->values()->let_go(i);
+          }};
+}
+
+// Without its history, and in memory that stays.
+at::Tensor Model::detached(const at::Tensor& tensor) const {
+  const bool shared = sharding_ && sharding_->find(tensor);
+  return shared ? tensor.detach().clone() : tensor.detach();
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_location& site) {
   auto& session = *job_.session;
   std::vector<std::pair<std::string, at::Tensor>> state = tree_.named();
+  const auto whole = whole_values();
   if (!job_.pipelined() || !partitioned()) {
-    for (auto& [name, tensor] : state) tensor = tensor.detach();
+    for (auto& [name, tensor] : state) tensor = detached(tensor);
     return state;
   }
   const auto tensors =
       model::gather(table(), session.members(Group::kPp), session.mailbox(), patience(session, "state_dict()", site));
   std::map<const void*, at::Tensor> values;
-  for (std::size_t i = 0; i < tensors.size(); ++i) values[table().all()[i].tensor.unsafeGetTensorImpl()] = tensors[i];
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    values[table().all()[i].tensor.unsafeGetTensorImpl()] = detached(tensors[i]);
+  }
   for (auto& [name, tensor] : state) tensor = values.at(tensor.unsafeGetTensorImpl());
   return state;
 }
@@ -73,9 +109,15 @@ void Model::load(const std::map<std::string, at::Tensor>& state) {
   }
   if (!wrong.empty()) throw base::UsageError("load_state_dict(): the state is not this model's:" + wrong);
   const at::NoGradGuard no_grad;
+  if (sharding_) sharding_->before_update();
   for (auto [name, tensor] : tree_.named()) {
-    if (!value::is_released(tensor)) tensor.copy_(state.at(name));
+    if (const auto number = sharding_ ? sharding_->find(tensor) : std::nullopt) {
+      sharding_->write_back(*number, state.at(name));
+    } else if (!value::is_released(tensor)) {
+      tensor.copy_(state.at(name));
+    }
   }
+  if (sharding_) sharding_->after_update();
 }
 
 }  // namespace lamina::frontend

@@ -9,8 +9,10 @@
 
 namespace lamina::frontend {
 
-using Owns = std::function<bool(const at::Tensor& parameter)>;  // whether this rank does
-using PartitionCallback = std::function<void(const Owns& owns)>;
+// Gives what an optimizer updates on this rank in the place of a parameter: the parameter, or its shard; undefined
+// where another rank owns it.
+using HeldHere = std::function<at::Tensor(const at::Tensor& parameter)>;
+using PartitionCallback = std::function<void(const HeldHere& held)>;
 
 // Refuses in the body of a step what every rank of a pipeline is to do; throws base::UsageError.
 void everywhere(const std::string& what);

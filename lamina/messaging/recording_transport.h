@@ -19,6 +19,12 @@ class RecordingTransport : public transport::Transport {
   void start(Events events) override;
   void look_out() override { inner_->look_out(); }
   void send(base::Rank to, const transport::Message& message) override;
+  std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
+    return inner_->post(from, std::move(parcel));
+  }
+  std::unique_ptr<transport::Transfer> put(base::Rank to, transport::Parcel parcel) override {
+    return inner_->put(to, std::move(parcel));
+  }
   void close(bool orderly) override { inner_->close(orderly); }
   void tell_interrupted() override { inner_->tell_interrupted(); }
 

@@ -75,6 +75,11 @@ const Parameter* ParameterTable::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : &all_[found->second];
 }
 
+bool ParameterTable::is_here(const at::Tensor& tensor) const {
+  const Parameter* row = find(tensor);
+  return row == nullptr || is_here(*row);
+}
+
 bool ParameterTable::whole_here(const Parameter& row) const {
   return is_here(row) && row.layout.slices() == 1 && row.layout.shards == 1;
 }
@@ -86,6 +91,11 @@ bool ParameterTable::whole_here(const at::Tensor& tensor) const {
 
 bool ParameterTable::whole_everywhere() const {
   return partitions_ == 1 && std::ranges::all_of(all_, [&](const Parameter& row) { return whole_here(row); });
+}
+
+bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold) {
+  return parameter.is_floating_point() && parameter.numel() >= std::max<std::int64_t>(threshold, 1) &&
+         parameter.is_contiguous();
 }
 
 }  // namespace lamina::model

@@ -44,6 +44,8 @@ class ParameterTable {
   std::vector<const Parameter*> find_with_gradients(std::span<const at::Tensor> tensors) const;
 
   bool is_here(const Parameter& row) const { return row.layout.partition == here_; }
+  // Says whether this rank has elements of a tensor; true for one that is not the model's.
+  bool is_here(const at::Tensor& tensor) const;
   // Says whether this rank has all elements of it.
   bool whole_here(const Parameter& row) const;
   // Says the same of a tensor; true for one that is not the model's.
@@ -58,5 +60,9 @@ class ParameterTable {
   std::unordered_map<const void*, std::size_t> by_tensor_;  // by TensorImpl
   std::unordered_map<std::string_view, std::size_t> by_name_;
 };
+
+// Says whether the elements of a parameter may be shared out: of floating-point numbers, at least `threshold` of them,
+// and contiguous.
+bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold);
 
 }  // namespace lamina::model

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/model/parameter_table.h"
 #include "lamina/plan/call_order.h"
 #include "lamina/plan/plan_from_config.h"
 
@@ -47,6 +48,14 @@ void add_cost(plan::Node& row, const Cost& cost, const std::vector<int>& place) 
   row.together.assign(together.begin(), together.end());
 }
 
+// Counts what a rank has of a parameter.
+std::int64_t bytes_on_a_rank(const at::Tensor& parameter, const config::Config& config) {
+  const std::int64_t degree = config.sharded_data_parallel_degree;
+  const bool whole = degree == 1 || !may_be_sharded(parameter, config.sdp_param_persistence_threshold);
+  const auto elements = whole ? parameter.numel() : (parameter.numel() + degree - 1) / degree;
+  return elements * static_cast<std::int64_t>(parameter.element_size());
+}
+
 }  // namespace
 
 std::pair<plan::ModuleTree, std::vector<int>> plan_rows(const ModuleTree& tree, const Costs& costs) {
@@ -84,6 +93,11 @@ Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config
   Plan plan;
   std::vector<int> nodes;
   std::tie(plan.rows, nodes) = plan_rows(tree, costs);
+  for (auto& row : plan.rows) {
+    row.parameter_bytes = 0;
+    for (const auto id : row.parameter_ids)
+      row.parameter_bytes += bytes_on_a_rank(tree.parameters()[id].tensor, config);
+  }
   if (world_size == 1) {
     for (auto& row : plan.rows) row.placed_at.reset();
   }

@@ -154,6 +154,7 @@ std::int64_t give_values(const ParameterTable& table, std::span<const base::Rank
   for (const Rows rows : portions(table.all(), portion_bytes)) {
     if (hooks.make) hooks.make(rows);
     if (world.size() > 1) received += give(table, rows, world, mailbox, patience);
+    if (hooks.given) hooks.given(rows);
     const Rows later(rows.data() + rows.size(), table.all().data() + table.all().size());
     release(table, rows, kept_for(table, later), hooks.why);
   }

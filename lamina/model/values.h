@@ -21,6 +21,8 @@ struct ValueHooks {
   std::function<void(std::span<const Parameter>)> make;
   // Says what a use of a row on this rank is told, which does not hold it; begins with where it is and a semicolon.
   std::function<std::string(const Parameter&)> why;
+  // Called when a portion's values are here, with its rows.
+  std::function<void(std::span<const Parameter>)> given = nullptr;
 };
 
 // Collective over `world`: gives every tensor here the value that it has on the first rank, and releases the others, a

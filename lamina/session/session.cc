@@ -49,8 +49,10 @@ pipeline::JobOptions job_options(const config::Config& config, const topology::T
 using Blocking = decltype(runtime::WorkerPool::Hooks::blocking);
 
 // A wait for tensors in a step gives the compute slot up, and ends with the step.
-collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder& recorder, Blocking blocking) {
+collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder& recorder, Blocking blocking,
+                              bool plain) {
   collective::JobLinks links{&messenger.mailbox(), &messenger.presence(), &recorder};
+  if (!plain) links.transport = &messenger.transport();
   links.around_wait = [blocking = std::move(blocking)](const std::function<void()>& wait) {
     auto* context = runtime::ExecutionContext::current();
     const auto without_slot = [&] { context == nullptr ? wait() : context->without_slot(context->phase(), wait); };
@@ -75,6 +77,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
       check_interrupt_(hooks.check_interrupt),
       call_(hooks.call) {
   config::require_available(config_, topology_.size(Group::kDp));
+  collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   // From `lamina run --timeline`.
   if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
@@ -86,8 +89,9 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
                                          recorder_);
   messenger_->start();
   if (world_.local_size < world_.size) learn_nodes();
+  const bool plain = config_.ddp_dist_backend == config::DistBackend::kNccl;
   groups_ = std::make_unique<collective::Groups>(topology_, world_.rank,
-                                                 links_of(*messenger_, recorder_, std::move(blocking)));
+                                                 links_of(*messenger_, recorder_, std::move(blocking), plain));
 }
 
 Session::~Session() { close(false); }

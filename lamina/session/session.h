@@ -43,6 +43,7 @@ class Session {
   const topology::Topology& topology() const { return topology_; }
   observe::Recorder& recorder() { return recorder_; }
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
+  transport::Transport& transport() { return messenger_->transport(); }
   pipeline::Job& job() { return *job_; }
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 #include "lamina/base/error.h"
 #include "lamina/base/hash.h"
@@ -18,6 +19,10 @@ constexpr std::size_t kChunkBytes = 256 << 10;      // of a collective: the proc
 constexpr std::size_t kLaneChunkBytes = 128 << 10;  // of a send
 constexpr std::size_t kTogetherBytes = 16 << 10;    // sums of less than this by all members are made by each of them
 constexpr std::size_t kLine = 64;                   // bytes that a processor's cache keeps together
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kInPlaceBytes = kChunkBytes;  // of a buffer that may be read in place: others are in the caches
+// Address space for the arenas of all members. Pages that nobody touches take no memory.
+constexpr std::size_t kArenasBytes = std::size_t{64} << 30;
 
 std::string_view name_of(Reduction reduction) {
   constexpr std::array<std::string_view, 8> kNames{"sum",     "mean",    "product", "minimum",
@@ -59,6 +64,30 @@ void in_chunks(Exchange& exchange, std::size_t count, std::size_t most, const Wo
   } while (begin < count);
 }
 
+// A segment: the area of the collectives, those of the lanes to and from each member, the arena.
+std::size_t areas_bytes(int members) {
+  return Exchange::area_bytes(kChunkBytes) + std::size_t{2} * members * Exchange::area_bytes(kLaneChunkBytes);
+}
+
+// Without arenas where some member may not have as much address space.
+std::vector<Segment> share_segments(const Neighbours& neighbours, base::Deadline deadline) {
+  const auto areas = areas_bytes(neighbours.size());
+  try {
+    return neighbours.share(areas + kArenasBytes / neighbours.size() / kPage * kPage, deadline);
+  } catch (const base::PeerError&) {
+    throw;
+  } catch (const base::TimeoutError&) {
+    throw;
+  } catch (const base::Error&) {
+    return neighbours.share(areas, deadline);
+  }
+}
+
+bool overlap(const Buffer& one, const Buffer& other) {
+  const std::less<> before;
+  return before(one.data, other.at(other.count)) && before(other.data, one.at(one.count));
+}
+
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -79,21 +108,15 @@ std::vector<Buffer> equal_parts(const Buffer& all, int members) {
   return parts_of(all, std::vector<std::size_t>(members, all.count / members));
 }
 
-// A segment: the area of the collectives, then those of the lanes to and from each member.
 Communicator::Communicator(Neighbours neighbours, base::Deadline deadline)
-    : neighbours_(std::move(neighbours)),
-      segments_(neighbours_.share(Exchange::area_bytes(kChunkBytes) +
-                                      std::size_t{2} * neighbours_.size() * Exchange::area_bytes(kLaneChunkBytes),
-                                  deadline)),
-      to_(size()),
-      from_(size()) {
+    : neighbours_(std::move(neighbours)), segments_(share_segments(neighbours_, deadline)), to_(size()), from_(size()) {
   std::vector<int> all;
-  std::vector<std::byte*> areas;
   for (int member = 0; member < size(); ++member) {
     all.push_back(member);
-    areas.push_back(segments_[member].data());
+    memory_.push_back(segments_[member].data());
   }
-  together_ = std::make_unique<Exchange>(neighbours_, std::move(all), std::move(areas), kChunkBytes);
+  arena_ = std::make_shared<Arena>(std::move(segments_[rank()]), areas_bytes(size()));
+  together_ = std::make_unique<Exchange>(neighbours_, std::move(all), memory_, kChunkBytes);
   for (int member = 0; member < size(); ++member) {
     if (member == rank()) continue;
     to_[member] = lane(rank(), member);
@@ -104,7 +127,7 @@ Communicator::Communicator(Neighbours neighbours, base::Deadline deadline)
 std::unique_ptr<Exchange> Communicator::lane(int from, int to) const {
   const auto area = [&](int owner, int other, bool sends) {
     const std::size_t number = sends ? other : size() + other;
-    return segments_[owner].data() + Exchange::area_bytes(kChunkBytes) + number * Exchange::area_bytes(kLaneChunkBytes);
+    return memory_[owner] + Exchange::area_bytes(kChunkBytes) + number * Exchange::area_bytes(kLaneChunkBytes);
   };
   return std::make_unique<Exchange>(neighbours_, std::vector{from, to},
                                     std::vector{area(from, to, true), area(to, from, false)}, kLaneChunkBytes);
@@ -115,10 +138,23 @@ void Communicator::stage(const Buffer& buffer, std::size_t begin, std::size_t co
   copy_bytes(together_->staging(rank()) + offset, buffer.at(begin), count * buffer.element_bytes());
 }
 
-// Where each member has staged something.
-std::vector<const std::byte*> Communicator::staged(std::size_t offset) const {
-  std::vector<const std::byte*> places;
-  for (int member = 0; member < size(); ++member) places.push_back(together_->staging(member) + offset);
+// Where the buffers lie of which all members read some of each other, by member and number; nullptr for one that has to
+// be staged. `written`: what this member writes while others read. All members get the same.
+std::vector<std::byte*> Communicator::locate(Parts read, Parts written) {
+  std::vector<std::byte*> places(size() * read.size());
+  if (read.front().count * read.front().element_bytes() < kInPlaceBytes) return places;
+  if (together_->met()) together_->next_chunk();
+  const auto offsets = [&](int member) { return reinterpret_cast<std::uint64_t*>(together_->staging(member)); };
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    const bool changes = std::ranges::any_of(written, [&](const auto& other) { return overlap(read[i], other); });
+    offsets(rank())[i] = changes ? 0 : arena_->offset_of(read[i].data);
+  }
+  together_->meet();
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto member = static_cast<int>(i / read.size());
+    const auto offset = offsets(member)[i % read.size()];
+    if (offset != 0) places[i] = memory_[member] + offset;
+  }
   return places;
 }
 
@@ -138,40 +174,61 @@ void Communicator::reduce(Buffer buffer, Reduction reduction, int root, const Ch
                  [&] { sum_parts(buffer, reduction, root); });
 }
 
-// Each member reduces a part of a chunk, in its own staging memory, from where the others take it. Where a chunk is
-// small, each reduces all of it, and nobody waits a second time.
+// Each member reduces a part of a chunk to where the others take it: its own staging memory, or its buffer, if all lie
+// in arenas. Then nobody reads what was given any more. Where a chunk is small, each reduces all of it, and nobody
+// waits a second time.
 void Communicator::sum_parts(Buffer buffer, Reduction reduction, int root) {
   const auto size_of = buffer.element_bytes();
   const bool takes = root == kEverybody || root == rank();
-  in_chunks(*together_, buffer.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
-    stage(buffer, begin, length);
-    together_->meet();
-    if (length * size_of * size() <= kTogetherBytes) {
-      if (takes) shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), staged(0), length);
+  const auto places = locate(std::span(&buffer, 1), {});
+  const bool in_place = root == kEverybody && std::ranges::count(places, nullptr) == 0;
+  const auto most = in_place ? buffer.count : kChunkBytes / size_of;
+  in_chunks(*together_, buffer.count, most, [&](std::size_t begin, std::size_t length) {
+    const bool small = length * size_of * size() <= kTogetherBytes;
+    const auto place = [&](int member, std::size_t element, bool in_place) {
+      return in_place ? places[member] + (begin + element) * size_of : together_->staging(member) + element * size_of;
+    };
+    const auto sources = [&](std::size_t element) {
+      std::vector<const std::byte*> sources;
+      for (int member = 0; member < size(); ++member) {
+        sources.push_back(place(member, element, places[member] != nullptr && !small));
+      }
+      return sources;
+    };
+    if (small || places[rank()] == nullptr) stage(buffer, begin, length);
+    if (small || !in_place) together_->meet();
+    if (small) {
+      if (takes) shared_memory::reduce(buffer.dtype, reduction, buffer.at(begin), sources(0), length);
       return;
     }
     const std::size_t share = (length / size() / kLine + 1) * kLine;  // elements; whole lines of the cache
     const auto part = [&](int member) { return std::min(length, share * member); };
     const auto mine = part(rank()), own = part(rank() + 1) - mine;
-    shared_memory::reduce(buffer.dtype, reduction, together_->staging(rank()) + mine * size_of, staged(mine * size_of),
-                          own);
+    auto* sum = in_place ? buffer.at(begin + mine) : together_->staging(rank()) + mine * size_of;
+    shared_memory::reduce(buffer.dtype, reduction, sum, sources(mine), own);
     together_->meet();
     for (int member = 0; takes && member < size(); ++member) {
-      copy_bytes(buffer.at(begin + part(member)), together_->staging(member) + part(member) * size_of,
+      copy_bytes(buffer.at(begin + part(member)), place(member, part(member), in_place),
                  (part(member + 1) - part(member)) * size_of);
     }
   });
+  if (in_place) together_->meet();
 }
 
 void Communicator::broadcast(Buffer buffer, int root, const Check& check) {
   together_->run(operation("broadcast", buffer, ", from ", neighbours_.name(root)), check, [&] {
-    in_chunks(*together_, buffer.count, kChunkBytes / buffer.element_bytes(),
-              [&](std::size_t begin, std::size_t length) {
-                if (rank() == root) stage(buffer, begin, length);
-                together_->meet();
-                if (rank() != root)
-                  copy_bytes(buffer.at(begin), together_->staging(root), length * buffer.element_bytes());
-              });
+    const auto size_of = buffer.element_bytes();
+    const auto* place = locate(std::span(&buffer, 1), {})[root];
+    const auto most = place != nullptr ? buffer.count : kChunkBytes / size_of;
+    in_chunks(*together_, buffer.count, most, [&](std::size_t begin, std::size_t length) {
+      if (place == nullptr) {
+        if (rank() == root) stage(buffer, begin, length);
+        together_->meet();
+      }
+      if (rank() == root) return;
+      copy_bytes(buffer.at(begin), place != nullptr ? place : together_->staging(root), length * size_of);
+    });
+    if (place != nullptr) together_->meet();
   });
 }
 
@@ -195,14 +252,23 @@ void Communicator::gather(Parts all, Buffer mine, int root, const Check& check) 
 void Communicator::gather_parts(Parts all, Buffer mine, int root) {
   const auto size_of = mine.element_bytes();
   const bool takes = root == kEverybody || root == rank();
-  in_chunks(*together_, mine.count, kChunkBytes / size_of, [&](std::size_t begin, std::size_t length) {
-    stage(mine, begin, length);
-    together_->meet();
-    for (int member = 0; takes && member < size(); ++member) {
-      const auto* from = member == rank() ? mine.at(begin) : together_->staging(member);
+  std::vector<Buffer> written(all.begin(), all.end());
+  if (takes) written.erase(written.begin() + rank());
+  const auto places = locate(std::span(&mine, 1), written);
+  const auto staged = std::ranges::count(places, nullptr);
+  const auto most = staged == 0 ? mine.count : kChunkBytes / size_of;
+  in_chunks(*together_, mine.count, most, [&](std::size_t begin, std::size_t length) {
+    if (places[rank()] == nullptr) stage(mine, begin, length);
+    if (staged > 0) together_->meet();
+    for (int i = 0; takes && i < size(); ++i) {
+      const int member = (rank() + i) % size();  // its own first, which another one's may overwrite
+      const auto* from = member == rank()            ? mine.at(begin)
+                         : places[member] != nullptr ? places[member] + begin * size_of
+                                                     : together_->staging(member);
       copy_bytes(all[member].at(begin), from, length * size_of);
     }
   });
+  if (staged < size()) together_->meet();
 }
 
 void Communicator::reduce_scatter(Buffer mine, Parts all, Reduction reduction, const Check& check) {
@@ -225,15 +291,27 @@ void Communicator::meet_at_least_once() {
 void Communicator::sum_to_owners(Buffer mine, Parts all, Reduction reduction) {
   const auto size_of = mine.element_bytes();
   const auto part_bytes = kChunkBytes / size() / kLine * kLine;
-  in_chunks(*together_, mine.count, part_bytes / size_of, [&](std::size_t begin, std::size_t length) {
-    for (int member = 0; member < size(); ++member) {
-      if (member != rank()) stage(all[member], begin, length, member * part_bytes);
+  auto places = locate(all, std::span(&mine, 1));
+  const auto place = [&](int member, int part) -> std::byte*& { return places[member * size() + part]; };
+  for (int member = 0; member < size(); ++member)
+    place(member, member) = memory_[member];  // nobody reads that of others
+  const auto staged = std::ranges::count(places, nullptr);
+  const auto most = staged == 0 ? mine.count : part_bytes / size_of;
+  in_chunks(*together_, mine.count, most, [&](std::size_t begin, std::size_t length) {
+    for (int part = 0; part < size(); ++part) {
+      if (place(rank(), part) == nullptr) stage(all[part], begin, length, part * part_bytes);
     }
-    together_->meet();
-    auto sources = staged(rank() * part_bytes);
-    sources[rank()] = all[rank()].at(begin);
+    if (staged > 0) together_->meet();
+    std::vector<const std::byte*> sources;
+    for (int member = 0; member < size(); ++member) {
+      const auto* in_place = place(member, rank());
+      sources.push_back(member == rank()      ? all[rank()].at(begin)
+                        : in_place != nullptr ? in_place + begin * size_of
+                                              : together_->staging(member) + rank() * part_bytes);
+    }
     shared_memory::reduce(mine.dtype, reduction, mine.at(begin), sources, length);
   });
+  if (staged < std::ssize(places) - size()) together_->meet();
 }
 
 void Communicator::scatter(Buffer mine, Parts all, int root, const Check& check) {
@@ -309,7 +387,9 @@ void Communicator::receive(Buffer buffer, int from, int tag, const Check& check)
 
 // A broadcast from the sender, the first of the lane's two members.
 void Communicator::pass(Exchange& lane, Buffer buffer, int tag, bool sends, const Check& check) {
-  lane.run(operation("send", buffer, ", tag ", tag), check, [&] {
+  auto both = operation("send", buffer, ", tag ", tag);
+  if (!sends) both.what = operation("recv", buffer, ", tag ", tag).what;  // as this member called it
+  lane.run(both, check, [&] {
     in_chunks(lane, buffer.count, kLaneChunkBytes / buffer.element_bytes(), [&](std::size_t begin, std::size_t length) {
       const auto bytes = length * buffer.element_bytes();
       if (sends) copy_bytes(lane.staging(0), buffer.at(begin), bytes);

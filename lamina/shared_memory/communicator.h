@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lamina/layout/dtype.h"
+#include "lamina/shared_memory/arena.h"
 #include "lamina/shared_memory/exchange.h"
 #include "lamina/shared_memory/reduce.h"
 
@@ -40,6 +41,12 @@ struct Divided {
 // them, and in order between each two members and for each direction. One thread at a time makes collectives, one sends
 // to each member, and one receives from each.
 //
+// [Note: in place] A member's segment ends with an arena. Collectives read large buffers that lie in it where they are:
+// they are not staged. (All but scatters and all_to_all; one member's buffers may lie there and another's not.) For
+// each buffer all first say where theirs lie, and where it is read late, they meet once more: nobody leaves the
+// operation, and may change or free a buffer, while others read it. Who gives up leaves at once; what others then read
+// may be anything, but their operation is given up too. Nobody writes to another one's buffer.
+//
 // Each of `all` is as large as `mine`, which may be this member's part itself. Sums are made in the order of the
 // members, so that all have the same bits. All throw what Exchange::run() throws; a buffer that is written to is then
 // undetermined, except after base::DesyncError.
@@ -55,6 +62,9 @@ class Communicator {
   Exchange& together() { return *together_; }
   Exchange& to(int member) { return *to_.at(member); }
   Exchange& from(int member) { return *from_.at(member); }
+
+  // Memory of this member's arena, for any thread; it may outlive the communicator. nullptr: see Arena::allocate().
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
 
   // Several buffers in one operation.
   void all_reduce(std::span<const Buffer> buffers, Reduction reduction, const Check& check);
@@ -72,8 +82,16 @@ class Communicator {
   void all_to_all(Parts received, Parts sent, const Check& check);
   void barrier(const Check& check);
 
+  // Beside all others; a thread that is in none of them may call it. See Neighbours::share().
+  std::vector<Segment> share(std::size_t bytes, base::Deadline deadline) const {
+    return neighbours_.share(bytes, deadline);
+  }
+
   void send(Buffer buffer, int to, int tag, const Check& check);
   void receive(Buffer buffer, int from, int tag, const Check& check);
+  // True where that member sends something that has not been received. While nobody receives from it.
+  bool offers(int member) const { return from_.at(member)->awaited(); }
+  bool lost(int member) const { return neighbours_.lost(member); }
 
  private:
   std::unique_ptr<Exchange> lane(int from, int to) const;
@@ -84,11 +102,13 @@ class Communicator {
   void meet_at_least_once();
   void sum_to_owners(Buffer mine, Parts all, Reduction reduction);
   std::size_t agree_on_counts(Parts received, Parts sent);
+  std::vector<std::byte*> locate(Parts read, Parts written);
   void stage(const Buffer& buffer, std::size_t begin, std::size_t count, std::size_t offset = 0);
-  std::vector<const std::byte*> staged(std::size_t offset) const;
 
   const Neighbours neighbours_;
-  const std::vector<Segment> segments_;  // by member
+  std::vector<Segment> segments_;   // by member; but its own, which the arena has
+  std::vector<std::byte*> memory_;  // of each member's segment
+  std::shared_ptr<Arena> arena_;
   std::unique_ptr<Exchange> together_;
   std::vector<std::unique_ptr<Exchange>> to_, from_;  // by member
 };

@@ -21,6 +21,7 @@ using base::str;
 
 constexpr std::size_t kOperationsAtOnce = 2;  // that members may be in, one behind the other
 constexpr std::size_t kChunksAtOnce = 2;      // of each
+constexpr std::size_t kReasonsAtOnce = 4;     // that a member keeps for operations which it has given up
 constexpr std::size_t kStagings = kOperationsAtOnce * kChunksAtOnce;
 // Looks at a word before sleeping: as long as a wake-up takes; where others need the processor, which they are given.
 constexpr int kSpins = 2000, kYields = 20;
@@ -68,13 +69,29 @@ struct Exchange::Control {
   // By an operation's number.
   struct Entry {
     std::uint64_t digest;
-    std::array<char, 240> what;
-    std::atomic<std::uint64_t> given_up;  // the operation's number, plus one
-    std::array<char, 248> why;
+    std::array<char, 248> what;
   };
   alignas(kLine) std::array<Entry, kOperationsAtOnce> entries;
 
+  // Operations that this member has given up, with numbers from `from` to before `to`, for one reason.
+  struct GivenUp {
+    std::atomic<std::uint64_t> from, to;
+    std::array<char, 240> why;
+  };
+  alignas(kLine) std::atomic<std::uint64_t> given_up_to;  // the end of the last of them
+  std::array<GivenUp, kReasonsAtOnce> given_up;
+
   Entry& entry(std::uint64_t operation) { return entries[operation % entries.size()]; }
+
+  // That of which an operation is one; nullptr for none.
+  const GivenUp* given_up_with(std::uint64_t operation) const {
+    if (given_up_to.load(std::memory_order_acquire) <= operation) return nullptr;
+    const auto with = [&](const GivenUp& one) {
+      return operation < one.to.load(std::memory_order_acquire) && one.from.load() <= operation;
+    };
+    const auto* found = std::ranges::find_if(given_up, with);
+    return found == given_up.end() ? nullptr : found;
+  }
 };
 
 namespace {
@@ -94,7 +111,9 @@ Exchange::Exchange(const Neighbours& neighbours, std::vector<int> members, std::
   rank_ = static_cast<int>(std::ranges::find(members_, neighbours.rank()) - members_.begin());
 }
 
-Exchange::~Exchange() { control(rank()).closed.store(1); }
+Exchange::~Exchange() {
+  if (!process_.forked()) control(rank()).closed.store(1);
+}
 
 Exchange::Control& Exchange::control(int member) const {
   return *reinterpret_cast<Control*>(areas_[member]);  // zeros, which a Control may begin with
@@ -108,6 +127,10 @@ std::byte* Exchange::staging(int member) const {
 const std::string& Exchange::name(int member) const { return neighbours_.name(members_[member]); }
 
 void Exchange::run(const Operation& operation, const Check& check, const std::function<void()>& work) {
+  if (process_.forked()) {
+    throw base::UsageError(
+        str(operation.what, " in a child of fork(): the group is its parent's; make one of its own"));
+  }
   if (!broken_.empty()) throw base::PeerError(broken_);
   current_ = &operation;
   check_ = &check;
@@ -151,6 +174,16 @@ void Exchange::next_chunk() {
 
 void Exchange::finish() { publish(&Control::taken, position(++operation_, 0)); }
 
+bool Exchange::awaited() const {
+  for (int member = 0; member < size(); ++member) {
+    if (member == rank_) continue;
+    const auto& other = control(member);
+    if (other.posted.load(std::memory_order_acquire) >= position(operation_, 1)) continue;
+    if (other.given_up_to.load() <= operation_) return false;
+  }
+  return true;
+}
+
 void Exchange::leave_out(const std::string& what, const std::string& why) {
   const Operation operation{what, 0};
   current_ = &operation;
@@ -179,11 +212,32 @@ void Exchange::refuse(const std::string& why) {
   throw base::DesyncError(why);
 }
 
-// The first cause goes from member to member as it is.
+// The first cause goes from member to member as it is. Where all places for a reason are taken, none of these
+// operations ended well since, for then all had passed the ones before: so they are one behind the other, and this one
+// is added to the last. (But for operations that were skipped, which nobody looks at again.)
 void Exchange::give_up(const std::string& why) {
-  auto& entry = control(rank_).entry(operation_);
-  write(entry.why, given_up_.empty() ? str(name(rank_), " gave up ", current_->what, ": ", why) : given_up_);
-  entry.given_up.store(operation_ + 1, std::memory_order_release);
+  auto& own = control(rank_);
+  const auto end = [](const Control::GivenUp& one) { return one.to.load(); };
+  auto& first = *std::ranges::min_element(own.given_up, {}, end);
+  auto& last = *std::ranges::max_element(own.given_up, {}, end);
+  if (end(last) == operation_ && end(first) > passed_by_all()) {
+    last.to.store(operation_ + 1, std::memory_order_release);
+  } else {
+    first.to.store(0);
+    write(first.why, given_up_.empty() ? str(name(rank_), " gave up ", current_->what, ": ", why) : given_up_);
+    first.from.store(operation_);
+    first.to.store(operation_ + 1, std::memory_order_release);
+  }
+  own.given_up_to.store(operation_ + 1, std::memory_order_release);
+}
+
+// The number of the first operation that some other member has not ended.
+std::uint64_t Exchange::passed_by_all() const {
+  auto passed = operation_;
+  for (int member = 0; member < size(); ++member) {
+    if (member != rank_) passed = std::min(passed, control(member).taken.load(std::memory_order_acquire) >> kPhaseBits);
+  }
+  return passed;
 }
 
 void Exchange::publish(Word word, std::uint64_t position) {
@@ -222,10 +276,10 @@ void Exchange::await(int member, Word word, std::uint64_t position) {
 
 void Exchange::require_nobody_gave_up() {
   for (int member = 0; member < size(); ++member) {
-    auto& entry = control(member).entry(operation_);
-    if (member == rank_ || entry.given_up.load(std::memory_order_acquire) <= operation_) continue;
+    const auto* given_up = member == rank_ ? nullptr : control(member).given_up_with(operation_);
+    if (given_up == nullptr) continue;
     require_nobody_lost(&Control::posted, position(operation_, phase_));  // then that is why
-    given_up_ = entry.why.data();
+    given_up_ = given_up->why.data();
     throw base::CancelledError(given_up_);
   }
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lamina/base/fork_guard.h"
 #include "lamina/shared_memory/neighbours.h"
 
 // [Note: exchanges] Members of a group work through the same operations, in the same order, each in chunks. For a chunk
@@ -16,7 +17,8 @@
 // have staging memory of their own, so that a member that is ahead seldom waits for those that still read.
 //
 // A position is the number of an operation and of a phase in it, and only grows. A member that has given an operation
-// up says so; the others leave it as well, and all meet again in the next one.
+// up says so; the others leave it as well, when they come to it, and all meet again in the next one. Whoever gives up
+// waits for nobody, so it may be many operations ahead: what it has given up is kept until all have passed it.
 namespace lamina::shared_memory {
 
 // An operation as its members have to agree on it.
@@ -37,7 +39,7 @@ class Exchange {
   // it.
   Exchange(const Neighbours& neighbours, std::vector<int> members, std::vector<std::byte*> areas,
            std::size_t chunk_bytes);
-  ~Exchange();  // says that this member makes no more operations
+  ~Exchange();  // says that this member makes no more operations; nothing in a child of fork()
   Exchange(const Exchange&) = delete;
 
   // Indices into the members.
@@ -48,12 +50,15 @@ class Exchange {
   // Runs an operation: `work` stages, posts and takes. All members have begun it, with equal digests, before work()
   // goes on after its first meet(). Throws base::DesyncError, on all members, where they differ; base::PeerError
   // when a member has closed the group or its process has ended, after which every operation does; base::CancelledError
-  // when another member has given this operation up; and what `check` throws, which gives it up for all.
+  // when another member has given this operation up; what `check` throws, which gives it up for all; and
+  // base::UsageError in a child of fork(), where nothing happens to the parent's group.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
   // How many operations this member has begun.
   std::uint64_t begun() const { return operation_; }
-  // Gives the next operation up without having begun it, so that the members stay in step.
+  // True where all other members have begun the next operation, or given it up.
+  bool awaited() const;
+  // Gives the next operation up without having begun it, at once, so that the members stay in step.
   void leave_out(const std::string& what, const std::string& why);
   // Leaves operations out: those that other members have begun and given up without this one. All then agree on the
   // next.
@@ -72,7 +77,10 @@ class Exchange {
  private:
   struct Control;
   using Word = std::atomic<std::uint64_t> Control::*;
-  static std::uint64_t position(std::uint64_t operation, std::uint64_t phase) { return operation << 24 | phase; }
+  static constexpr int kPhaseBits = 24;
+  static std::uint64_t position(std::uint64_t operation, std::uint64_t phase) {
+    return operation << kPhaseBits | phase;
+  }
 
   Control& control(int member) const;
   const std::string& name(int member) const;
@@ -80,6 +88,7 @@ class Exchange {
   void compare();
   void finish();
   void give_up(const std::string& why);
+  std::uint64_t passed_by_all() const;
   void publish(Word word, std::uint64_t position);
   void await(Word word, std::uint64_t position);
   void await(int member, Word word, std::uint64_t position);
@@ -91,6 +100,7 @@ class Exchange {
   const std::vector<std::byte*> areas_;
   const std::size_t chunk_bytes_;
   const bool crowded_;  // more members than processors
+  const base::MadeHere process_;
   int rank_ = 0;
   std::uint64_t operation_ = 0, phase_ = 0, chunk_ = 0;  // that this member is in
   std::uint64_t before_ = 0;                             // the phase in which the chunk before this one ended

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <complex>
 #include <type_traits>
 
 #include "lamina/base/error.h"
+#include "lamina/layout/half.h"
 
 namespace lamina::shared_memory {
 namespace {
@@ -25,42 +25,8 @@ struct Plain {
   static Stored narrow(Wide value) { return value; }
 };
 
-struct BFloat16 {
-  using Stored = std::uint16_t;
-  using Wide = float;
-  static float widen(Stored value) { return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16); }
-  static Stored narrow(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    const auto rounded = static_cast<Stored>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);  // to nearest, ties to even
-    return value != value ? Stored{0x7FC0} : rounded;
-  }
-};
-
-// Without branches, so that compilers make vectors of it. A half has 5 bits of exponent, biased by 15, and 10 of
-// mantissa; a float 8, by 127, and 23.
-struct Float16 {
-  using Stored = std::uint16_t;
-  using Wide = float;
-  static float widen(Stored value) {
-    const std::uint32_t sign = (value & 0x8000U) << 16, rest = (value & 0x7FFFU) << 13;
-    // The exponent is moved by a multiplication, which normalises what was subnormal.
-    const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest) * 0x1p112F);
-    const std::uint32_t special = rest >= 0x0F800000U ? rest | 0x70000000U : scaled;  // infinity and NaN
-    return std::bit_cast<float>(sign | special);
-  }
-  static Stored narrow(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t sign = bits >> 16 & 0x8000U, rest = bits & 0x7FFFFFFFU;
-    // Normal numbers: the exponent is moved, the mantissa rounded to nearest, ties to even.
-    const std::uint32_t normal = (rest - 0x38000000U + 0xFFFU + (rest >> 13 & 1)) >> 13;
-    // Subnormal ones: an addition moves the last bit that stays to the end of the mantissa, and rounds.
-    const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest) + 0.5F) - 0x3F000000U;
-    std::uint32_t half = rest < 0x38800000U ? small : normal;
-    half = rest >= 0x477FF000U ? 0x7C00U : half;  // rounds to infinity
-    half = rest > 0x7F800000U ? 0x7E00U : half;   // NaN
-    return static_cast<Stored>(sign | half);
-  }
-};
+using layout::BFloat16;
+using layout::Float16;
 
 // A truth value is a byte: a sum is "any", a product "all".
 struct Bool {
@@ -68,6 +34,15 @@ struct Bool {
   using Wide = std::uint8_t;
   static Wide widen(Stored value) { return value != 0; }
   static Stored narrow(Wide value) { return value != 0; }
+};
+
+// An integer of which the mean is wanted.
+template <class T>
+struct Averaged {
+  using Stored = T;
+  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  static Wide widen(Stored value) { return value; }
+  static Stored narrow(Wide value) { return static_cast<Stored>(value); }
 };
 
 constexpr std::size_t kBlock = 1024;
@@ -191,8 +166,14 @@ bool with_type(DType dtype, const Work& work) {
 template <class Work>
 bool with_both(DType dtype, Reduction reduction, const Work& work) {
   return with_type(dtype, [&]<class Type>(Type) {
-    return with_function<typename Type::Wide>(reduction, dtype == DType::kBool,
-                                              [&](auto function) { work(Type(), function); });
+    const auto with = [&]<class As>(As) {
+      return with_function<typename As::Wide>(reduction, dtype == DType::kBool,
+                                              [&](auto function) { work(As(), function); });
+    };
+    if constexpr (std::is_integral_v<typename Type::Wide>) {
+      if (reduction == Reduction::kMean) return with(Averaged<typename Type::Stored>());
+    }
+    return with(Type());
   });
 }
 

@@ -35,6 +35,7 @@ Segment::Segment(base::Fd fd, std::size_t bytes) : fd_(std::move(fd)), size_(byt
     throw base::Error(base::str("another process sent something else than a segment of ", bytes, " bytes"));
   }
   map();
+  close_fd();
 }
 
 Segment::Segment(Segment&& other) noexcept
@@ -55,6 +56,7 @@ void Segment::map() {
   void* mapped = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (mapped == MAP_FAILED) fail("map", size_);
   data_ = static_cast<std::byte*>(mapped);
+  ::madvise(mapped, size_, MADV_DONTDUMP);
 }
 
 }  // namespace lamina::shared_memory

@@ -8,7 +8,7 @@
 namespace lamina::shared_memory {
 
 // Memory that several processes map. It has no name, so nothing of it outlives them, however they end; its size is
-// sealed, so none of them can take it from the others.
+// sealed, so none of them can take it from the others. Core dumps leave it out: much of it may be address space alone.
 class Segment {
  public:
   // Makes one of `bytes`, all zero; pages that nobody touches take no memory. Throws base::Error.
@@ -22,7 +22,9 @@ class Segment {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
+  // For another process, to map it too; only of one that was made here, and until it is closed.
   int fd() const { return fd_.get(); }
+  void close_fd() { fd_.reset(); }
 
  private:
   void map();

@@ -10,10 +10,13 @@ namespace lamina::topology {
 //   pipeline  pp   ranks that hold the parts of one model
 //   tensor    tp   ranks that hold the slices of one layer
 //   replica   rdp  ranks that hold the same parameters
-// A model copy spans mp = pp x tp ranks; dp = tp x rdp ranks each read a batch of their own. Two kinds of groups cut
+// A model copy spans mp = pp x tp ranks; dp = tp x rdp ranks each read a batch of their own. Five kinds of groups cut
 // this further:
 //   shard          consecutive ranks of an rdp group, which hold the shards of one set of parameters
+//   shard copies   ranks of an rdp group that hold the same shard, one of each shard group
 //   node           ranks on one machine, whatever they hold
+//   shard within   ranks of a shard group on one machine
+//   shard across   ranks of a shard group that have one index within, one of each machine
 enum class Axis { kPipeline, kTensor, kReplica };
 
 // The axes from the one whose neighbours are farthest apart in the world to the one whose neighbours are adjacent

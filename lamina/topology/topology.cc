@@ -40,7 +40,10 @@ Span span_of(Group group) {
     case Group::kTp:
       return {false, true, false};
     case Group::kRdp:
-    case Group::kShard:  // a part of it
+    case Group::kShard:        // a part of it
+    case Group::kShardCopies:  // the same
+    case Group::kShardWithin:
+    case Group::kShardAcross:
       return {false, false, true};
     case Group::kNode:  // part of the world
       return {true, true, true};
@@ -90,10 +93,16 @@ Topology::Topology(int world_size, int pp, int tp, std::string_view placement_st
 
 int Topology::size(Group group) const {
   if (group == Group::kShard) return cuts_.shard;
+  if (group == Group::kShardCopies) return extent_[at(Axis::kReplica)] / cuts_.shard;
   if (group == Group::kNode) {
     std::map<int, int> ranks;
     for (const int node : cuts_.nodes) ++ranks[node];
     return std::ranges::max(ranks | std::views::values);
+  }
+  if (group == Group::kShardWithin || group == Group::kShardAcross) {
+    std::size_t most = 0;
+    for (int rank = 0; rank < size_; ++rank) most = std::max(most, members(group, Rank(rank)).size());
+    return static_cast<int>(most);
   }
   const Span span = span_of(group);
   return (span.pp ? extent_[at(Axis::kPipeline)] : 1) * (span.tp ? extent_[at(Axis::kTensor)] : 1) *
@@ -123,6 +132,7 @@ Coordinates Topology::coordinates(Rank rank) const {
 }
 
 std::vector<Rank> Topology::members(Group group, Rank of) const {
+  if (group == Group::kShardAcross) return across_machines(of);
   const Coordinates own = coordinates(of);
   const Span span = span_of(group);
   std::vector<Rank> members;
@@ -137,8 +147,20 @@ std::vector<Rank> Topology::members(Group group, Rank of) const {
 
 bool Topology::cut_apart(Group group, Rank one, Rank other) const {
   if (group == Group::kNode) return cuts_.nodes[one.value] != cuts_.nodes[other.value];
-  if (group != Group::kShard) return false;
-  return coordinates(one).rdp / cuts_.shard != coordinates(other).rdp / cuts_.shard;
+  const int first = coordinates(one).rdp, second = coordinates(other).rdp;
+  if (group == Group::kShard) return first / cuts_.shard != second / cuts_.shard;
+  if (group == Group::kShardWithin) return cut_apart(Group::kShard, one, other) || cut_apart(Group::kNode, one, other);
+  return group == Group::kShardCopies && first % cuts_.shard != second % cuts_.shard;
+}
+
+std::vector<Rank> Topology::across_machines(Rank of) const {
+  const int own = index(Group::kShardWithin, of);
+  std::map<int, int> met;  // members on each machine
+  std::vector<Rank> found;
+  for (const Rank member : members(Group::kShard, of)) {
+    if (met[cuts_.nodes[member.value]]++ == own) found.push_back(member);
+  }
+  return found;
 }
 
 int Topology::index(Group group, Rank of) const {
@@ -157,6 +179,50 @@ Rank Topology::translate(Group group, int index, Rank of) const {
   return all[static_cast<std::size_t>(index)];
 }
 
+namespace {
+
+bool on_one_machine(const Topology& topology, int world_size, Group group) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    const auto beside = topology.members(Group::kNode, Rank(rank));
+    const auto is_beside = [&](Rank member) { return std::ranges::find(beside, member) != beside.end(); };
+    if (!std::ranges::all_of(topology.members(group, Rank(rank)), is_beside)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::string> placements_on_one_machine(const Topology& topology, int world_size, Group group) {
+  if (on_one_machine(topology, world_size, group)) return {};
+  Cuts cuts{topology.size(Group::kShard), {}};
+  for (int rank = 0; rank < world_size; ++rank) {
+    cuts.nodes.push_back(static_cast<int>(topology.members(Group::kNode, Rank(rank)).front().value));
+  }
+  std::vector<std::string> found;
+  for (const auto* strategy : {"cluster", "spread", "DTP", "PDT", "PTD", "TDP"}) {
+    const Topology other(world_size, topology.size(Group::kPp), topology.size(Group::kTp), strategy, cuts);
+    if (on_one_machine(other, world_size, group)) found.emplace_back(strategy);
+  }
+  return found;
+}
+
+std::string why_no_levels(const Topology& topology, Rank of) {
+  const auto members = topology.members(Group::kShard, of);
+  const auto within = [&](Rank member) { return std::ssize(topology.members(Group::kShardWithin, member)); };
+  const auto first = within(of);
+  if (first == std::ssize(members)) return "they are on one machine";
+  for (const Rank member : members) {
+    if (within(member) != first) return str("their machines have ", first, " and ", within(member), " of them");
+  }
+  if (first == 1) return "each is on a machine of its own";
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (std::cmp_not_equal(topology.index(Group::kShardWithin, members[i]), i % first)) {
+      return "ranks of one machine are not neighbours";
+    }
+  }
+  return "";
+}
+
 std::string_view name(Group group) {
   switch (group) {
     case Group::kWorld:
@@ -173,6 +239,12 @@ std::string_view name(Group group) {
       return "RDP_GROUP";
     case Group::kShard:
       return "SHARD_GROUP";
+    case Group::kShardCopies:
+      return "SHARD_COPIES_GROUP";
+    case Group::kShardWithin:
+      return "SHARD_WITHIN_GROUP";
+    case Group::kShardAcross:
+      return "SHARD_ACROSS_GROUP";
     case Group::kNode:
       return "NODE_GROUP";
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace lamina::topology {
 
 // The sets of ranks that work together; see [Note: axes]. A rank is in exactly one group of each kind. The kinds also
 // name a way to count ranks: the dp_rank of a rank is its index in its kDp group.
-enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kNode };
+enum class Group { kWorld, kMp, kDp, kPp, kTp, kRdp, kShard, kShardCopies, kShardWithin, kShardAcross, kNode };
 
 // Where a rank stands on each axis.
 struct Coordinates {
@@ -37,7 +38,7 @@ class Topology {
   // cut into groups of `cuts.shard`, and when `cuts.nodes` are not those of all ranks.
   Topology(int world_size, int pp, int tp, std::string_view placement_strategy = "cluster", Cuts cuts = {});
 
-  // How many ranks a group has; of kNode the largest, where machines have different numbers of ranks.
+  // How many ranks a group has; the largest, where machines have different numbers of ranks.
   int size(Group group) const;
 
   // The world rank at these coordinates, and back. Throw UsageError when there is no such place.
@@ -55,12 +56,21 @@ class Topology {
 
  private:
   bool cut_apart(Group group, base::Rank one, base::Rank other) const;  // by `cuts_`, in a group of that kind
+  std::vector<base::Rank> across_machines(base::Rank of) const;         // in its kShard group
 
   int size_;
   std::array<int, 3> extent_{};  // by Axis
   std::array<int, 3> stride_{};  // by Axis: the distance in the world between neighbours on it
   Cuts cuts_;
 };
+
+// The placement strategies, of all there are, under which each group of this kind is on one machine, on the machines of
+// these ranks and with these degrees; empty where it is so already, or never.
+std::vector<std::string> placements_on_one_machine(const Topology& topology, int world_size, Group group);
+
+// Says why the kShard group of `of` cannot work by the levels kShardWithin and kShardAcross, where member h * k + i is
+// member i of the k on machine h: "" where it can. "they are on one machine", "their machines have 2 and 1 of them".
+std::string why_no_levels(const Topology& topology, base::Rank of);
 
 // As it stands in messages: "PP_GROUP".
 std::string_view name(Group group);

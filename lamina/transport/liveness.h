@@ -21,8 +21,8 @@ class Liveness {
   enum class Kind : std::uint8_t {
     kGone = 0,           // the peer's process ended or its connection broke; the last thing heard of it
     kReadable = 'R',     // the sender can read our memory
-    kBye = 'B',          // the sender leaves on purpose and has sent us `value` messages
-    kArrived = 'A',      // all the messages that your kBye counted have arrived
+    kBye = 'B',          // the sender leaves on purpose and has sent us `value` messages and what else counts
+    kArrived = 'A',      // all that your kBye counted has arrived
     kFlushed = 'F',      // the sender will touch none of our shared memory any more
     kInterrupted = 'I',  // the sender's process is about to end, since it was interrupted
   };

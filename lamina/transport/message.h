@@ -65,7 +65,7 @@ struct Message {
 // (little endian), where the rest holds the list of the buffers (device and size in bytes of each), so that a receiver
 // makes room for them before it takes them, the call, and the fields and the tree's encoding, each with its length. It
 // says nothing of whom it comes from: that is the transport's to prove before it reads a head.
-constexpr std::uint16_t kFrameVersion = 5;  // the same on all ranks of a job
+constexpr std::uint16_t kFrameVersion = 6;  // the same on all ranks of a job
 
 struct BufferSpec {
   at::Device device = at::kCPU;

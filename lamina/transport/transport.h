@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "lamina/base/ids.h"
 #include "lamina/transport/message.h"
+#include "lamina/transport/transfer.h"
 
 namespace lamina::transport {
 
@@ -37,6 +39,10 @@ class Transport {
   // base::TimeoutError when a live peer does not take the message in time.
   virtual void send(base::Rank to, const Message& message) = 0;
 
+  // Begin either end of a put, from any thread, and wait for nobody: see [Note: puts].
+  virtual std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) = 0;
+  virtual std::unique_ptr<Transfer> put(base::Rank to, Parcel parcel) = 0;
+
   // This rank has nothing to do before a message comes: look out for it for a moment, rather than sleep. From any
   // thread.
   virtual void look_out() {}
@@ -46,7 +52,8 @@ class Transport {
   virtual void tell_interrupted() {}
 
   // Ends delivery: no event is running or will be called after it returns. With `orderly`, tells the peers that this
-  // rank leaves on purpose, after what was sent has arrived (waiting a bounded time); else it just stops. Idempotent.
+  // rank leaves on purpose, after what was sent has arrived (waiting a bounded time); else it just stops. Transfers
+  // that have not ended are given up. Idempotent.
   virtual void close(bool orderly) = 0;
 };
 

@@ -46,7 +46,7 @@ void release(at::Tensor& tensor, const std::string& why, const at::Tensor& like,
 }
 
 bool is_released(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor);
+  return tensor.defined() && tensor.key_set().has(kWrapperKey) && !is_pending(tensor) && !tensor.has_storage();
 }
 
 std::string where_released(const at::Tensor& tensor) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on tensors whose value is not here: see [Note: reference tensors] and [Note: released tensors].
+// Operations on tensors whose value is not here: see [Note: reference tensors], [Note: released tensors] and [Note:
+// values that are away].
 // This is the only file that registers anything for the wrapper key.
 #include "lamina/value/wrapper_key.h"
 
@@ -9,10 +10,16 @@
 #include <ATen/ops/detach.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "lamina/value/away.h"
 #include "lamina/value/reference_impl.h"
 #include "lamina/value/released.h"
 
@@ -36,12 +43,27 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+// Operations that look at a tensor's shape and type alone.
+bool reads_no_value(std::string_view operation) {
+  constexpr std::array<std::string_view, 10> kAll{
+      "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
+      "aten::randn_like", "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_full"};
+  return std::ranges::find(kAll, operation) != kAll.end();
+}
+
 void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  if (reads_no_value(schema.name()) && arguments.front().isTensor() && is_away(arguments.front().toTensor())) {
+    const c10::impl::ExcludeDispatchKeyGuard as_it_is(kWrapperKey);
+    return op.callBoxed(stack);
+  }
   for_user([&] {
     for (const auto& argument : arguments) {
-      for_each_tensor(argument, [&](const at::Tensor& tensor) { require_value(tensor, schema.name()); });
+      for_each_tensor(argument, [&](const at::Tensor& tensor) {
+        require_value(tensor, schema.name());
+        bring(tensor, schema.name());
+      });
     }
     for (const auto& argument : arguments) for_each_tensor(argument, materialise);
   });
@@ -49,7 +71,10 @@ void read_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
 }
 
 at::Tensor detach(const at::Tensor& self) {
-  for_user([&] { require_value(self, "aten::detach"); });
+  for_user([&] {
+    require_value(self, "aten::detach");
+    bring(self, "aten::detach");
+  });
   const auto* reference = pending_impl(self);
   // A mode has a right to see it. And torch makes a normal tensor of a normal one in inference mode too, where a new
   // reference would be an inference tensor.
@@ -95,6 +120,8 @@ at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar
   for_user([&] {
     require_value(self, "aten::add");
     require_value(other, "aten::add");
+    bring(self, "aten::add");
+    bring(other, "aten::add");
   });
   if (adds_gradients(self, other, alpha)) {
     return make_reference(spec_of(self), summed(self, other), Strides::kAsTheyArrive);

@@ -15,10 +15,13 @@ void bind_collective(py::module_& module);
 void bind_config(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
+void bind_offload(py::module_& module);
+void bind_optim(py::module_& module);
 void bind_parameters(py::module_& module);
 void bind_observe(py::module_& module);
 void bind_random(py::module_& module);
 void bind_references(py::module_& module);
 void bind_session(py::module_& module);
+void bind_sharding(py::module_& module);
 
 }  // namespace lamina::python

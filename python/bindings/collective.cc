@@ -4,8 +4,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "lamina/collective/hierarchical.h"
+#include "lamina/session/session.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -21,6 +24,20 @@ void bind_collective(py::module_& module) {
       },
       py::arg("store"), py::arg("rank"), py::arg("members"), py::arg("timeout_s"),
       py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "make_hierarchical",
+      [](c10::intrusive_ptr<c10d::ProcessGroup> within, c10::intrusive_ptr<c10d::ProcessGroup> across, double timeout_s,
+         const std::shared_ptr<session::Session>& posted_over, const std::vector<int>& hosts) {
+        collective::Levels levels{std::move(within), std::move(across), nullptr, {}, nullptr};
+        if (posted_over) {
+          std::vector<base::Rank> members;
+          for (const int rank : hosts) members.emplace_back(rank);
+          levels.posted = std::make_shared<collective::PostedGather>(posted_over->transport(), "across", members);
+        }
+        return collective::make_hierarchical(std::move(levels), milliseconds(timeout_s));
+      },
+      py::arg("within"), py::arg("across"), py::arg("timeout_s"), py::arg("posted_over") = nullptr,
+      py::arg("hosts") = std::vector<int>());
 }
 
 }  // namespace lamina::python

@@ -48,9 +48,11 @@ Reducer::Replicas replicas(const std::shared_ptr<Session>& session) {
 }
 
 std::unique_ptr<Reducer> make(const std::shared_ptr<Session>& session, int passes_per_reduction,
-                              std::int64_t bucket_bytes, bool broadcast_buffers, bool overlap,
+                              std::int64_t bucket_bytes, bool broadcast_buffers, bool overlap, bool gradients_are_views,
                               const py::function& parameters, const py::function& buffers) {
-  const data_parallel::ReducerOptions options{passes_per_reduction, bucket_bytes, broadcast_buffers, overlap};
+  const data_parallel::ReducerOptions options{
+      passes_per_reduction, bucket_bytes, broadcast_buffers, overlap,
+      gradients_are_views ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied};
   return std::make_unique<Reducer>(options, session->mailbox(), session->members(Group::kDp), session->patience(),
                                    face_hooks().failures,
                                    Reducer::Parts{tensors(parameters), tensors(buffers), replicas(session)});
@@ -87,15 +89,20 @@ void set_hook(Reducer& reducer, const py::function& hook) {
 
 void bind_data_parallel(py::module_& module) {
   const py::call_guard<Release> release;
+  py::class_<data_parallel::ShardedGradients, std::shared_ptr<data_parallel::ShardedGradients>>(module,
+                                                                                                "ShardedGradients");
   py::class_<Reducer>(module, "Reducer")
       .def(py::init(&make), py::arg("session"), py::arg("passes_per_reduction"), py::arg("bucket_bytes"),
-           py::arg("broadcast_buffers"), py::arg("overlap"), py::arg("parameters"), py::arg("buffers"))
+           py::arg("broadcast_buffers"), py::arg("overlap"), py::arg("gradients_are_views"), py::arg("parameters"),
+           py::arg("buffers"))
       .def("set_hook", &set_hook, py::arg("hook"))
+      .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"))
       .def_property_readonly("stuck", &Reducer::stuck)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
-      .def("note_backward", &Reducer::note_backward)
-      .def("note_gradient", &Reducer::note_gradient, py::arg("parameter"), release)
-      .def("end_backward", &Reducer::end_backward, release)
+      .def("await_backward", &Reducer::await_backward)
+      .def(
+          "watch", [](Reducer& self, const std::vector<at::Tensor>& parameters) { self.watch(parameters); },
+          py::arg("parameters"))
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(
           "fail_join",

@@ -8,6 +8,7 @@
 #include "lamina/model/cut.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/values.h"
+#include "lamina/session/sharding.h"
 #include "lamina/value/released.h"
 #include "python/bindings/convert.h"
 #include "python/bindings/plan.h"
@@ -88,6 +89,7 @@ ParameterTable make_table(Session& session, const std::vector<Row>& rows) {
   for (const auto& [name, tensor, buffer, partition] : rows) {
     all.push_back(model::whole_in(base::Partition(partition), name, tensor, buffer, topology.size(Group::kDp)));
   }
+  session::mark_shards(session, all);
   return {std::move(all), session.partition(), topology.size(Group::kPp)};
 }
 
@@ -106,8 +108,9 @@ auto why_released(const Session& session) {
       [&session](const model::Parameter& row) { return why_released(session, row.layout.name, row.layout.partition); };
 }
 
-std::int64_t give_values(Session& session, const ParameterTable& table, const py::object& make,
-                         std::size_t portion_bytes) {
+std::shared_ptr<sharding::Sharding> give_values(Session& session, const ParameterTable& table,
+                                                const std::vector<std::string>& modules, const py::object& make,
+                                                std::size_t portion_bytes) {
   const auto made = [&make](std::span<const model::Parameter> rows) {
     const py::gil_scoped_acquire gil;
     py::list tensors;
@@ -115,8 +118,7 @@ std::int64_t give_values(Session& session, const ParameterTable& table, const py
     make(tensors);
   };
   const Release release;
-  return model::give_values(table, session.members(Group::kWorld), session.mailbox(), session.patience(),
-                            {made, why_released(session)}, portion_bytes);
+  return session::give_values(session, table, modules, {made, why_released(session)}, portion_bytes);
 }
 
 void release_tensor(Session& session, at::Tensor tensor, const std::string& name, int partition,
@@ -135,9 +137,17 @@ std::vector<at::Tensor> norms(Session& session, const ParameterTable& table,
 
 }  // namespace
 
-constexpr std::pair<std::string_view, Group> kGroups[] = {
-    {"world", Group::kWorld}, {"mp", Group::kMp},   {"dp", Group::kDp},       {"pp", Group::kPp},
-    {"tp", Group::kTp},       {"rdp", Group::kRdp}, {"shard", Group::kShard}, {"node", Group::kNode}};
+constexpr std::pair<std::string_view, Group> kGroups[] = {{"world", Group::kWorld},
+                                                          {"mp", Group::kMp},
+                                                          {"dp", Group::kDp},
+                                                          {"pp", Group::kPp},
+                                                          {"tp", Group::kTp},
+                                                          {"rdp", Group::kRdp},
+                                                          {"shard", Group::kShard},
+                                                          {"shard_copies", Group::kShardCopies},
+                                                          {"shard_within", Group::kShardWithin},
+                                                          {"shard_across", Group::kShardAcross},
+                                                          {"node", Group::kNode}};
 
 Group group_of(const std::string& kind) {
   for (const auto& [name, group] : kGroups) {
@@ -168,8 +178,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("owns", &model::Cut::owns, py::arg("name"));
   py::class_<ParameterTable>(module, "ParameterTable")
       .def(py::init(&make_table), py::arg("session"), py::arg("rows"))
-      .def("whole_here", py::overload_cast<const at::Tensor&>(&ParameterTable::whole_here, py::const_),
-           py::arg("tensor"))
+      .def("is_here", py::overload_cast<const at::Tensor&>(&ParameterTable::is_here, py::const_), py::arg("tensor"))
       .def(
           "has_any",
           [](const ParameterTable& table, const std::vector<at::Tensor>& tensors) {
@@ -177,6 +186,13 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
                                        [](const auto* row) { return row != nullptr; });
           },
           py::arg("tensors"))
+      .def(
+          "reduced_over",
+          [](const ParameterTable& table, const at::Tensor& parameter) -> std::optional<std::string> {
+            const auto* row = table.find(parameter);
+            return row == nullptr ? std::nullopt : std::optional(kind_of(row->layout.reduction.over));
+          },
+          py::arg("parameter"))
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
   kind.def("hooked_modules", &hooked_modules, py::arg("names"))
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
@@ -184,7 +200,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none(),
            py::arg("portion_bytes") = model::kPortionBytes)
-      .def("give_values", &give_values, py::arg("table"), py::arg("make"),
+      .def("give_values", &give_values, py::arg("table"), py::arg("modules"), py::arg("make"),
            py::arg("portion_bytes") = model::kPortionBytes)
       .def(
           "release_others",

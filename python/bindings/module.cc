@@ -26,8 +26,11 @@ PYBIND11_MODULE(_lamina, module) {
   bind_random(module);
   bind_session(module);
   bind_data_parallel(module);
+  bind_sharding(module);
   bind_dist(module);
   bind_observe(module);
+  bind_offload(module);
+  bind_optim(module);
   bind_parameters(module);
   module.def("encode_roundtrip", [](py::handle object) {
     auto encoded = lamina::value::encode(to_value(object));

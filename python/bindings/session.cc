@@ -319,6 +319,7 @@ void bind_session(py::module_& module) {
       .def(
           "tell_leaving", [](Session& session, const std::string& how) { session.tell_leaving(how); },
           py::call_guard<Release>())
+      .def_property_readonly("stuck", [](Session& session) { return session.groups().stuck(); })
       .def("make_groups_by", &make_groups_by, py::arg("make"))
       .def("close", &close_session)
       .def("leave", &leave_session, py::arg("interrupted"));

@@ -22,6 +22,9 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 import importlib.metadata
 
 from lamina import dist as dist
+from lamina import nn as nn
+from lamina import optim as optim
+from lamina import optimizers as optimizers
 from lamina import state
 from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from lamina.deferred_init.creation import model_creation, set_tensor_parallelism, tensor_parallelism
@@ -87,6 +90,7 @@ from lamina.job.ranks import (
     tp_size,
 )
 from lamina.job.seeds import rng_step, set_rng_step
+from lamina.model.shards import gathered_parameters, get_full_gradient, get_full_parameter
 from lamina.modules.dynamic import set_dynamic
 from lamina.modules.placement import partition, set_partition
 from lamina.observe.metrics import JsonLines, Logger, Metrics, TensorBoard
@@ -147,9 +151,12 @@ __all__ = [
     "dp_barrier",
     "dp_rank",
     "dp_size",
+    "gathered_parameters",
     "get_device_mesh",
     "get_dp_group",
     "get_dp_process_group",
+    "get_full_gradient",
+    "get_full_parameter",
     "get_mp_group",
     "get_mp_process_group",
     "get_pp_group",
@@ -202,7 +209,6 @@ __preload__ = ("torch._dynamo",)
 _NOT_YET = {
     "CheckpointManager",
     "amp",
-    "optimizers",
     "resume_from_checkpoint",
     "save_checkpoint",
     "tp_register",

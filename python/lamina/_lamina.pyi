@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.distributed import Backend, ProcessGroup, Store
 
-Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "node"]
+Kind = Literal["world", "mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node"]
 
 def set_hooks(
     *,
@@ -125,6 +125,16 @@ def make_backend(store: Store, rank: int, members: list[int], timeout_s: float) 
     """torch's backend of a group of these world ranks, of which this one is number `rank`: over shared memory where
     they are processes of one host, else Gloo's. Collective. See lamina/collective/backend.h."""
 
+def make_hierarchical(
+    within: ProcessGroup,
+    across: ProcessGroup,
+    timeout_s: float,
+    posted_over: Session | None = None,
+    hosts: list[int] = ...,
+) -> ProcessGroup:
+    """A group that works by the levels `within`, the ranks of one host, and `across`, those of one index on each host.
+    It has `_allgather_base`, `_reduce_scatter_base` and `allreduce`. See lamina/collective/hierarchical.h."""
+
 def meets_at_loopback(world: World) -> bool:
     """True where this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""
 
@@ -161,6 +171,9 @@ class Session:
         """World ranks of this rank's group of that kind."""
     def translate(self, kind: Kind, index: int) -> int:
         """World rank of member `index` of this rank's group of that kind."""
+    @property
+    def stuck(self) -> bool:
+        """A collective of a group was left that may never end; also true afterwards."""
     def make_groups_by(self, make: Callable[[Kind], ProcessGroup]) -> None:
         """Has `make` give torch's process group of a kind when the engine first uses it."""
 
@@ -186,11 +199,16 @@ class Session:
         nothing on the others. It is in the order of the ranks, the later one's where two have a name, or in the plain
         model's with its cut. It travels in portions of about so many bytes."""
     def give_values(
-        self, table: ParameterTable, make: Callable[[list[torch.Tensor]], None], portion_bytes: int = ...
-    ) -> int:
-        """Collective over the world: gives each tensor here the value that it has on world rank 0, sending only what
-        differs, and releases the others, a portion of about so many bytes at a time. `make` is called with the tensors
-        of each portion before their values are read. Returns the bytes received here."""
+        self,
+        table: ParameterTable,
+        modules: Sequence[str],
+        make: Callable[[list[torch.Tensor]], None],
+        portion_bytes: int = ...,
+    ) -> Sharding | None:
+        """Collective over the world: gives each tensor here the value that it has on world rank 0, or this rank's shard
+        of it, sending only what differs, and releases the others, a portion of about so many bytes at a time. `modules`
+        are the names of those that are called; `make` is called with the tensors of each portion before their values
+        are read. Returns the sharding, where there is one."""
     def release_others(self, table: ParameterTable) -> None:
         """Frees the values that are not this rank's, also where views of them are alive."""
     def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:
@@ -356,10 +374,12 @@ class ParameterTable:
 
     def __init__(self, session: Session, rows: Sequence[tuple[str, torch.Tensor, bool, int]]) -> None:
         """A row for each tensor: its name, it, whether it is a buffer, its partition. Parameters come first."""
-    def whole_here(self, tensor: torch.Tensor) -> bool:
-        """True where this rank has all elements of a tensor, and for what is not the model's."""
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """True where this rank has elements of a tensor; for one that is not the model's, too."""
     def has_any(self, tensors: Sequence[torch.Tensor]) -> bool:
         """True where one of them is the model's, or the gradient of a parameter of the model's."""
+    def reduced_over(self, parameter: torch.Tensor) -> str | None:
+        """The group over which its gradients are reduced; None for what is not the model's."""
     @property
     def whole_everywhere(self) -> bool:
         """True where each rank has all of the model."""
@@ -376,7 +396,95 @@ class Backwards:
     ) -> None:
         """One backward, over all ranks of the pipeline; with several copies of the model the reducer hears of it."""
 
+# Checkpointed activations in the host's memory: lamina/runtime/offload.h.
+
+class KeptActivation:
+    def take(self) -> torch.Tensor:
+        """The tensor on its device."""
+
+class Offload:
+    def __init__(self, horizon: int) -> None: ...
+    def keep(self, tensor: torch.Tensor) -> KeptActivation | None:
+        """Sends it to the host; None where it lies there."""
+
 # The replicas.
+
+class ShardedGradients: ...
+
+class Functional:
+    """An optimizer as a function of memory; see lamina/optim/functional.h."""
+
+    @property
+    def hyper(self) -> list[tuple[str, list[str], float]]:
+        """Names of its hyper-parameters, the words of which one is an index, and what holds where nothing is given."""
+    @property
+    def norm(self) -> bool:
+        """True where it needs the norm of all gradients."""
+    @property
+    def needs_elements_alone(self) -> bool:
+        """True where it updates each element of a parameter by itself."""
+    def check(self, hyper: Sequence[float]) -> None:
+        """UsageError for values that it does not take."""
+
+def functional(name: str) -> Functional:
+    """The form of the optimizer of that name."""
+
+class OptimizerGroup:
+    """Parameters of a group, with the states that the optimizer's `state` has of them."""
+
+    def __init__(
+        self, functional: Functional, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]
+    ) -> None: ...
+    @property
+    def on_cpu(self) -> bool: ...
+    def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
+        """True where these are its parameters, and this its dict."""
+    def squared_gradient_norm(self, scale: float) -> float: ...
+    def step(self, hyper: Sequence[float], scale: float, gradient_norm: float) -> None:
+        """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL."""
+
+class Sharding(ShardedGradients):
+    """Sharded data parallelism on this rank; see lamina/sharding/sharding.h. Parameters go by their numbers."""
+
+    @property
+    def parameters(self) -> list[tuple[str, torch.Tensor]]: ...
+    def shard(self, number: int) -> torch.Tensor: ...
+    def find(self, parameter: torch.Tensor) -> int | None:
+        """The number of a parameter, or of the one whose memory a tensor has."""
+    def find_shard(self, shard: torch.Tensor) -> int | None:
+        """The number of the parameter whose shard it is."""
+    def parameter(self, number: int) -> torch.Tensor: ...
+    def hold(self, number: int) -> None:
+        """Has the whole value here, until as many `let_go`."""
+    def let_go(self, number: int) -> None: ...
+    def lend(self, number: int) -> None:
+        """Gives a copy of the value that may be written to, until `take_back`."""
+    def take_back(self, number: int) -> None: ...
+    def zero_grad(self, number: int, set_to_none: bool) -> None:
+        """Forgets the shard's gradient, or makes it zero, and what was summed for its next one."""
+    def write_back(self, number: int, value: torch.Tensor) -> None:
+        """Gives this rank's shard its part of a whole value."""
+    @property
+    def live(self) -> int:
+        """Elements of values that are here."""
+    @property
+    def most_live(self) -> int: ...
+    def before_update(self) -> None:
+        """Before shards change; collective over the sharding group, like `after_update`."""
+    def after_update(self) -> None: ...
+    def before_step(self, parameters: Sequence[torch.Tensor], max_norm: float) -> float:
+        """As `before_update`, before an optimizer's step: clips the gradients of its parameters, and returns their
+        norm; collective over the pipeline, too."""
+    def measured(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_type: float
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Parameters and gradients with the norm of all of a gradient, as a tensor, in the place of a shard's;
+        collective over the sharding group."""
+    def gather(self, number: int, part: torch.Tensor) -> torch.Tensor:
+        """The whole of which each rank has such a part, in the parameter's shape; collective over the sharding
+        group."""
+    def part_of(self, number: int, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole, padded with zeros."""
 
 class Reducer:
     """The gradients and buffers of this rank's part of a model, and those of the same part on the other replicas; see
@@ -392,6 +500,7 @@ class Reducer:
         bucket_bytes: int,
         broadcast_buffers: bool,
         overlap: bool,
+        gradients_are_views: bool,
         parameters: Callable[[], Sequence[tuple[str, torch.Tensor]]],
         buffers: Callable[[], Sequence[tuple[str, torch.Tensor]]],
     ) -> None: ...
@@ -403,11 +512,12 @@ class Reducer:
         """A collective was left that may never end: a group cannot be closed then."""
     def note_call(self, training: bool) -> None:
         """The model is called outside of steps."""
-    def note_backward(self) -> bool:
-        """A backward has reached the model's output. True where the end of this backward is to call `end_backward`."""
-    def note_gradient(self, parameter: torch.Tensor) -> bool:
-        """A backward has accumulated a gradient of this parameter; as `note_backward`."""
-    def end_backward(self) -> None: ...
+    def watch(self, parameters: Sequence[torch.Tensor]) -> None:
+        """From now on, until the next time, gradients that come to these are noticed."""
+    def await_backward(self) -> None:
+        """A backward has reached the model's output: its end is noticed."""
+    def set_sharded(self, sharded: ShardedGradients) -> None:
+        """Has gradients of other parameters reduced by these."""
     def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <latch>
 #include <numeric>
@@ -32,7 +34,12 @@ class Store : public c10d::HashStore {
     const bool moved = elsewhere && key.ends_with("host/1");
     HashStore::set(key, moved ? std::vector<std::uint8_t>{'x', '.'} : word);
   }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    ++waits;
+    HashStore::wait(keys, timeout);
+  }
   bool elsewhere = false;
+  std::atomic<int> waits = 0;
 };
 
 struct Member {
@@ -262,6 +269,20 @@ TEST(Backend, GivesWhatGlooGives) {
   }
 }
 
+// The store's wait for the other has ended without it, and begun again.
+TEST(Backend, IsMadeThoughAMemberComesLate) {
+  const auto store = c10::make_intrusive<Store>();
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const BackendOptions options{
+          .store = store, .rank = rank, .members = {base::Rank(10), base::Rank(11)}, .timeout = kLong};
+      while (rank == 1 && store->waits < 6) std::this_thread::yield();
+      EXPECT_EQ(message_of<std::exception>([&] { make_backend(options)->barrier()->wait(); }), "nothing was thrown");
+    });
+  }
+}
+
 TEST(Backend, IsNamedAndCountsItsCollectives) {
   together(2, [](Member& member) {
     EXPECT_EQ(member.ours->getBackendName(), "lamina");
@@ -321,6 +342,40 @@ TEST(Backend, WritesToLeavesAndTensorsOfInferenceMode) {
   });
 }
 
+TEST(Backend, AllocatesTensorsThatAreAsOthers) {
+  at::Tensor kept;
+  together(2, [&](Member& member) {
+    EXPECT_TRUE(member.ours->supportsTensorAlloc(-1));
+    constexpr std::int64_t kRows = 700, kCount = kRows * kRows;
+    auto tensor = member.ours->allocateTensor(kCount, at::kDouble).fill_(member.rank + 1);
+    const void* place = tensor.data_ptr();
+    EXPECT_EQ(tensor.sizes(), at::IntArrayRef({kCount}));
+    for (auto view :
+         {tensor, tensor.view({kRows, kRows}), tensor.view({kRows, kRows}).t(), tensor.narrow(0, 5, 90000)}) {
+      Tensors one{view};
+      member.ours->allreduce(one)->wait();
+      EXPECT_EQ(view.min().item<double>() + view.max().item<double>(), 6);
+      tensor.fill_(member.rank + 1);
+    }
+    auto parts = at::empty({2, kCount}, at::kDouble);
+    member.ours->_allgather_base(parts, tensor)->wait();
+    EXPECT_EQ(parts[0].min().item<double>() + parts[0].max().item<double>(), 2);
+    EXPECT_EQ(parts[1].min().item<double>() + parts[1].max().item<double>(), 4);
+    // It may be resized, and what is freed is used again.
+    tensor.resize_({kCount + 1});
+    EXPECT_NE(tensor.data_ptr(), place);
+    EXPECT_EQ(tensor[0].item<double>(), member.rank + 1);
+    tensor = member.ours->allocateTensor(3, at::kBool);
+    EXPECT_EQ(tensor.data_ptr(), place);
+    EXPECT_EQ(tensor.scalar_type(), at::kBool);
+    EXPECT_EQ(member.ours->allocateTensor(0).numel(), 0);
+    EXPECT_EQ(message_of<base::UsageError>([&] { member.ours->allocateTensor(3, at::kMeta); }),
+              "lamina allocates tensors of the CPU, not on meta");
+    if (member.rank == 0) kept = member.ours->allocateTensor(1000).fill_(7);
+  });
+  EXPECT_EQ(kept.add_(1).sum().item<float>(), 8000);
+}
+
 TEST(Backend, MakesOneWorkOfCoalescedOperations) {
   together(2, [](Member& member) {
     const int other = 1 - member.rank;
@@ -355,6 +410,13 @@ TEST(Backend, RefusesWhatDoesNotFitBeforeItStarts) {
       EXPECT_EQ(refusal([&] { member.ours->broadcast(two); }), "lamina:broadcast takes one tensor, not 2");
       EXPECT_EQ(refusal([&] { member.ours->broadcast(sparse); }),
                 "lamina:broadcast takes dense tensors of the CPU, not a sparse one: Float on cpu");
+      Tensors freed{at::ones({2})}, late{at::ones({6}).narrow(0, 4, 2)};
+      freed[0].storage().unsafeGetStorageImpl()->set_nbytes(0);
+      late[0].storage().unsafeGetStorageImpl()->set_nbytes(5 * sizeof(float));
+      for (auto* tensors : {&freed, &late}) {
+        EXPECT_EQ(refusal([&] { member.ours->allreduce(*tensors); }),
+                  "lamina:all_reduce takes dense tensors of the CPU, not one whose storage was freed: Float on cpu");
+      }
       c10d::AllreduceOptions options;
       options.reduceOp = c10d::ReduceOp::BXOR;
       EXPECT_EQ(refusal([&] { member.ours->allreduce(bits, options); }),
@@ -374,11 +436,51 @@ TEST(Backend, RefusesWhatDoesNotFitBeforeItStarts) {
                 "lamina:all_to_all: 5 rows cannot be parted over 2 members as the sizes say");
       EXPECT_EQ(refusal([&] { member.ours->alltoall_base(all, all, even, even); }),
                 "lamina:all_to_all: 5 rows cannot be parted over 2 members equally");
-      EXPECT_EQ(refusal([&] { member.ours->recvAnysource(bits, 0); }), "lamina:recv needs to know from whom: give src");
     }
     Tensors next{at::ones({2})};
     member.ours->allreduce(next)->wait();
     EXPECT_EQ(next[0][0].item<float>(), 2.0F);
+  });
+}
+
+TEST(Backend, ReceivesFromWhoeverSendsAndSaysFromWhom) {
+  constexpr int kRounds = 50;
+  std::latch taken(1);
+  together(4, [&](Member& member) {
+    if (member.rank != 0) {
+      for (int round = 0; round < kRounds; ++round) {
+        Tensors tensors{at::full({100}, static_cast<float>(kRounds * member.rank + round))};
+        member.ours->send(tensors, 0, 0)->wait();
+      }
+      taken.wait();
+      Tensors named{at::full({100}, -1.0F)};
+      if (member.rank == 2) member.ours->send(named, 0, 0)->wait();
+      return;
+    }
+    std::array<int, 4> next{};
+    std::vector<Tensors> received(std::size_t{3} * kRounds);
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (auto& tensors : received) {
+      tensors = {at::empty({100})};
+      works.push_back(member.ours->recvAnysource(tensors, 0));
+    }
+    Tensors last{at::empty({100})};
+    const auto then = member.ours->recv(last, 2, 0);  // the one after all those
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      works[i]->wait();
+      const int from = works[i]->sourceRank();
+      ASSERT_TRUE(from > 0 && from < 4) << from;
+      EXPECT_TRUE(at::equal(received[i][0], at::full({100}, static_cast<float>(kRounds * from + next[from]++))));
+    }
+    taken.count_down();
+    then->wait();
+    EXPECT_EQ(last[0][0].item<float>(), -1.0F);
+    member.ours->setTimeout(std::chrono::milliseconds(300));
+    Tensors never{at::empty({1})};
+    const auto error = message_of<std::runtime_error>([&] { member.ours->recvAnysource(never, 0)->wait(); });
+    EXPECT_TRUE(error.find("one of the others has not come for 0.3 s") != std::string::npos ||
+                error.find("all other members have closed") != std::string::npos)
+        << error;
   });
 }
 
@@ -413,8 +515,15 @@ TEST(Backend, StaysInStepWhereCoalescedOperationsDifferOrFail) {
 }
 
 TEST(Backend, RunsWhatTheEndOfACollectiveWaitsFor) {
-  together(2, [](Member& member) {
+  std::latch attached(1);  // what its end calls, before it may end
+  together(2, [&](Member& member) {
     Tensors first{at::ones({10})}, second{at::ones({10})};
+    if (member.rank == 1) {
+      attached.wait();
+      member.ours->allreduce(first)->wait();
+      member.ours->allreduce(second)->wait();
+      return;
+    }
     std::latch queued(1);
     const auto work = member.ours->allreduce(first);
     const auto then = work->getFuture()->then(
@@ -427,6 +536,7 @@ TEST(Backend, RunsWhatTheEndOfACollectiveWaitsFor) {
     const auto waits = work->getFuture()->then(
         [&](c10::ivalue::Future& /*done*/) { return c10::IValue(later->wait(std::chrono::seconds(20))); },
         c10::BoolType::get());
+    attached.count_down();
     queued.count_down();
     then->waitAndThrow();
     waits->waitAndThrow();
@@ -475,6 +585,142 @@ TEST(Backend, EndsWhatIsAbortedOnAllMembersAndGoesOn) {
     Tensors next{at::ones({2})};
     member.ours->allreduce(next)->wait();
     EXPECT_EQ(next[0][0].item<float>(), 2.0F);
+  });
+}
+
+TEST(Backend, IsDestroyedInWhatTheEndOfACollectiveCalls) {
+  std::latch attached(1), destroyed(1);
+  together(2, [&](Member& member) {
+    if (member.rank == 1) {
+      attached.wait();
+      Tensors tensors{at::ones({2})};
+      member.ours->allreduce(tensors)->wait();
+      EXPECT_NE(message_of<std::runtime_error>([&] {
+                  member.ours->allreduce(tensors)->wait();
+                  member.ours->allreduce(tensors)->wait();
+                }),
+                "nothing was thrown");
+      destroyed.wait();
+      return;
+    }
+    std::latch all_queued(1);
+    Tensors a{at::ones({2})}, b{at::ones({2})};
+    const auto work = member.ours->allreduce(a);
+    const auto then = work->getFuture()->then(
+        [&](c10::ivalue::Future& /*done*/) {
+          all_queued.wait();
+          member.ours.reset();
+          return c10::IValue(true);
+        },
+        c10::BoolType::get());
+    const auto waiting = member.ours->allreduce(b);
+    attached.count_down();
+    all_queued.count_down();
+    then->waitAndThrow();
+    EXPECT_EQ(message_of<base::CancelledError>([&] { waiting->wait(); }), "lamina:all_reduce was aborted");
+    destroyed.count_down();
+  });
+}
+
+TEST(Backend, DoesItsPartForTheOthersWhenItIsShutDown) {
+  std::latch started(1);
+  together(2, [&](Member& member) {
+    Tensors tensors{at::ones({300000})}, sent{at::ones({300000})};
+    if (member.rank == 0) {
+      member.ours->allreduce(tensors);
+      member.ours->send(sent, 1, 0);
+      started.count_down();
+      member.ours->shutdown();
+    } else {
+      started.wait();
+      member.ours->allreduce(tensors)->wait();
+      member.ours->recv(sent, 0, 0)->wait();
+      EXPECT_EQ(tensors[0].sum().item<float>(), 600000.0F);
+    }
+  });
+}
+
+TEST(Backend, ClosesAtOnceThoughManyOperationsWait) {
+  std::latch closed(1);
+  together(2, [&](Member& member) {
+    constexpr int kWaiting = 200;
+    Tensors tensors{at::ones({2})};
+    member.ours->barrier()->wait();
+    if (member.rank == 1) {
+      closed.wait();
+      EXPECT_THROW(member.ours->allreduce(tensors)->wait(), std::runtime_error);
+      return;
+    }
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (int i = 0; i < kWaiting; ++i) works.push_back(member.ours->allreduce(tensors));
+    const auto begin = Clock::now();
+    member.ours.reset();
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
+    for (const auto& work : works) EXPECT_TRUE(work->isCompleted() && !work->isSuccess());
+    closed.count_down();
+  });
+}
+
+TEST(Backend, LetsTheTimeOutsOfWhatWaitsCountTogether) {
+  std::latch over(1);
+  together(2, [&](Member& member) {
+    constexpr int kWaiting = 20;
+    c10d::AllreduceOptions options;
+    options.timeout = std::chrono::seconds(1);
+    Tensors tensors{at::ones({2})};
+    if (member.rank == 0) {
+      std::vector<c10::intrusive_ptr<c10d::Work>> works;
+      const auto begin = Clock::now();
+      for (int i = 0; i < kWaiting; ++i) works.push_back(member.ours->allreduce(tensors, options));
+      EXPECT_NE(message_of<base::TimeoutError>([&] { works[0]->wait(); }).find("rank 11 has not come for 1 s"),
+                std::string::npos);
+      for (int i = 1; i < kWaiting; ++i) {
+        EXPECT_EQ(message_of<base::TimeoutError>([&] { works[i]->wait(); }),
+                  "lamina:all_reduce has waited for 1 s behind one that timed out");
+      }
+      EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+      over.count_down();
+    } else {
+      over.wait();
+      for (int i = 0; i < kWaiting; ++i) {
+        EXPECT_THROW(member.ours->allreduce(tensors, options)->wait(), base::CancelledError);
+      }
+    }
+    Tensors next{at::ones({2})};
+    member.ours->allreduce(next, options)->wait();
+    EXPECT_EQ(next[0][0].item<float>(), 2.0F);
+  });
+}
+
+// A child's exit status says what it found.
+TEST(Backend, IsOfNoUseAndOfNoHarmInAForkedChild) {
+  std::latch over(1);
+  together(2, [&](Member& member) {
+    Tensors tensors{at::ones({2})};
+    if (member.rank == 0) {
+      const auto work = member.ours->allreduce(tensors);  // in a thread, which waits for the other member
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const std::string refused = " in a child of fork(): its group is its parent's; make one of its own";
+        Tensors own{at::ones({2})};
+        bool well = message_of<base::UsageError>([&] { member.ours->barrier(); }) == "lamina:barrier" + refused;
+        well = well && message_of<base::UsageError>([&] { work->wait(); }) == "lamina:all_reduce" + refused;
+        member.ours->shutdown();
+        member.ours->abort();
+        member.ours.reset();
+        ::_exit(well ? 0 : 1);
+      }
+      int status = -1;
+      EXPECT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+      over.count_down();
+      work->wait();
+    } else {
+      over.wait();
+      member.ours->allreduce(tensors)->wait();
+    }
+    EXPECT_EQ(tensors[0][0].item<float>(), 2.0F);
+    member.ours->barrier()->wait();
   });
 }
 

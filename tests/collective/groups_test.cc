@@ -2,6 +2,7 @@
 #include "lamina/collective/groups.h"
 
 #include <ATen/ATen.h>
+#include <signal.h>
 
 #include "lamina/base/error.h"
 #include "tests/collective/job_ranks.h"
@@ -56,6 +57,90 @@ TEST(Groups, MachinesAreThoseThatTheRanksTellOf) {
     ranks.start(rank, body, variables);
   }
   ranks.expect_success();
+}
+
+// Four ranks on two machines, whose sharding group is all of them; `killed` ends by a signal.
+void on_two_machines(const std::function<void(JobRank&, collective::Group&)>& body,
+                     const std::vector<int>& killed = {}) {
+  test::RankForks ranks(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    auto variables = ranks.variables(rank);
+    variables["NODE_RANK"] = std::to_string(rank / 2);
+    variables["LOCAL_RANK"] = std::to_string(rank % 2);
+    variables["LOCAL_WORLD_SIZE"] = "2";
+    const auto start = [&] {
+      config::Config config;
+      config.ddp = true;
+      config.sharded_data_parallel_degree = 4;
+      JobRank job(config, &make_gloo);
+      body(job,
+           job.session.groups().by_levels(Group::kShard, Group::kShardWithin, Group::kShardAcross, job.patience()));
+    };
+    ranks.start(rank, start, variables);
+  }
+  ranks.expect_success(killed);
+}
+
+TEST(Groups, OneByLevelsHasTheStoryOfAnyOther) {
+  on_two_machines([](JobRank& job, collective::Group& group) {
+    EXPECT_EQ(group.rank(), job.rank());
+    auto all = at::empty({8}), sum = at::ones({3}), part = at::empty({2});
+    group.all_gather(all, at::full({2}, 1. * job.rank()), job.terms())->wait();
+    EXPECT_TRUE(at::equal(all, at::tensor({0., 0., 1., 1., 2., 2., 3., 3.}, at::kFloat)));
+    group.reduce_scatter(part, all, Reduction::kSum, job.terms())->wait();
+    EXPECT_TRUE(at::equal(part, at::full({2}, 4. * job.rank())));
+    group.all_reduce(sum, Reduction::kSum, job.terms())->wait();
+    EXPECT_TRUE(at::equal(sum, at::full({3}, 4.)));
+    group.barrier(job.terms())->wait();
+    EXPECT_FALSE(group.shares_memory());
+    const auto absent = [&] {
+      const Terms terms{"gathering parameters", job.patience(std::chrono::milliseconds(300))};
+      group.all_gather(all, part, terms)->wait();
+    };
+    if (job.rank() != 3) expect_error<base::TimeoutError>(absent, "gathering parameters over ranks 0-3 without rank 3");
+    job.meet();
+    job.session.groups().close();
+  });
+}
+
+// Calls `body` on each of two ranks, of which the second has a buffer of that size.
+void with_buffers(const std::string& size, const std::function<void(int rank)>& body) {
+  test::RankForks ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    auto variables = ranks.variables(rank);
+    if (rank == 1) variables["SMDDP_AG_SORT_BUFFER_SIZE_BYTES"] = size;
+    ranks.start(rank, [&] { body(rank); }, variables);
+  }
+  ranks.expect_success();
+}
+
+TEST(Groups, BuffersThatDifferBetweenMembersAreRefused) {
+  with_buffers("8192", [](int /*rank*/) {
+    JobRank job({}, &make_gloo);
+    const auto make = [&] { job.session.groups().by_levels(Group::kWorld, Group::kNode, Group::kTp, job.patience()); };
+    expect_error<base::DesyncError>(make, "SMDDP_AG_SORT_BUFFER_SIZE_BYTES are 16777216 and ");
+    job.meet();
+  });
+}
+
+TEST(Groups, ABufferOfNoMultipleIsRefusedBeforeAnythingIsStarted) {
+  with_buffers("8193", [](int rank) {
+    if (rank == 0) return;
+    expect_error<base::UsageError>([] { JobRank({}, &make_gloo); },
+                                   "'8193' is not allowed; expected a multiple of 8192");
+  });
+}
+
+TEST(Groups, OneByLevelsNamesAMemberThatDies) {
+  const auto body = [](JobRank& job, collective::Group& group) {
+    auto all = at::empty({8}), part = at::ones({2});
+    group.all_gather(all, part, job.terms())->wait();
+    if (job.rank() == 3) ::raise(SIGKILL);
+    const auto began = std::chrono::steady_clock::now();
+    expect_error<base::PeerError>([&] { group.all_gather(all, part, job.terms())->wait(); }, "rank 3 is lost");
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  };
+  on_two_machines(body, {3});
 }
 
 TEST(Groups, RanksThatMakeDifferentOnesAreTold) {

@@ -50,7 +50,7 @@ std::map<std::string, Case> cases() {
       {"ddp_dist_backend", {{"\"auto\"", "\"nccl\"", "null"}, {"\"gloo\"", "1"}, "\"ddp\": true"}},
       {"tensor_parallel_degree", counter("\"ddp\": true")},
       {"activation_loading_horizon", counter()},
-      {"sharded_data_parallel_degree", counter()},
+      {"sharded_data_parallel_degree", counter("\"ddp\": true")},
       {"sdp_reduce_bucket_size", size({"1"}, {"0"})},
       {"sdp_param_persistence_threshold", size({"0"}, {})},
       {"sdp_max_live_parameters", size({"1"}, {"0"})},

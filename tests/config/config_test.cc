@@ -74,6 +74,7 @@ TEST(Config, RulesBetweenKeys) {
       {R"({"partitions": 2, "default_partition": 2})", "default_partition: 2 is not allowed with partitions: 2"},
       {R"({"pipeline_parallel_degree": 2, "default_partition": 5})", "expected an integer from 0 to 1"},
       {R"({"tensor_parallel_degree": 2})", "tensor_parallel_degree: 2 needs ddp: true"},
+      {R"({"sharded_data_parallel_degree": 2})", "sharded_data_parallel_degree: 2 needs ddp: true"},
       {R"({"ddp_port": 0})", "ddp_port: 0 needs ddp: true"},
       {R"({"ddp_dist_backend": "auto"})", "ddp_dist_backend: \"auto\" needs ddp: true"},
       {R"({"ddp": true, "horovod": true})", "ddp: true is not allowed together with horovod: true"},
@@ -131,6 +132,14 @@ TEST(Config, WithoutALauncherDegreesBecomeOneBeforeAnythingIsChecked) {
   EXPECT_NE(read.warnings[0].find("partitions: 4, tensor_parallel_degree: 2 became 1"), std::string::npos);
   EXPECT_TRUE(parse_config({"{}", {}, false}).warnings.empty());
   EXPECT_THROW(parse_config({R"({"partitions": 0})", {}, false}), base::ConfigError);
+}
+
+TEST(Config, ShardingOfOptimizerStatesBesideThatOfParametersIsRedundantAndSaysSo) {
+  const auto json = R"({"ddp": true, "sharded_data_parallel_degree": 2, "shard_optimizer_state": true})";
+  const ParsedConfig read = parse_config({json, {}, true});
+  ASSERT_EQ(read.warnings.size(), 1u);
+  EXPECT_EQ(read.warnings[0].find("shard_optimizer_state is redundant"), 0u);
+  EXPECT_NO_THROW(require_available(read.config, 2));
 }
 
 TEST(Config, AStructFilledByHandIsCheckedLikeText) {
@@ -194,8 +203,6 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
       {"\"bf16\": true", "bf16: true"},
       {"\"fp16_params\": true", "fp16_params: true"},
       {"\"shard_optimizer_state\": true", "shard_optimizer_state: true"},
-      {"\"offload_activations\": true", "offload_activations: true"},
-      {"\"sharded_data_parallel_degree\": 2", "sharded_data_parallel_degree: 2"},
       {"\"xla\": true", "xla: true"},
       {"\"fork\": true", "fork: true"},
   };

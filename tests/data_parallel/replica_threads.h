@@ -47,9 +47,11 @@ class ReplicaThreads {
 
   class Member : public collective::Group {
    public:
-    Member(ReplicaThreads& all, int index) : all_(all), index_(index) {}
+    Member(ReplicaThreads& all, int index) : all_(all), index_(index) {
+      for (int rank = 0; rank < all.size(); ++rank) members_.emplace_back(rank);
+    }
 
-    int size() const override { return all_.size(); }
+    const std::vector<base::Rank>& members() const override { return members_; }
     int rank() const override { return index_; }
     collective::Started all_reduce(at::Tensor tensor, collective::Reduction reduction,
                                    collective::Terms terms) override {
@@ -102,6 +104,7 @@ class ReplicaThreads {
 
     ReplicaThreads& all_;
     const int index_;
+    std::vector<base::Rank> members_;
   };
 
  private:

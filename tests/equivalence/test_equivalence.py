@@ -11,7 +11,7 @@ DEADLINE_S = 3600 if SOAK else 240
 
 
 def found(world: int) -> dict[str, list[str]]:
-    return results(f"pp{world}", world, DEADLINE_S, "equivalence/run_cases.py")
+    return results(f"pp{world}", world, DEADLINE_S, "equivalence/run_cases.py", "layouts")
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

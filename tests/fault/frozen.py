@@ -11,7 +11,7 @@ import sys
 import torch
 from torch import nn
 from training import call_before_reductions, spread, train_step
-from victim import note
+from victim import note, noted
 
 import lamina
 
@@ -65,8 +65,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except lamina.TimeoutError as error:
-        note("error", str(error))
-        raise
+    noted(main)

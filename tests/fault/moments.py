@@ -14,7 +14,7 @@ import time
 import torch
 from torch import nn
 from training import call_before_reductions, spread, train_step
-from victim import note
+from victim import note, noted
 
 import lamina
 
@@ -102,8 +102,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except lamina.PeerError as error:
-        note("error", str(error))
-        raise
+    noted(main)

@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import nn
 from training import call_before_reductions, train_step
-from victim import note
+from victim import note, noted
 
 import lamina
 
@@ -43,8 +43,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except lamina.Error as error:
-        note("error", f"{type(error).__name__}: {error}")
-        raise
+    noted(main)

@@ -4,11 +4,10 @@ is of the same pipeline, what was asked of it."""
 
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
-from fault.test_rank_killed import BOUND_S, check_launcher, read
+from fault.test_rank_killed import check_launcher, survivors
 from soak import SOAK
 
 MOMENTS = Path(__file__).with_name("moments.py")
@@ -37,20 +36,12 @@ def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
     phase, ranks, partitions, victim, fraction, launcher
 ):
     started = launcher.start_ranks(ranks, MOMENTS, victim, phase, fraction, partitions)
-    outputs = [rank.communicate(timeout=60)[1] for rank in started]
-    ended = time.time()
-    assert started[victim].returncode == -9, outputs[victim]
-    death = read(launcher, f"death.{victim}")["at"]
-    for rank in set(range(ranks)) - {victim}:
-        error = read(launcher, f"error.{rank}")
-        assert error["at"] - death < 2.0, error
-        assert re.search(rf"rank {victim} (is|was) lost", error["text"]), error
+    for rank, error, _ in survivors(launcher, started, victim):
+        assert re.search(rf"rank {victim} (is|was) lost", error), error
         # Survivors may have begun the next step.
-        assert re.search(rf"step ({FATAL_STEP}|{FATAL_STEP + 1})\b", error["text"]), error
+        assert re.search(rf"step ({FATAL_STEP}|{FATAL_STEP + 1})\b", error), error
         if rank // partitions == victim // partitions and partitions > 1:
-            assert re.search(r"step \d, microbatch \d", error["text"]), error
-        assert started[rank].returncode == 1
-    assert ended - death < BOUND_S
+            assert re.search(r"step \d, microbatch \d", error), error
 
 
 @pytest.mark.parametrize("phase", ["backward", "reduction"])

@@ -24,6 +24,22 @@ def read(launcher, name):
     return json.loads((launcher.folder / name).read_text())
 
 
+def survivors(launcher, ranks, victim):
+    """Lists, of a job whose rank `victim` is killed, each other rank, the text of its error, and what it wrote. All end
+    within `BOUND_S`; each has heard of it within 2 s."""
+    outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
+    ended = time.time()
+    assert ranks[victim].returncode == -9, outputs[victim]
+    death = read(launcher, f"death.{victim}")["at"]
+    assert ended - death < BOUND_S
+    for rank in set(range(len(ranks))) - {victim}:
+        error = read(launcher, f"error.{rank}")
+        assert error["text"].startswith("PeerError"), error
+        assert error["at"] - death < 2.0, error
+        assert ranks[rank].returncode == 1, outputs[rank]
+        yield rank, error["text"], outputs[rank]
+
+
 def check_launcher(launcher, ranks, script, victim, *words):
     """Runs the script, whose rank `victim` is killed: the launcher names it first, and ends in time."""
     run = launcher.run("run", *PRELOAD, "-n", ranks, script, victim, *words)
@@ -36,18 +52,9 @@ def check_launcher(launcher, ranks, script, victim, *words):
 
 @pytest.mark.parametrize(("size", "victim", "place"), CHOSEN)
 def test_every_survivor_ends_within_5_s_and_names_the_dead_rank(size, victim, place, launcher):
-    ranks = launcher.start_ranks(size, VICTIM, victim, place)
-    outputs = [rank.communicate(timeout=60)[1] for rank in ranks]
-    ended = time.time()
-    assert ranks[victim].returncode == -9, outputs[victim]
-    death = read(launcher, f"death.{victim}")["at"]
-    for rank in set(range(size)) - {victim}:
-        error = read(launcher, f"error.{rank}")
-        assert f"rank {victim} is lost" in error["text"]
-        assert error["at"] - death < 2.0, "the loss is known within 2 s"
-        assert ranks[rank].returncode == 1
-        assert f"rank {victim} is lost" in outputs[rank], outputs[rank]
-    assert ended - death < BOUND_S
+    for _, error, output in survivors(launcher, launcher.start_ranks(size, VICTIM, victim, place), victim):
+        assert f"rank {victim} is lost" in error
+        assert f"rank {victim} is lost" in output
 
 
 @pytest.mark.parametrize(("victim", "place"), [(1, "backward"), (0, "forward")])

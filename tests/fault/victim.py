@@ -52,6 +52,15 @@ def note(name, text):
     unfinished.rename(path)  # somebody may wait for it and read it at once
 
 
+def noted(main):
+    """Runs a program, and notes the error of lamina's that ends it."""
+    try:
+        main()
+    except lamina.Error as error:
+        note("error", f"{type(error).__name__}: {error}")
+        raise
+
+
 def main():
     place = sys.argv[2]
     lamina.init(partitions=int(os.environ["WORLD_SIZE"]), microbatches=4, auto_partition=False, default_partition=0)
@@ -65,8 +74,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except lamina.PeerError as error:
-        note("error", str(error))
-        raise
+    noted(main)

@@ -12,6 +12,7 @@ import pytest
 from launch.launcher_harness import READY, command, eventually, free_port
 
 PROGRAM = pathlib.Path(__file__).with_name("machines.py")
+SHARDED = pathlib.Path(__file__).with_name("sharded_on_machines.py")
 
 
 def flags(node, address, port, ranks=2, nodes=2):
@@ -19,8 +20,8 @@ def flags(node, address, port, ranks=2, nodes=2):
             "--master-port", port]  # fmt: skip
 
 
-def ends(jobs):
-    return [(job.communicate(timeout=60)[1], job.returncode) for job in jobs]
+def ends(jobs, within_s=60):
+    return [(job.communicate(timeout=within_s)[1], job.returncode) for job in jobs]
 
 
 def test_launchers_on_three_addresses_make_one_job(launcher):
@@ -104,3 +105,13 @@ def test_launchers_in_network_namespaces_make_one_job(launcher, namespaces):
                            binary=shutil.which("ip")) for node, name in enumerate(namespaces)]  # fmt: skip
     assert ends(jobs) == [("", 0)] * 2
     assert (launcher.folder / "met").read_text() == "1@10.77.0.1 2@10.77.0.2 3@10.77.0.2"
+
+
+def test_a_sharding_group_on_two_machines_gathers_by_levels_and_trains_like_one_device(launcher, namespaces):
+    jobs = [launcher.start("netns", "exec", name, command(), *flags(node, "10.77.0.1", 29500), SHARDED,
+                           binary=shutil.which("ip"), env={"GLOO_SOCKET_IFNAME": "cable"})
+            for node, name in enumerate(namespaces)]  # fmt: skip
+    (first, code_0), (second, code_1) = ends(jobs, within_s=200)
+    assert (code_0, code_1) == (0, 0), first + second
+    assert first.count("sharding over ranks 0-3, on several machines, gathers across them first, then within") == 1
+    assert "gathers" not in second

@@ -153,5 +153,16 @@ TEST(PlanRows, HaveANodesTimesSharedOutAmongItsStretches) {
   EXPECT_EQ(rows[0].stretches[0].backward_us, 3) << "nothing is known of it";
 }
 
+TEST(Plan, CountsWhatARankHasOfShardedParameters) {
+  const auto tree = filled({module("", 1), module("large", 2, {{"weight", at::zeros({7, 3})}}),
+                            module("small", 3, {{"weight", at::zeros({4})}})});
+  config::Config config;
+  config.sharded_data_parallel_degree = 4;
+  config.sdp_param_persistence_threshold = 5;
+  const auto plan = plan_model(tree, {}, config::with_defaults(config), 4, 1);
+  EXPECT_EQ(plan.report.stages[0].parameter_bytes, 4 * (6 + 4));
+  EXPECT_EQ(plan.report.stages[0].memory_bytes, 2 * 4 * (6 + 4));
+}
+
 }  // namespace
 }  // namespace lamina::model

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed over the backend "lamina": what torch itself builds on it, on four ranks."""
 
+import concurrent.futures
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -113,6 +115,34 @@ def case_fsdp_over_two_axes_trains_as_one_device():
     with world():
         mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("replica", "shard"))
         expect_as_on_one(lambda net: fully_shard(net, mesh=mesh))
+
+
+def case_fsdp_trains_as_one_device_in_memory_of_the_group():
+    with world():
+        mesh = init_device_mesh("cpu", (SIZE,))
+
+        def spread(net):
+            net = fully_shard(net, mesh=mesh)
+            net.set_allocate_memory_from_process_group_for_comm(True)
+            return net
+
+        expect_as_on_one(spread)
+
+
+def case_tensors_of_the_group_go_through_collectives_and_outlive_it():
+    with world():
+        cpu = torch.device("cpu")
+        backend = dist.group.WORLD._get_backend(cpu)
+        mine = backend.allocate_tensor(100_000, dtype=torch.float32, device=cpu)
+        whole = torch.empty(SIZE * len(mine))
+        for step in range(20):
+            mine.fill_(step * SIZE + RANK)
+            dist.all_gather_single(whole, mine)
+            mine.fill_(-1)
+            expected = torch.arange(step * SIZE, step * SIZE + SIZE, dtype=torch.float32)
+            assert torch.equal(whole, expected.repeat_interleave(len(mine)))
+        del backend
+    assert mine.add_(1).eq(0).all()
 
 
 def case_a_hook_that_waits_for_more_collectives_trains():
@@ -256,3 +286,114 @@ def case_groups_are_made_again_under_the_same_names():
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == SIZE
+
+
+def case_a_group_is_destroyed_where_a_collective_ends():
+    """By the last that knows of it."""
+    with world():
+        groups, total = [dist.new_group()], torch.ones(1000)
+        ended = (
+            dist.all_reduce(total, group=groups[0], async_op=True)
+            .get_future()
+            .then(lambda done: dist.destroy_process_group(groups.pop()) or done.value())
+        )
+        assert ended.wait()[0][0].item() == SIZE
+
+
+def case_a_receipt_says_from_whom():
+    with world():
+        if RANK == 0:
+            taken = torch.empty(10)
+            sources = {dist.recv(taken) for _ in range(SIZE - 1)}
+            assert sources == set(range(1, SIZE))
+        else:
+            dist.send(torch.full((10,), float(RANK)), 0)
+
+
+def case_a_rank_does_its_part_though_it_destroys_the_group_at_once():
+    """The others come when it has begun both operations."""
+    with world():
+        group, told = dist.new_group(), dist.new_group()
+        large = torch.ones(500_000)
+        if RANK == 0:
+            works = [dist.all_reduce(large.clone(), group=group, async_op=True) for _ in range(2)]
+            dist.barrier(told)
+            dist.destroy_process_group(group)
+            del group, works
+            gc.collect()
+        else:
+            dist.barrier(told)
+            for _ in range(2):
+                total = large.clone()
+                dist.all_reduce(total, group=group)
+                assert total.sum().item() == SIZE * len(total)
+
+
+def case_a_forked_child_is_refused_and_its_end_is_no_ones():
+    with world():
+        total = torch.ones(10)
+        work = dist.all_reduce(total, async_op=True) if RANK == 0 else None
+        if RANK == 0:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    for call in (lambda: dist.all_reduce(torch.ones(3)), work.wait):
+                        with pytest.raises(lamina.UsageError, match=r"in a child of fork\(\)"):
+                            call()
+                    dist.destroy_process_group()
+                    gc.collect()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            dist.barrier(dist.new_group())
+            work.wait()
+        else:
+            dist.barrier(dist.new_group())
+            dist.all_reduce(total)
+        assert total[0].item() == SIZE
+
+
+def case_a_profile_ends_while_operations_run():
+    with world():
+        told = dist.new_group()
+        for _ in range(10):
+            tensor = torch.ones(10)
+            if RANK == 0:
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                    works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+                assert sum(event.name == "lamina:all_reduce" for event in profile.events()) == 3
+                del profile
+                gc.collect()
+                dist.barrier(told)
+                for work in works:
+                    work.wait()
+            else:
+                dist.barrier(told)
+                for _ in range(3):
+                    dist.all_reduce(tensor)
+            assert tensor[0].item() == SIZE**3
+
+
+def case_a_tensor_without_memory_is_refused():
+    with world():
+        freed = torch.ones(1000)
+        freed.untyped_storage().resize_(0)
+        for call in (dist.all_reduce, dist.broadcast):
+            with pytest.raises(lamina.UsageError, match="one whose storage was freed"):
+                call(freed, *([0] if call is dist.broadcast else []))
+
+
+def case_threads_use_groups_of_their_own_at_once():
+    with world():
+        groups = [dist.new_group() for _ in range(2)]
+
+        def work(number):
+            for count in range(1, 200):
+                total = torch.full((count * 50,), float(RANK + number))
+                dist.all_reduce(total, group=groups[number])
+                assert total.sum().item() == len(total) * (SIZE * number + SIZE * (SIZE - 1) / 2)
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(work, range(2)))

@@ -77,10 +77,21 @@ def everywhere(value):
 
 
 def case_it_trains_like_the_plain_loop():
+    trains_like_the_plain_loop(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+
+def case_with_lamina_s_optimizers_it_trains_like_the_plain_loop():
+    """Also where an optimizer divides by the norm of all gradients, of which a rank has a part."""
+    trains_like_the_plain_loop(lambda parameters: lamina.optim.AdamW(parameters, lr=0.01))
+    trains_like_the_plain_loop(lambda parameters: lamina.optim.LAMB(parameters, lr=0.1, max_grad_norm=0.01))
+    trains_like_the_plain_loop(lambda parameters: lamina.optim.NovoGrad(parameters, lr=0.01))
+
+
+def trains_like_the_plain_loop(make):
     start()
     plain = seeded()
     model = lamina.distribute(copy.deepcopy(plain))
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
+    optimizers = [make(m.parameters()) for m in (plain, model)]
     lamina.DistributedOptimizer(optimizers[1])
     step = train_step(model)
     for _ in range(3):
@@ -95,6 +106,7 @@ def case_it_trains_like_the_plain_loop():
     assert 0 < len(local) < 8
     for name, parameter in local.items():
         assert torch.allclose(parameter, plain.get_parameter(name), atol=1e-6), name
+    lamina.shutdown()
 
 
 def case_the_state_is_whole_and_loads_into_the_plain_model():

@@ -41,6 +41,24 @@ def case_it_trains_like_one_process_with_the_whole_batch():
     train(linear())
 
 
+def case_gradients_may_be_views_of_their_buckets():
+    start()
+    plain = linear()
+    model = lamina.distribute(copy.deepcopy(plain), gradient_as_bucket_view=True, bucket_cap_mb=1e-4)
+    step = train_step(model)
+    for number in range(4):
+        (plain(whole()).square().mean()).backward()
+        step(share())
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+        if number == 1:  # and then they add up
+            continue
+        storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+        assert len(storages) < len(list(model.parameters())), "several lie in one bucket"
+        for each in (plain, model):
+            each.zero_grad()
+
+
 def case_all_copies_begin_with_the_values_of_rank_0():
     for ddp in (True, False):
         start(ddp=ddp)

@@ -85,6 +85,12 @@ class WatchedTransport : public transport::Transport {
     traffic_.note(rank(), to, message);
     inner_->send(to, message);
   }
+  std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
+    return inner_->post(from, std::move(parcel));
+  }
+  std::unique_ptr<transport::Transfer> put(base::Rank to, transport::Parcel parcel) override {
+    return inner_->put(to, std::move(parcel));
+  }
   void close(bool orderly) override { inner_->close(orderly); }
 
  private:

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations that do not come to their end: one that a member gives up, a member whose process ends or is frozen.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
 
 #include "lamina/base/error.h"
-#include "lamina/base/fd.h"
 #include "lamina/base/str.h"
 #include "lamina/shared_memory/communicator.h"
+#include "tests/member_processes.h"
 #include "tests/shared_memory/members.h"
 
 namespace lamina::shared_memory {
@@ -73,6 +74,87 @@ TEST(GivingUp, EndsTheOperationForAllAndTheGroupGoesOn) {
   }
 }
 
+// Member 0 ends the first operation and gives many more up while member 1 is still in it.
+TEST(GivingUp, AtOnceEndsNoOperationBeforeOnASlowerMember) {
+  constexpr int kGivenUp = 100;
+  Latches latches;
+  enum : int { kWaits, kGaveUp };
+  std::array<std::vector<std::string>, 3> errors;
+  const auto ends = together(3, [&](Communicator& group, int rank) {
+    const Check check = [&](const std::string& /*awaited*/) {
+      if (rank != 1) return;
+      latches.open(kWaits);
+      latches.wait(kGaveUp);
+    };
+    if (rank == 2) latches.wait(kWaits);
+    group.barrier(check);
+    for (int number = 0; number < kGivenUp; ++number) {
+      if (rank == 0) {
+        group.together().leave_out(base::str("number ", number), "it has no time");
+      } else {
+        if (number == 0) latches.wait(kGaveUp);
+        errors[rank].push_back(error_of([&] { group.barrier(kPatient); }));
+      }
+    }
+    latches.open(kGaveUp);
+    group.barrier(kPatient);
+  });
+  EXPECT_EQ(ends, std::vector<std::string>(3));
+  for (int rank = 1; rank < 3; ++rank) {
+    ASSERT_EQ(errors[rank].size(), kGivenUp);
+    EXPECT_EQ(errors[rank][0], "CancelledError: member 0 of 3 gave up number 0: it has no time");
+    for (const auto& error : errors[rank]) EXPECT_EQ(error.find("CancelledError: member 0 of 3 gave up "), 0U) << error;
+  }
+}
+
+// A child's exit status says what it found.
+TEST(AForkedChild, MayNotCallAndChangesNothingByItsEnd) {
+  const auto ends = together(2, [&](Communicator& group, int rank) {
+    group.barrier(kPatient);
+    if (rank == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const auto error = error_of([&] { group.barrier(kPatient); });
+        std::destroy_at(&group);
+        ::_exit(error == "Error: barrier in a child of fork(): the group is its parent's; make one of its own" ? 0 : 1);
+      }
+      int status = -1;
+      EXPECT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+    }
+    for (int round = 0; round < 5; ++round) {
+      std::vector<std::int64_t> elements(1000, rank + 1);
+      group.all_reduce(buffer_of(elements, DType::kInt64), Reduction::kSum, kPatient);
+      EXPECT_EQ(elements, std::vector<std::int64_t>(1000, 3));
+    }
+    // Says that it ends, and not that its child did.
+    if (rank == 0) return;
+    const auto error = error_of([&] { group.barrier(kPatient); });
+    EXPECT_NE(error.find("member 0 of 2 has closed the group"), std::string::npos) << error;
+  });
+  EXPECT_EQ(ends, std::vector<std::string>(2));
+}
+
+// A descriptor that a child opens may have the number of one of the group's, which it has closed.
+TEST(AForkedChild, KeepsItsDescriptorsWhenItsCopyOfTheGroupEnds) {
+  const auto ends = together(2, [&](Communicator& group, int rank) {
+    group.barrier(kPatient);
+    if (rank == 1) return group.barrier(kPatient);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      std::array<int, 64> own{};
+      for (auto& fd : own) fd = ::dup(STDERR_FILENO);
+      std::destroy_at(&group);
+      ::_exit(std::ranges::all_of(own, [](int fd) { return ::fcntl(fd, F_GETFD) != -1; }) ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    group.barrier(kPatient);
+  });
+  EXPECT_EQ(ends, std::vector<std::string>(2));
+}
+
 // A collective as a member calls it over and over.
 using Collective = std::function<void(Communicator& group, Buffer all, Buffer mine, const Check& check)>;
 struct Named {
@@ -107,82 +189,36 @@ const std::vector<Named>& collectives() {
   return kAll;
 }
 
-// Three processes that run one collective over and over, the last of which a signal meets.
-class Processes {
+// Members that run one collective over and over.
+class Processes : public MemberProcesses {
  public:
-  explicit Processes(const Named& collective) {
-    char name[] = "/tmp/lamina_members_XXXXXX";
-    folder_ = ::mkdtemp(name);
-    for (int rank = 0; rank < kMembers; ++rank) {
-      int ends[2];
-      EXPECT_EQ(::pipe(ends), 0);
-      const pid_t pid = ::fork();
-      if (pid == 0) {
-        run(collective, rank, ends[1]);
-        ::_exit(0);
-      }
-      pids_.push_back(pid);
-      ::close(ends[1]);
-      said_.emplace_back(ends[0]);
-    }
-  }
-  ~Processes() {
-    for (const pid_t pid : pids_) {
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
-    }
-    std::filesystem::remove_all(folder_);
-  }
-
-  void wait_until_they_run() {
-    for (int rank = 0; rank < kMembers; ++rank) EXPECT_EQ(hear(rank), "runs\n");
-  }
-  void signal_the_last(int number) const { ::kill(pids_.back(), number); }
-  // The next line of a member.
-  std::string hear(int rank) const {
-    std::string line;
-    for (char letter = 0; letter != '\n' && ::read(said_[rank].get(), &letter, 1) == 1;) line += letter;
-    return line;
-  }
-
-  static constexpr int kMembers = 3;
-
- private:
-  void run(const Named& collective, int rank, int out) const {
-    const auto say = [&](const std::string& line) {
-      EXPECT_EQ(::write(out, line.data(), line.size()), std::ssize(line));
-    };
-    say(error_of([&] {
-          FileBoard board(folder_);
-          const auto deadline = base::Deadline::after(std::chrono::seconds(30));
-          Neighbours neighbours(board, rank, names(kMembers), deadline);
-          if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
-          Communicator group(std::move(neighbours), deadline);
-          std::vector<float> all(150000), mine(50000);
-          std::optional<Clock::time_point> waits_since;
-          const Check check = [&](const std::string& awaited) {
-            if (!waits_since) waits_since = Clock::now();
-            if (Clock::now() - *waits_since < std::chrono::milliseconds(1500)) return;
-            throw base::TimeoutError(base::str("no patience with ", awaited));
-          };
-          for (int round = 0;; ++round) {
-            waits_since.reset();
-            collective.call(group, buffer_of(all, DType::kFloat32), buffer_of(mine, DType::kFloat32), check);
-            if (round == 20) say("runs\n");
-          }
-        }) +
-        "\n");
-  }
-
-  std::string folder_;
-  std::vector<pid_t> pids_;
-  std::vector<base::Fd> said_;
+  explicit Processes(const Named& collective)
+      : MemberProcesses([&](const std::string& folder, int rank, const Say& say) {
+          say(error_of([&] {
+            FileBoard board(folder);
+            const auto deadline = base::Deadline::after(std::chrono::seconds(30));
+            Neighbours neighbours(board, rank, names(kMembers), deadline);
+            if (!neighbours.why_not().empty()) throw base::Error(neighbours.why_not());
+            Communicator group(std::move(neighbours), deadline);
+            std::vector<float> all(150000), mine(50000);
+            std::optional<Clock::time_point> waits_since;
+            const Check check = [&](const std::string& awaited) {
+              if (!waits_since) waits_since = Clock::now();
+              if (Clock::now() - *waits_since < std::chrono::milliseconds(1500)) return;
+              throw base::TimeoutError(base::str("no patience with ", awaited));
+            };
+            for (int round = 0;; ++round) {
+              waits_since.reset();
+              collective.call(group, buffer_of(all, DType::kFloat32), buffer_of(mine, DType::kFloat32), check);
+              if (round == 20) say("runs");
+            }
+          }));
+        }) {}
 };
 
 TEST(AKilledMember, IsNamedByEveryOtherInEachCollectiveWithin2s) {
   for (const auto& collective : collectives()) {
-    Processes processes(collective);
-    processes.wait_until_they_run();
+    const Processes processes(collective);
     const auto killed = Clock::now();
     processes.signal_the_last(SIGKILL);
     for (int rank = 0; rank < 2; ++rank) {
@@ -200,13 +236,12 @@ TEST(AFrozenMember, EndsTheCollectiveByTheChecksOfTheOthers) {
     std::vector<std::unique_ptr<Processes>> jobs;
     for (std::size_t i = begin; i < begin + 3; ++i) {
       jobs.push_back(std::make_unique<Processes>(all[i]));
-      jobs.back()->wait_until_they_run();
       jobs.back()->signal_the_last(SIGSTOP);
     }
     for (const auto& job : jobs) {
       for (int rank = 0; rank < 2; ++rank) {
         const auto error = job->hear(rank);
-        EXPECT_NE(error.find("no patience with member "), std::string::npos) << error;
+        EXPECT_NE(error.find("no patience with member 2 of 3"), std::string::npos) << error;
       }
       job->signal_the_last(SIGCONT);
       const auto error = job->hear(2);

@@ -18,9 +18,13 @@ void LocalBoard::put(const std::string& key, const std::string& word) {
   changed_.notify_all();
 }
 
-std::string LocalBoard::get(const std::string& key) {
+std::string LocalBoard::get(const std::string& key, const std::function<void()>& check) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return words_.contains(key); });
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return words_.contains(key); })) {
+    lock.unlock();
+    check();
+    lock.lock();
+  }
   return words_.at(key);
 }
 
@@ -36,8 +40,11 @@ void FileBoard::put(const std::string& key, const std::string& word) {
   std::filesystem::rename(unfinished, path(key));
 }
 
-std::string FileBoard::get(const std::string& key) {
-  while (!std::filesystem::exists(path(key))) std::this_thread::yield();
+std::string FileBoard::get(const std::string& key, const std::function<void()>& check) {
+  for (int look = 0; !std::filesystem::exists(path(key)); ++look) {
+    std::this_thread::yield();
+    if (look % 10000 == 0) check();
+  }
   std::ostringstream word;
   word << std::ifstream(path(key), std::ios::binary).rdbuf();
   return word.str();

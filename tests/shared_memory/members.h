@@ -16,7 +16,7 @@ namespace lamina::shared_memory {
 class LocalBoard : public Board {
  public:
   void put(const std::string& key, const std::string& word) override;
-  std::string get(const std::string& key) override;
+  std::string get(const std::string& key, const std::function<void()>& check = [] {}) override;
 
  private:
   std::mutex mutex_;
@@ -29,7 +29,7 @@ class FileBoard : public Board {
  public:
   explicit FileBoard(std::string folder) : folder_(std::move(folder)) {}
   void put(const std::string& key, const std::string& word) override;
-  std::string get(const std::string& key) override;
+  std::string get(const std::string& key, const std::function<void()>& check) override;
 
  private:
   std::string path(const std::string& key) const;

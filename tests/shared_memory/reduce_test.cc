@@ -102,6 +102,13 @@ TEST(Reduce, IsEachReductionOfIntegersInTheOrderOfTheSources) {
 
 TEST(Reduce, LetsIntegersWrapAndNanThrough) {
   EXPECT_EQ(reduced<std::int8_t>(DType::kInt8, Reduction::kSum, {{127}, {1}}), std::vector<std::int8_t>{-128});
+  // Their means do not.
+  EXPECT_EQ(reduced<std::int8_t>(DType::kInt8, Reduction::kMean, {{127, -128}, {101, -126}}),
+            (std::vector<std::int8_t>{114, -127}));
+  EXPECT_EQ(reduced<std::uint8_t>(DType::kUInt8, Reduction::kMean, {{255}, {253}, {254}}),
+            std::vector<std::uint8_t>{254});
+  EXPECT_EQ(reduced<std::int32_t>(DType::kInt32, Reduction::kMean, {{INT32_MAX}, {INT32_MAX}}),
+            std::vector<std::int32_t>{INT32_MAX});
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto reduction : {Reduction::kMin, Reduction::kMax, Reduction::kSum, Reduction::kMean}) {
     for (const float value : reduced<float>(DType::kFloat32, reduction, {{nan, 1}, {1, nan}}))

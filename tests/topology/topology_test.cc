@@ -87,6 +87,19 @@ TEST(Topology, AskingForARankThatDoesNotExistIsAUsageError) {
   EXPECT_THROW(topology.translate(Group::kPp, -1, Rank(0)), base::UsageError);
 }
 
+TEST(Topology, KnowsThePlacementsThatKeepGroupsOnOneMachine) {
+  const auto of = [](std::string_view strategy, std::vector<int> nodes) {
+    const Topology topology(4, 2, 1, strategy, {.shard = 2, .nodes = std::move(nodes)});
+    return placements_on_one_machine(topology, 4, Group::kShard);
+  };
+  EXPECT_TRUE(of("cluster", {}).empty()) << "there is one";
+  const auto better = of("cluster", {0, 0, 1, 1});  // replicas 0 and 1 of a partition are ranks 0 and 2
+  ASSERT_FALSE(better.empty());
+  EXPECT_EQ(better.front(), "spread");
+  EXPECT_TRUE(of("spread", {0, 0, 1, 1}).empty()) << "it is so already";
+  EXPECT_TRUE(of("cluster", {0, 1, 2, 3}).empty()) << "none does";
+}
+
 Topology sharded(int degree) { return Topology(8, 2, 1, "cluster", {.shard = degree}); }
 
 TEST(Topology, ShardsLieOnConsecutiveRanksThatHoldTheSameParameters) {
@@ -126,6 +139,29 @@ TEST(Topology, ANodeHasTheRanksOfOneMachine) {
   const Topology dealt_out(4, 2, 1, "cluster", {.nodes = {0, 1, 0, 1}});
   EXPECT_EQ(groups(dealt_out, Group::kNode), (Groups{{0, 2}, {1, 3}}));
   EXPECT_THROW(Topology(4, 2, 1, "cluster", {.nodes = {0, 1}}), base::UsageError);
+}
+
+TEST(Topology, AShardGroupHasALevelWithinMachinesAndOneAcrossThem) {
+  using Groups = std::vector<std::vector<int>>;
+  const auto on = [](std::vector<int> nodes, int degree) {
+    const int size = static_cast<int>(nodes.size());
+    return Topology(size, 1, 1, "cluster", {.shard = degree, .nodes = std::move(nodes)});
+  };
+  const auto even = on({0, 0, 0, 1, 1, 1}, 6);
+  EXPECT_EQ(groups(even, Group::kShardWithin), (Groups{{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(groups(even, Group::kShardAcross), (Groups{{0, 3}, {1, 4}, {2, 5}}));
+  EXPECT_EQ(even.size(Group::kShardWithin), 3);
+  EXPECT_EQ(even.size(Group::kShardAcross), 2);
+  EXPECT_EQ(why_no_levels(even, Rank(4)), "");
+  const auto two = on({0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3}, 6);
+  EXPECT_EQ(groups(two, Group::kShardAcross), (Groups{{0, 3}, {1, 4}, {2, 5}, {6, 9}, {7, 10}, {8, 11}}));
+  EXPECT_EQ(why_no_levels(two, Rank(7)), "");
+  const auto uneven = on({0, 0, 1}, 3);
+  EXPECT_EQ(groups(uneven, Group::kShardAcross), (Groups{{0, 2}, {1}}));
+  EXPECT_EQ(why_no_levels(uneven, Rank(0)), "their machines have 2 and 1 of them");
+  EXPECT_EQ(why_no_levels(on({0, 0, 1, 1}, 2), Rank(0)), "they are on one machine");
+  EXPECT_EQ(why_no_levels(on({0, 1}, 2), Rank(0)), "each is on a machine of its own");
+  EXPECT_EQ(why_no_levels(on({0, 1, 0, 1}, 4), Rank(0)), "ranks of one machine are not neighbours");
 }
 
 TEST(Topology, NodesMayHaveDifferentNumbersOfRanks) {

@@ -3,6 +3,7 @@
 #include "lamina/transport/inproc/network.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -162,6 +163,53 @@ TEST(Network, ARankOutsideItIsAnError) {
   auto from = network.connect(base::Rank(0));
   EXPECT_THROW(send(*from, 2, ""), base::InternalError);
   EXPECT_THROW(send(*from, -1, ""), base::InternalError);
+}
+
+// Either end of a put between two ranks that `connect` gives.
+void put_between(Transport& from, Transport& to) {
+  const base::Patience patience{std::chrono::seconds(30), [] {}};
+  const auto one = at::ones({3});
+  const auto bytes = [&](auto name, auto memory) { return Parcel{name, "", memory}; };
+  for (const bool put_first : {true, false}) {
+    const auto place = at::zeros({3}), other = at::zeros({4});
+    auto put = put_first ? from.put(to.rank(), bytes("a", one)) : nullptr;
+    const auto post = to.post(from.rank(), bytes("a", place));
+    if (!put) put = from.put(to.rank(), bytes("a", one));
+    put->wait(patience);
+    post->wait(patience);
+    EXPECT_TRUE(at::equal(place, one));
+    const auto less = from.put(to.rank(), bytes("b", one)), more = to.post(from.rank(), bytes("b", other));
+    EXPECT_THROW(less->wait(patience), base::DesyncError);
+    EXPECT_THROW(more->wait(patience), base::DesyncError);
+    EXPECT_TRUE(at::equal(other, at::zeros({4})));
+    static_cast<void>(to.post(from.rank(), bytes("c", other)));
+    const auto refused = from.put(to.rank(), bytes("c", at::ones({4})));
+    EXPECT_THROW(refused->wait(patience), base::CancelledError);
+    EXPECT_TRUE(at::equal(other, at::zeros({4})));
+  }
+}
+
+TEST(Network, WhatIsPutComesToWhereItIsPosted) {
+  inproc::Network network(2, 0);
+  const auto a = network.connect(base::Rank(0)), b = network.connect(base::Rank(1));
+  put_between(*a, *b);
+  put_between(*a, *a);
+}
+
+TEST(Network, ALostRankEndsTheTransfersWithIt) {
+  inproc::Network network(2, 0);
+  const auto a = network.connect(base::Rank(0)), b = network.connect(base::Rank(1));
+  const base::Patience patience{std::chrono::seconds(30), [] {}};
+  const auto post = a->post(base::Rank(1), {"x", "", at::zeros({3})}),
+             put = a->put(base::Rank(1), {"y", "", at::ones(3)});
+  network.kill(base::Rank(1));
+  EXPECT_THROW(post->wait(patience), base::PeerError);
+  EXPECT_THROW(put->wait(patience), base::PeerError);
+}
+
+TEST(Loopback, WhatIsPutComesToWhereItIsPosted) {
+  Loopback loopback;
+  put_between(loopback, loopback);
 }
 
 TEST(Loopback, DeliversToItselfAPrivateCopyInTheSendersThread) {

@@ -36,6 +36,12 @@ class Endpoint : public Transport {
     for (auto& buffer : frame.buffers) buffer = buffer.clone();
     network_.post(rank_, to, std::move(frame));
   }
+  std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) override {
+    return network_.puts_.post(rank_, from, std::move(parcel));
+  }
+  std::unique_ptr<Transfer> put(base::Rank to, Parcel parcel) override {
+    return network_.puts_.put(rank_, to, std::move(parcel));
+  }
   void close(bool) override { network_.detach(rank_); }
 
  private:
@@ -69,6 +75,19 @@ void Network::post(base::Rank from, base::Rank to, Frame frame) {
   changed_.notify_all();
 }
 
+void Network::hold(base::Rank from, base::Rank to) {
+  std::lock_guard guard(mutex_);
+  held_.insert({from, to});
+}
+
+void Network::release(base::Rank from, base::Rank to) {
+  {
+    std::lock_guard guard(mutex_);
+    held_.erase({from, to});
+  }
+  changed_.notify_all();
+}
+
 void Network::kill(base::Rank rank) {
   {
     std::lock_guard guard(mutex_);
@@ -81,6 +100,7 @@ void Network::kill(base::Rank rank) {
     }
   }
   changed_.notify_all();
+  puts_.lose({rank, kEnded, ""});
 }
 
 void Network::attach(base::Rank rank, Transport::Events events) {
@@ -101,7 +121,7 @@ void Network::detach(base::Rank rank) {
 std::optional<Network::Pair> Network::choose() {
   std::vector<Pair> ready;
   for (const auto& [pair, queue] : queues_) {
-    if (!queue.empty() && attached_.contains(pair.second)) ready.push_back(pair);
+    if (!queue.empty() && attached_.contains(pair.second) && !held_.contains(pair)) ready.push_back(pair);
   }
   if (ready.empty()) return std::nullopt;
   return ready[random_() % ready.size()];

@@ -15,8 +15,8 @@ class Probe {
   virtual ~Probe() = default;
   // UCX's own description of the endpoint to a rank: names the transports in use.
   virtual std::string lanes(base::Rank peer) = 0;
-  // Sends any bytes as a piece, instead of a frame.
-  virtual void send_raw(base::Rank to, const std::string& header, const std::string& data) = 0;
+  // Sends any bytes as a piece, instead of a frame, or as what else has that id (wire.h).
+  virtual void send_raw(base::Rank to, const std::string& header, const std::string& data, unsigned id = 1) = 0;
   // How many messages were dropped because they were not authentic or malformed.
   virtual std::int64_t dropped() = 0;
   // How many times something had come, and was only found since we looked after a while: nothing had woken us.

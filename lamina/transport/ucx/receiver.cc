@@ -48,8 +48,8 @@ Receiver::Receiver(Worker& worker, const std::vector<rendezvous::Connection>& co
   check(ucp_worker_set_am_recv_handler(worker_.get(), &handler), "receive");
 }
 
-bool Receiver::genuine(const PieceHeader& header) {
-  if (header.magic != PieceHeader().magic || header.from >= peers_.size()) return false;
+bool Receiver::genuine(const PieceHeader& header, unsigned id) {
+  if (header.magic != PieceHeader().magic || header.id != id || header.from >= peers_.size()) return false;
   auto& key = peers_[header.from].key;
   return key && header.signed_by(*key);
 }
@@ -62,7 +62,7 @@ ucs_status_t Receiver::arrived(void* self, const void* header, size_t header_siz
   const bool held = param->recv_attr & (UCP_AM_RECV_ATTR_FLAG_DATA | UCP_AM_RECV_ATTR_FLAG_RNDV);
   if (header_size == sizeof piece && held) {
     std::memcpy(&piece, header, sizeof piece);
-    if (piece.answer == Answer::kNone && receiver.genuine(piece)) {
+    if (piece.answer == Answer::kNone && receiver.genuine(piece, kPiece)) {
       receiver.arrivals_.push_back({piece, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0});
       return UCS_INPROGRESS;
     }

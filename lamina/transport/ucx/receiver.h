@@ -51,8 +51,8 @@ class Receiver {
   std::deque<Offer>& offers() { return offers_; }
   void copied(const Offer& offer, bool all);
 
-  // True where `header` is signed by its sender.
-  bool genuine(const PieceHeader& header);
+  // True where `header` is signed by its sender, for an active message of that id.
+  bool genuine(const PieceHeader& header, unsigned id);
 
   // How many messages of `from` were ready, or skipped, so far.
   std::uint64_t received(base::Rank from) const { return peers_[from.value].next; }

@@ -6,9 +6,10 @@
 
 #include "lamina/transport/ucx/ucx_transport.h"
 
-// [Note: leaving] An orderly close tells each peer how many messages it was sent, and waits until they have arrived.
-// When every rank leaves at the same time, they close their endpoints, tell each other so, and free UCX's objects.
-// In every other case these are leaked on purpose: a peer that died, or lives on, may hold memory they share.
+// [Note: leaving] An orderly close tells each peer how much it was sent (messages, puts and ends of puts), and waits
+// until they have arrived. When every rank leaves at the same time, they close their endpoints, tell each other so, and
+// free UCX's objects. In every other case these are leaked on purpose: a peer that died, or lives on, may hold memory
+// they share.
 namespace lamina::transport::ucx {
 namespace {
 
@@ -41,6 +42,7 @@ void UcxTransport::close(bool orderly) {
   closed_ = true;
   if (::getpid() != process_) {  // a forked child: neither the thread nor the connections are its own
     thread_.detach();
+    static_cast<void>(posts_.release());
     static_cast<void>(receiver_.release());
     static_cast<void>(worker_.release());
     static_cast<void>(liveness_.release());
@@ -59,17 +61,21 @@ void UcxTransport::close(bool orderly) {
   liveness_.reset();
   if (together) {
     worker_.reset();
+    posts_.reset();
     receiver_.reset();
   } else {
     worker_->leak();
-    static_cast<void>(receiver_.release());  // UCX may still write to its buffers
+    static_cast<void>(receiver_.release());  // UCX may still write to its buffers; posts keep theirs themselves
   }
 }
 
 bool UcxTransport::say_goodbye(Lock& lock) {
   changed_.wait_for(lock, kTogether, [&] { return waiting_ == 0; });
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank_.value) liveness_->note(base::Rank(peer), Liveness::Kind::kBye, peers_[peer].sent);
+  posts_->close();
+  for (int rank = 0; rank < size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (rank != rank_.value)
+      liveness_->note(base::Rank(rank), Liveness::Kind::kBye, peer.sent + peer.puts + peer.ends_sent);
   }
   all_peers(lock, kArrival, [](const Peer& peer) { return peer.arrived || peer.gone; });
   const bool together =

@@ -20,11 +20,11 @@ std::string UcxTransport::lanes(base::Rank peer) {
   return description;
 }
 
-void UcxTransport::send_raw(base::Rank to, const std::string& header, const std::string& data) {
+void UcxTransport::send_raw(base::Rank to, const std::string& header, const std::string& data, unsigned id) {
   const ucp_request_param_t param{};
   Lock lock = enter();
-  void* request = ucp_am_send_nbx(peers_[to.value].endpoint, kPiece, header.data(), header.size(), data.data(),
-                                  data.size(), &param);
+  void* request =
+      ucp_am_send_nbx(peers_[to.value].endpoint, id, header.data(), header.size(), data.data(), data.size(), &param);
   worker_->signal();
   while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
     changed_.wait_for(lock, std::chrono::milliseconds(1));

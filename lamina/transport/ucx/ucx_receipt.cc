@@ -23,7 +23,7 @@ ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header
   PieceHeader receipt;
   if (header_size != sizeof receipt) return UCS_OK;
   std::memcpy(&receipt, header, sizeof receipt);
-  if (receipt.answer == Answer::kNone || !transport.receiver_->genuine(receipt)) return UCS_OK;
+  if (receipt.answer == Answer::kNone || !transport.receiver_->genuine(receipt, kReceipt)) return UCS_OK;
   const auto found = transport.peers_[receipt.from].offered.extract(receipt.sequence);
   if (!found.empty()) found.mapped()->piece_done(receipt.answer == Answer::kTaken ? UCS_OK : UCS_ERR_IO_ERROR);
   return UCS_OK;
@@ -32,20 +32,26 @@ ucs_status_t UcxTransport::receipt(void* self, const void* header, size_t header
 void UcxTransport::send_receipt(base::Rank to, std::uint64_t sequence, bool all) {
   Peer& peer = peers_[to.value];
   if (peer.gone) return;
-  auto header = std::make_unique<PieceHeader>();  // UCX reads it until it is sent
-  header->from = static_cast<std::uint32_t>(rank_.value);
-  header->sequence = sequence;
-  header->answer = all ? Answer::kTaken : Answer::kFailed;
-  header->sign(*peer.outgoing);
+  PieceHeader header;
+  header.from = static_cast<std::uint32_t>(rank_.value);
+  header.sequence = sequence;
+  header.id = kReceipt;
+  header.answer = all ? Answer::kTaken : Answer::kFailed;
+  header.sign(*peer.outgoing);
+  send_header(peer.endpoint, kReceipt, std::string(reinterpret_cast<const char*>(&header), sizeof header));
+}
+
+void UcxTransport::send_header(ucp_ep_h endpoint, unsigned id, std::string header) {
+  auto kept = std::make_unique<std::string>(std::move(header));  // UCX reads it until it is sent
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.user_data = header.get();
+  param.user_data = kept.get();
   param.cb.send = [](void* request, ucs_status_t, void* sent_header) {
-    delete static_cast<PieceHeader*>(sent_header);
+    delete static_cast<std::string*>(sent_header);
     ucp_request_free(request);
   };
-  const auto request = ucp_am_send_nbx(peer.endpoint, kReceipt, header.get(), sizeof *header, nullptr, 0, &param);
-  if (UCS_PTR_IS_PTR(request)) static_cast<void>(header.release());
+  const auto request = ucp_am_send_nbx(endpoint, id, kept->data(), kept->size(), nullptr, 0, &param);
+  if (UCS_PTR_IS_PTR(request)) static_cast<void>(kept.release());
 }
 
 }  // namespace lamina::transport::ucx

@@ -19,16 +19,23 @@ UcxTransport::Lock UcxTransport::enter() {
   return lock;
 }
 
-void UcxTransport::refuse_if_lost(base::Rank to) const {
+void UcxTransport::require_rank(base::Rank rank) const {
+  if (rank.value >= 0 && rank.value < size()) return;
+  throw base::InternalError(base::str("a message to rank ", rank, " in a world of ", size()));
+}
+
+void UcxTransport::require_open() const {
   base::internal_check(!closing_, "a message to another rank after the transport was closed");
+}
+
+void UcxTransport::refuse_if_lost(base::Rank to) const {
+  require_open();
   const base::Loss loss{to, peers_[to.value].why, ""};
   if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
 void UcxTransport::send(base::Rank to, const Message& message) {
-  if (to.value < 0 || to.value >= size()) {
-    throw base::InternalError(base::str("a message to rank ", to, " in a world of ", size()));
-  }
+  require_rank(to);
   Frame frame = pack(message);
   if (frame.head.size() > kMaxHeadSize) {
     throw base::UsageError(base::str("a message with ", frame.head.size() >> 20, " MiB besides its tensors; at most ",
@@ -42,7 +49,7 @@ void UcxTransport::send(base::Rank to, const Message& message) {
   try {
     post(*sending, to);
     if (sending->pending > 0) wait(lock, *sending, to);
-    if (sending->status != UCS_OK) explain_failure(lock, *sending, to);
+    if (sending->status != UCS_OK) explain_failure(lock, sending->status, to);
   } catch (...) {
     if (sending->pending > 0) static_cast<void>(sending.release());
     throw;
@@ -50,10 +57,10 @@ void UcxTransport::send(base::Rank to, const Message& message) {
 }
 
 // UCX noticed that the peer is gone before its liveness socket told us, or something else is wrong.
-void UcxTransport::explain_failure(Lock& lock, const Sending& sending, base::Rank to) {
+void UcxTransport::explain_failure(Lock& lock, ucs_status_t status, base::Rank to) {
   changed_.wait_for(lock, kVerdict, [&] { return closing_ || !peers_[to.value].why.empty(); });
   refuse_if_lost(to);
-  check(sending.status, base::str("send to rank ", to).c_str());
+  check(status, base::str("exchange bytes with rank ", to).c_str());
 }
 
 void UcxTransport::send_to_self(Frame frame) {

@@ -37,6 +37,7 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers
       process_(::getpid()),
       worker_(std::move(worker)),
       receiver_(std::make_unique<Receiver>(*worker_, peers.connections)),
+      posts_(std::make_unique<Posts>(*worker_, *receiver_, peers.rank, static_cast<int>(peers.connections.size()))),
       liveness_(std::make_unique<Liveness>(peers.connections)),
       peers_(peers.connections.size()),
       stop_event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -52,6 +53,7 @@ UcxTransport::UcxTransport(std::unique_ptr<Worker> worker, PeerConnections peers
     if (peers_[peer].memory.readable()) liveness_->note(base::Rank(peer), Liveness::Kind::kReadable);
   }
   accept_receipts();
+  accept_ends_of_puts();
   for (const int fd : {worker_->event_fd(), liveness_->fd(), stop_event_.get()}) watch(wake_, fd);
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "lamina-ucx");
@@ -103,6 +105,7 @@ bool UcxTransport::turn() {
   const bool active = worker_->progress();
   if (unannounced && active) tell_rescue();
   receiver_->take_arrivals();
+  send_ends();
   collect();
   if (unsettled_) settle(!active);
   return active;
@@ -222,7 +225,9 @@ void UcxTransport::settle(bool drained) {
   for (int rank = 0; rank < size(); ++rank) {
     Peer& peer = peers_[rank];
     if (!peer.why.empty() || !(peer.gone || peer.bye)) continue;
-    const bool complete = peer.bye && receiver_->received(base::Rank(rank)) >= *peer.bye;
+    const auto received =
+        receiver_->received(base::Rank(rank)) + posts_->received(base::Rank(rank)) + peer.ends_received;
+    const bool complete = peer.bye && received >= *peer.bye;
     if (complete) liveness_->note(base::Rank(rank), Liveness::Kind::kArrived);
     if (!complete && !(peer.gone && (drained || too_late))) {
       unsettled_ = true;

@@ -15,8 +15,10 @@
 #include "lamina/base/deadline.h"
 #include "lamina/base/fd.h"
 #include "lamina/transport/liveness.h"
+#include "lamina/transport/local_puts.h"
 #include "lamina/transport/ucx/peer_memory.h"
 #include "lamina/transport/ucx/plugin.h"
+#include "lamina/transport/ucx/posts.h"
 #include "lamina/transport/ucx/probe.h"
 #include "lamina/transport/ucx/receiver.h"
 #include "lamina/transport/ucx/sending.h"
@@ -38,12 +40,14 @@ class UcxTransport : public Transport, public Probe {
   int size() const override { return static_cast<int>(peers_.size()); }
   void start(Events events) override;
   void send(base::Rank to, const Message& message) override;
+  std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) override;
+  std::unique_ptr<Transfer> put(base::Rank to, Parcel parcel) override;
   void look_out() override;
   void tell_interrupted() override;
   void close(bool orderly) override;
 
   std::string lanes(base::Rank peer) override;
-  void send_raw(base::Rank to, const std::string& header, const std::string& data) override;
+  void send_raw(base::Rank to, const std::string& header, const std::string& data, unsigned id) override;
   std::int64_t dropped() override;
   std::int64_t rescued() override;
   rendezvous::Secret key(base::Rank to) override;
@@ -56,10 +60,11 @@ class UcxTransport : public Transport, public Probe {
     std::optional<rendezvous::Signer> outgoing;
     rendezvous::Secret outgoing_key{};  // for tests: see Probe
     PeerMemory memory;
-    std::atomic<bool> reads_us = false;         // it takes offers
-    std::map<std::uint64_t, Sending*> offered;  // by sequence: what waits for its receipt
-    std::uint64_t sent = 0;
-    std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages
+    std::atomic<bool> reads_us = false;                     // it takes offers
+    std::map<std::uint64_t, Sending*> offered;              // by sequence: what waits for its receipt
+    std::map<std::uint64_t, std::shared_ptr<Passage>> put;  // by sequence: what has no answer
+    std::uint64_t sent = 0, puts = 0, ends_sent = 0, ends_received = 0;
+    std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages, puts and ends of puts
     bool gone = false;                 // its socket closed
     bool interrupted = false;
     bool arrived = false;  // it has all that our bye counted
@@ -75,17 +80,30 @@ class UcxTransport : public Transport, public Probe {
 
   // sending (ucx_send.cc)
   Lock enter();
-  void explain_failure(Lock& lock, const Sending& sending, base::Rank to);
+  void explain_failure(Lock& lock, ucs_status_t status, base::Rank to);
   void send_to_self(Frame frame);
   void post(Sending& sending, base::Rank to);
   void post_piece(Sending& sending, ucp_ep_h endpoint, const PieceHeader& header, const void* data, std::size_t size);
   void wait(Lock& lock, Sending& sending, base::Rank to);
+  void require_rank(base::Rank rank) const;
+  void require_open() const;
   void refuse_if_lost(base::Rank to) const;
   void accept_receipts();
   static ucs_status_t receipt(void* self, const void* header, size_t header_size, void* data, size_t size,
                               const ucp_am_recv_param_t* param);
   void send_receipt(base::Rank to, std::uint64_t sequence, bool all);
+  static void send_header(ucp_ep_h endpoint, unsigned id, std::string header);
   static void sent(void* request, ucs_status_t status, void* sending);
+
+  // puts (ucx_put.cc)
+  class End;
+  void post_bytes(ucp_ep_h endpoint, const std::shared_ptr<Passage>& passage);
+  bool over(const Passage& passage) const;
+  void await(const Passage& passage, const base::Patience& patience);
+  void accept_ends_of_puts();
+  static ucs_status_t end_of_put(void* self, const void* header, size_t header_size, void* data, size_t size,
+                                 const ucp_am_recv_param_t* param);
+  void send_ends();
 
   // progress (ucx_transport.cc)
   void run();
@@ -115,6 +133,7 @@ class UcxTransport : public Transport, public Probe {
   std::atomic<int> entering_ = 0;    // senders that want the lock: the progress thread lets them pass
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<Receiver> receiver_;
+  std::unique_ptr<Posts> posts_;
   std::unique_ptr<Liveness> liveness_;
   std::vector<Peer> peers_;
   std::deque<Delivery> deliveries_;
@@ -122,7 +141,8 @@ class UcxTransport : public Transport, public Probe {
   bool unsettled_ = false;  // a peer left or died and has not been told of
   Clock::time_point settle_by_;
   bool closing_ = false;
-  int waiting_ = 0;  // senders within wait()
+  int waiting_ = 0;  // senders within wait(), and whoever awaits a transfer
+  LocalPuts own_puts_;
 
   base::Fd stop_event_;
   base::Fd wake_;  // epoll over UCX, the liveness sockets and stop_event_

@@ -18,20 +18,29 @@
 // message's number and the digest of the head and the addresses. So before its signature is checked nothing of a piece
 // is stored or answered; nothing of a head is decoded, and no address read, before the digest is; and what came once
 // does not count again. Only the bytes of tensors are not covered.
+//
+// What is put ([Note: puts]) is one active message, whose header is followed by the parcel's name and meaning. The
+// receiver answers when the bytes are in their place, or with what it has posted instead.
 namespace lamina::transport::ucx {
 
-enum class Answer : std::uint32_t { kNone, kTaken, kFailed };  // kFailed: the memory could not be read
+constexpr unsigned kPiece = 1;     // our ids of UCX active messages
+constexpr unsigned kReceipt = 2;   // `sequence` and `answer`; no data
+constexpr unsigned kPut = 3;       // the bytes
+constexpr unsigned kEndOfPut = 4;  // as kReceipt, followed by the meaning of what was posted where the two differ
+
+// kFailed: the memory could not be read, or what was posted was given up.
+enum class Answer : std::uint32_t { kNone, kTaken, kFailed, kDiffers };
 
 struct PieceHeader {
   std::uint32_t magic = 0x32434C4C;  // "LLC2"
   std::uint32_t from = 0;
-  std::uint64_t sequence = 0;     // counts the messages of this pair
-  std::uint64_t head_size = 0;    // packet: how much of it is the head
-  std::uint32_t piece = 0;        // 0: the packet; k: buffer k-1 of the frame
-  std::uint32_t offers = 0;       // packet: how many addresses follow the head
+  std::uint64_t sequence = 0;   // counts the messages of this pair, or its puts
+  std::uint64_t head_size = 0;  // packet: how much of it is the head; of a put and its end: how much is put, or posted
+  std::uint32_t piece = 0;      // 0: the packet; k: buffer k-1 of the frame; of a put: the letters of its name
+  std::uint32_t offers = 0;     // packet: how many addresses follow the head
   Answer answer = Answer::kNone;  // of a receipt
-  std::uint32_t zero = 0;
-  rendezvous::Digest digest{};  // packet: of the head and the addresses
+  std::uint32_t id = kPiece;      // the active message that it heads
+  rendezvous::Digest digest{};    // packet: of the head and the addresses; of a put and its end: of what follows it
   rendezvous::Mac proof{};
 
   void sign(rendezvous::Signer& key) { proof = key.sign(covered()); }
@@ -42,10 +51,9 @@ struct PieceHeader {
 };
 static_assert(sizeof(PieceHeader) == 104);
 
-constexpr unsigned kPiece = 1;                                  // our ids of UCX active messages
-constexpr unsigned kReceipt = 2;                                // `sequence` and `answer`; no data
 constexpr std::uint64_t kMaxHeadSize = std::uint64_t(1) << 28;  // 256 MiB: what is not a tensor travels in the head
 constexpr std::int64_t kSmallBuffer = 8 << 10;    // copying this much costs less than a message of its own
+constexpr std::size_t kSmallPut = 64 << 10;       // as much goes at once: asking first takes a way there and back
 constexpr std::int64_t kSmallBuffers = 32 << 10;  // all small buffers of one packet
 
 // Decides which buffers travel in the packet: asked for each buffer in order, it answers alike on both sides.

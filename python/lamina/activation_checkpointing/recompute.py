@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lamina.activation_checkpointing.offloading import around_checkpoint
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.remote import codec
@@ -38,7 +39,8 @@ def recompute(
     if any(elsewhere(part) is not None for module in modules for part in module.modules()):
         return _recompute_split(call, modules, preserve_rng_state, args, kwargs)
     run = functools.partial(call, **kwargs)  # whatever the keywords are called
-    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    with around_checkpoint():
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def elsewhere(module: nn.Module) -> int | None:
@@ -69,7 +71,8 @@ def _recompute_split(
 
     # The first argument requires grad, so that parameters get their gradients where no other does.
     root = torch.empty(0, requires_grad=True)
-    results = checkpoint(run, root, *tensors, use_reentrant=True, preserve_rng_state=preserve_rng_state)
+    with around_checkpoint():
+        results = checkpoint(run, root, *tensors, use_reentrant=True, preserve_rng_state=preserve_rng_state)
     structure, output = output, None
     by_id = dict(zip(map(id, _tensors(structure)), results, strict=True))
     return pytree.map_tensors(lambda tensor: by_id[id(tensor)], structure)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Variable
 
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
@@ -26,10 +25,12 @@ class Replicas:
         session, groups: of the job.
         module: the model.
         owns: whether this rank owns what has a name; asked once the model is partitioned.
+        is_sharded: whether a parameter is sharded; the same.
         passes: backward passes per reduction, see [Note: backward pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
         overlap: see [Note: overlap] in lamina/data_parallel/early_buckets.h.
+        gradients_are_views: whether reduced gradients are views of the memory in which they travelled.
 
     Attributes:
         reducer: the engine's.
@@ -41,15 +42,17 @@ class Replicas:
         groups: ProcessGroups,
         module: nn.Module,
         owns: Callable[[str], bool],
+        is_sharded: Callable[[torch.Tensor], bool],
         passes: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
         overlap: bool,
+        gradients_are_views: bool,
     ):
         self._module = module
         self._owns = owns
+        self._is_sharded = is_sharded
         self._partitions = session.group_size("pp")
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
         self.reducer = _lamina.Reducer(
             session,
@@ -57,6 +60,7 @@ class Replicas:
             bucket_bytes,
             broadcast_buffers,
             overlap,
+            gradients_are_views,
             parameters=lambda: me()._own("named_parameters"),
             buffers=lambda: me()._own("named_buffers"),
         )
@@ -74,7 +78,7 @@ class Replicas:
         if self._partitions == 1 and torch.is_grad_enabled():
             for tensor in pytree.tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._await_end(self.reducer.note_backward()))
+                    tensor.register_hook(lambda _: self.reducer.await_backward())
 
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """From now on `hook` makes of a bucket's gradients what they become."""
@@ -100,26 +104,13 @@ class Replicas:
 
     def watch(self) -> None:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""
-        self.unwatch()
-        for _, parameter in self._own("named_parameters"):
-            frozen = not parameter.requires_grad
-            if parameter.is_floating_point() or parameter.is_complex():
-                parameter.requires_grad_(True)  # for a hook; one that is frozen now may be trained later
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
-                parameter.requires_grad_(not frozen)
+        self.reducer.watch([parameter for name, parameter in self._module.named_parameters() if self._owns(name)])
 
     def unwatch(self) -> None:
         """Ends `watch`."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self.reducer.watch([])
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name)]
-
-    def _note_gradient(self, parameter: torch.Tensor) -> None:
-        self._await_end(self.reducer.note_gradient(parameter))
-
-    def _await_end(self, wanted: bool) -> None:
-        if wanted:
-            Variable._execution_engine.queue_callback(self.reducer.end_backward)
+        """Those that this rank has whole, with their names."""
+        all_tensors = getattr(self._module, names)()
+        return [(name, tensor) for name, tensor in all_tensors if self._owns(name) and not self._is_sharded(tensor)]

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
@@ -27,19 +29,30 @@ THREADS_END_S = 10.0
 
 def install(session: _lamina.Session | None = None) -> None:
     """From now on this process ends so, until `remove`. Without a session nobody is waited for."""
-    global _previous, _session
+    global _installed, _session
     _session = session or _session
-    if sys.excepthook is not _hook:
-        _previous = sys.excepthook
-        sys.excepthook = _hook
+    if sys.excepthook is not _installed:
+        _remove_hook()
+        _installed = sys.excepthook = _Hook(sys.excepthook)
 
 
 def remove() -> None:
-    """Ends `install`, unless somebody has put a hook of their own before this one."""
+    """Ends `install`."""
     global _session
     _session = None
-    if sys.excepthook is _hook:
-        sys.excepthook = _previous
+    _remove_hook()
+
+
+def _remove_hook() -> None:
+    """Ours is not called any more, or only hands on where somebody has put another one before it, as torch does for a
+    process group: that one stays before the next one of ours, too."""
+    global _installed
+    if _installed is None:
+        return
+    _installed.active = False
+    if sys.excepthook is _installed:
+        sys.excepthook = _installed.previous
+    _installed = None
 
 
 def end_without_collecting() -> None:
@@ -48,11 +61,27 @@ def end_without_collecting() -> None:
     gc.freeze()
 
 
-_previous = sys.excepthook
+class _Hook:
+    """Handles an error that nobody catches, or hands it on."""
+
+    def __init__(self, previous: Callable[..., Any]):
+        self.previous = previous
+        self.active = True
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self.active:
+            _end(self.previous, kind, error, trace)
+        else:
+            self.previous(kind, error, trace)
+
+
+_installed: _Hook | None = None
 _session: _lamina.Session | None = None
 
 
-def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _end(
+    previous: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     session = _session
     if session is not None and session.size > 1:
         end_without_collecting()
@@ -63,16 +92,16 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         failure = None  # the rank that is its cause has ended already
     told = interrupted is None and _tell_launcher(error)
     if session is not None and failure is not None and failure.rank == session.rank:
-        _end_as_raiser(kind, error, trace, failure)
+        _end_as_raiser(previous, kind, error, trace, failure)
     elif interrupted is not None:
         _end_as_interrupted(session, interrupted)
     elif session is None or failure is None:
         if not (told and _lamina.told("LOCAL_RANK") == 0):  # the launcher shows it after the first cause, if at all
-            _previous(kind, error, trace)
+            previous(kind, error, trace)
     elif session.loss(failure.rank, RAISER_ENDS_S):
         _end_as_other(failure)
     else:  # it goes on without us
-        _previous(kind, error, trace)
+        previous(kind, error, trace)
 
 
 def _leave_threads() -> None:
@@ -98,7 +127,7 @@ def _tell_launcher(error: BaseException) -> bool:
 def _take_stderr_back() -> None:
     """For functions that never return: a hook around ours may keep until then what is written to sys.stderr, as torch's
     does, of a process group made since."""
-    if sys.excepthook is not _hook:
+    if sys.excepthook is not _installed:
         sys.stderr = sys.__stderr__
 
 
@@ -112,15 +141,19 @@ def _end_as_interrupted(session: _lamina.Session | None, rank: int) -> None:
 
 
 def _end_as_raiser(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None, failure: Failure
+    previous: Callable[..., Any],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    failure: Failure,
 ) -> None:
     """It was raised in a thread that served another rank: what the user knows begins there."""
     _take_stderr_back()
     if failure.type != "SystemExit":
-        known = _previous is sys.__excepthook__
+        known = previous is sys.__excepthook__
         # An error of the engine has no traceback.
         words = failure.traceback.rstrip() or f"{failure.type}: {failure.message}"
-        _say(words) if known else _previous(kind, error, trace)
+        _say(words) if known else previous(kind, error, trace)
     sys.exit(exit_argument(failure))
 
 

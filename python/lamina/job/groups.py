@@ -17,7 +17,7 @@ from lamina.errors import UsageError
 from lamina.job import backend, current
 from lamina.job.ranks import CommGroup
 
-_AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "node")
+_AXES = ("mp", "dp", "pp", "tp", "rdp", "shard", "shard_copies", "shard_within", "shard_across", "node")
 _jobs = itertools.count()  # what one job leaves in the store is not the next one's
 
 
@@ -29,6 +29,7 @@ class ProcessGroups:
 
     def __init__(self, session: _lamina.Session):
         self.stuck: Callable[[], bool] = lambda: False  # tells of a collective that was left and may never end
+        self._session = session
         self._made_default = not dist.is_initialized()
         mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
         everyone = session.all_gather("world", (self._made_default, list(mine.values())))
@@ -55,7 +56,7 @@ class ProcessGroups:
     def close(self, at_exit: bool = False) -> bool:
         """Gives the groups up, at exit the script's default group as well: a Gloo group that is alive when Python ends
         aborts the process. False when a collective may never end: its group would wait for it."""
-        stuck = self.stuck()
+        stuck = self.stuck() or self._session.stuck
         self.stuck = lambda: stuck  # whom it asked may go
         if stuck:
             return False

@@ -11,6 +11,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.deferred_init import delayed
+from lamina.model import shards
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
@@ -38,6 +39,7 @@ class PartitionedModel:
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
         homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
+        sharding: the engine's, with sharded_data_parallel_degree above 1.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class PartitionedModel:
         self.session = session
         self._tabled: list[tuple[str, int]] = []
         self._table: _lamina.ParameterTable | None = None
+        self.sharding: _lamina.Sharding | None = None
 
     def callee(self, number: int) -> nn.Module | Run:
         """Names what calls of that number are of."""
@@ -157,12 +160,14 @@ def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) ->
 
     def make(tensors: list[torch.Tensor]) -> None:
         # World rank 0 has the values that count, if only for the moment.
-        needed = [session.rank == 0 or table.whole_here(tensor) for tensor in tensors]
+        needed = [session.rank == 0 or table.is_here(tensor) for tensor in tensors]
         delayed.initialise(itertools.compress(tensors, needed))
         for tensor in tensors:
             delayed.forget(tensor)
 
-    session.give_values(table, make, _PORTION_BYTES)
+    model.sharding = session.give_values(table, tree.names, make, _PORTION_BYTES)
+    if model.sharding is not None:
+        shards.name(model.sharding)
     return model
 
 

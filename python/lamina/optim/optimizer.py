@@ -9,6 +9,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
+from lamina.optim.shards import require_elementwise
 from lamina.util.checks import require_booleans, require_positive
 
 
@@ -35,6 +36,11 @@ def DistributedOptimizer(  # noqa: N802
         UsageError: not an optimizer, one that measures all parameters at once (LBFGS) over several partitions, a loss
             scale, or no `init`.
     """
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"DistributedOptimizer takes an optimizer, as {optimizer.__name__}(model.parameters()), not its class; the "
+            "one that takes a class and remote parameters will be lamina.optim.DistributedOptimizer, not available yet"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     require_positive(static_loss_scale=static_loss_scale)
@@ -53,6 +59,8 @@ def DistributedOptimizer(  # noqa: N802
         state = OptimizerState(optimizer)
         state.install()
         job.optimizers.append(state)
+    if job.session.config.sharded_data_parallel_degree > 1:
+        require_elementwise(optimizer)
     if job.model is not None and job.model.partitioned:
         state.roster.trim(job.cut.model)
     return optimizer

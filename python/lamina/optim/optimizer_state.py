@@ -2,14 +2,16 @@
 """The state of an optimizer whose parameters live on several ranks: as one dictionary, and in parts."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from lamina.errors import UsageError
 from lamina.job import current, seeds
+from lamina.model import shards
 from lamina.optim import named_state
+from lamina.optim import shards as sharded
 from lamina.optim.param_groups import Layout, Roster
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
 
@@ -31,12 +33,14 @@ class OptimizerState:
         """Gives the optimizer these methods."""
         for name in METHODS:
             setattr(self.optimizer, name, getattr(self, name))
-        self.optimizer.register_step_pre_hook(lambda *_: current.everywhere("optimizer.step()"))
+        self.optimizer.register_step_pre_hook(lambda _, *given: self._before_step(*given))
+        self.optimizer.register_step_post_hook(lambda *_: sharded.after_step())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; UsageError inside the step function of a pipeline."""
         current.everywhere("optimizer.zero_grad()")
         self._torchs.zero_grad(self.optimizer, set_to_none)
+        sharded.zero_grad(self.optimizer, set_to_none)
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """The whole optimizer's state, which the plain optimizer loads as it is. With `seed` it has where the random
@@ -62,7 +66,8 @@ class OptimizerState:
         """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
 
         Args:
-            gather_if_shard: accepted; optimizer states are not sharded.
+            gather_if_shard: whether states of sharded parameters are those of the whole ones, which is collective over
+                the sharding group; else this rank's parts of them.
 
         Errors:
             UsageError: before the model is partitioned, or inside a step function.
@@ -75,7 +80,7 @@ class OptimizerState:
                 code="state-before-cut",
             )
         place = (job.session.group_rank("pp"), job.session.group_size("pp"))
-        return seeds.with_steps(self._named() | {PARTIAL: True, SAVED_BY: place})
+        return seeds.with_steps(self._named(gather_if_shard) | {PARTIAL: True, SAVED_BY: place})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state, full or partial: every rank keeps what it owns. Before the model is partitioned the options of
@@ -89,7 +94,7 @@ class OptimizerState:
         """
         state_dict = seeds.taken_from(state_dict)
         job = current.job_if_any()
-        if self.roster.is_whole() and (job is None or not (job.pipelined or is_partial(state_dict))):
+        if self.roster.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
             self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
             return
         job = self._job("load_state_dict()")
@@ -128,7 +133,7 @@ class OptimizerState:
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:
         layout, own = self.roster.layout(), self.roster.own_names()
         named = self._by_name(state_dict, layout, own, job)
-        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+        self._torchs.load_state_dict(self.optimizer, named_state.own_part(_in_shards(named), own, layout))
 
     def _by_name(
         self, state_dict: Mapping[str, Any], layout: Layout, own: list[list[str]], job: current.Job
@@ -159,17 +164,29 @@ class OptimizerState:
             return saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
         return named_state.check_lengths(state_dict, layout)
 
-    def _named(self) -> dict[str, Any]:
-        """The state of this rank, by name."""
-        return named_state.by_name(self._torchs.state_dict(self.optimizer), self.roster.own_names())
+    def _before_step(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        current.everywhere("optimizer.step()")
+        if self.roster.has_shards:
+            self._require_job("step()", current.job_if_any())
+        given = (*args[1:], *kwargs.values())  # besides the optimizer
+        sharded.before_step(self.optimizer, closure=next(iter(given), None))
+
+    def _named(self, gathers: bool = True) -> dict[str, Any]:
+        """The state of this rank, by name; with `gathers` that of whole parameters, collective over the sharding
+        group."""
+        named = named_state.by_name(self._torchs.state_dict(self.optimizer), self.roster.own_names())
+        return _of_each_shard(named, sharded.gathered) if gathers else named
 
     def _job(self, what: str) -> current.Job:
         job = current.outside_step(f"optimizer.{what}")
-        if not any(known is self for known in job.optimizers):
+        self._require_job(what, job)
+        return job
+
+    def _require_job(self, what: str, job: current.Job | None) -> None:
+        if job is None or not any(known is self for known in job.optimizers):
             raise UsageError(
                 f"optimizer.{what} of a DistributedOptimizer whose job was shut down", code="step-after-shutdown"
             )
-        return job
 
     def _nothing_waits(self) -> None:
         if self._waiting is not None:
@@ -180,10 +197,28 @@ class OptimizerState:
             )
 
 
+def _in_shards(named: Mapping[str, Any]) -> dict[str, Any]:
+    """A state by name with this rank's parts of the states of sharded parameters."""
+    return _of_each_shard(named, sharded.part_of)
+
+
+def _of_each_shard(named: Mapping[str, Any], make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    sharding = shards.of_job()
+    if sharding is None:
+        return dict(named)
+    state = dict(named["state"])
+    for number, (name, parameter) in enumerate(sharding.parameters):
+        if name in state:
+            state[name] = make(state[name], parameter, sharding, number)
+    return {**named, "state": state}
+
+
 def _cut() -> bool:
-    """True where there is a model that is cut over several ranks."""
+    """True where there is a model that is cut over several ranks, or sharded."""
     job = current.job_if_any()
-    return job is not None and job.pipelined and job.model is not None and job.model.partitioned
+    if job is None or job.model is None or not job.model.partitioned:
+        return False
+    return job.pipelined or job.cut.model.sharding is not None
 
 
 METHODS = (

@@ -13,7 +13,9 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
+from lamina.optim.shards import give_shards, parameter_of
 
 # Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
 Layout = list[list[tuple[str, str | None]]]
@@ -39,6 +41,7 @@ class Roster:
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._optimizer = optimizer
         self._made_with: list[list[tuple[torch.Tensor, str | None]]] = []  # per group
+        self.has_shards = False  # in the places of parameters
 
     def trim(self, model: PartitionedModel) -> None:
         """Drops the parameters that other ranks own from the optimizer, in place, and remembers them."""
@@ -49,19 +52,23 @@ class Roster:
             elif any(id(parameter) in foreign for parameter in group["params"]):
                 self._made_with[number] = _given(group)
         _drop(self._optimizer, foreign)
+        if model.sharding is not None:
+            give_shards(self._optimizer, model.sharding)
+            self.has_shards = True
 
     def is_whole(self) -> bool:
-        """True where no parameter was dropped."""
+        """True where no parameter was dropped, or made a shard."""
         groups = zip(self._made_with, self._optimizer.param_groups, strict=False)
-        return all(len(whole) <= len(group["params"]) for whole, group in groups)
+        return not self.has_shards and all(len(whole) <= len(group["params"]) for whole, group in groups)
 
     def members(self) -> list[list[Member]]:
         """Per group, its members as far as this rank knows them."""
-        model = current.job().model
+        job = current.job()
+        model, sharding = job.model, shards.of_job()
         names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
         groups = []
         for number, group in enumerate(self._optimizer.param_groups):
-            local = {id(parameter) for parameter in group["params"]}
+            local = {id(parameter_of(parameter, sharding)) for parameter in group["params"]}
             whole = self._made_with[number] if number < len(self._made_with) else []
             if not local <= {id(parameter) for parameter, _ in whole}:
                 whole = _given(group)  # others have come in since

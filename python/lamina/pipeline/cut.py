@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lamina import _lamina
 from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
+from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
 from lamina.model.statistics import Statistics
 from lamina.modules import rng_streams, runs
@@ -27,10 +30,12 @@ from lamina.torch_patches import (
     clipping,
     compiled,
     foreign,
+    grad_scaler,
     module_attributes,
     module_call,
     sequential,
     swapping,
+    zero_grad,
 )
 from lamina.tracing.proposal import Tracer, propose
 from lamina.tracing.trace import TraceOptions
@@ -105,17 +110,40 @@ class Cut:
         for optimizer in job.optimizers:
             optimizer.roster.trim(model)
         self.model = model
+        if model.sharding is not None:
+            self._use_shards(job, model)
         self._statistics = Statistics(self._module(), model)
         self.watch()
+        if not model.whole_everywhere:
+            clipping.install(lambda: model.table, shards.holder, shards.measured)
+            job.on_end.callback(clipping.remove)
         if self.pipelined:
-            clipping.install(lambda: model.table)
             foreign.install()
             averages.install(update_average)
-            for patch in (clipping, foreign, averages, compiled):
+            for patch in (foreign, averages, compiled):
                 job.on_end.callback(patch.remove)
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
+
+    def _use_shards(self, job: current.Job, model: PartitionedModel) -> None:
+        """Has the values of sharded parameters come for calls of their modules, also outside of steps, and their
+        gradients go to who holds the shards."""
+        job.replicas.reducer.set_sharded(model.sharding)
+        job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
+        zero_grad.install(shards.zero_grad)
+        grad_scaler.install(_worst_of_model)
+        for patch in (zero_grad, grad_scaler):
+            job.on_end.callback(patch.remove)
+        if not self.pipelined:
+            module_call.install({}, self._call_remote, hooked=self._hooked(job.session, model))
+
+    def _hooked(self, session: _lamina.Session, model: PartitionedModel) -> dict[int, Callable[[bool], Any]]:
+        """Functions that begin a call of each module that has hooks, by id(module)."""
+        return {
+            id(model.tree.modules[node]): functools.partial(session.begin_call, node)
+            for node in session.hooked_modules(model.tree.names)
+        }
 
     def watch(self) -> None:
         """Has the replicas, if any, notice backwards into what the parameters are now: those may begin anywhere, by
@@ -173,11 +201,7 @@ class Cut:
             session.set_model(model.cut, model.tree.names, own_stream, waited, called_at_once)
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
-        hooked = {
-            id(model.tree.modules[node]): functools.partial(session.begin_call, node)
-            for node in session.hooked_modules(model.tree.names)
-        }
-        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, hooked)
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, self._hooked(session, model))
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):
@@ -224,6 +248,31 @@ class Cut:
         output = call_remote(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)
         return output
+
+
+def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before a step: the shards of parameters that came in since take their places in a DistributedOptimizer; any
+    other one is to have no sharded parameters."""
+    if not shards.are_among(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
+        return
+    job = current.job()
+    known = next((known for known in job.optimizers if known.optimizer is optimizer), None)
+    if known is None:
+        raise UsageError(
+            "optimizer.step() of an optimizer with sharded parameters, which have no gradients of their own: make it "
+            "lamina.DistributedOptimizer(optimizer), which updates their shards",
+            code="shard-plain-optimizer",
+        )
+    known.roster.trim(job.cut.model)
+
+
+def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
+    """The largest that any rank of the model's copy has found in its part of the gradients of this optimizer."""
+    job = current.job()
+    if any(known.optimizer is optimizer for known in job.optimizers):
+        for group in ("shard", "pp"):
+            found = max(job.session.all_gather(group, found))
+    return found
 
 
 def _end_routing() -> None:

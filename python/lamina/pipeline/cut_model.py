@@ -9,7 +9,8 @@ from torch import nn
 
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.model.places import only_own
+from lamina.model import shards
+from lamina.model.places import only_own, without
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
 from lamina.torch_patches import clipping
@@ -21,8 +22,6 @@ _NOT_YET = {
     "is_distributed_buffer",
     "is_scaled_batch_parameter",
     "is_scaled_batch_buffer",
-    "default_reducer_named_parameters",
-    "scaled_batch_reducer_named_parameters",
 }
 
 
@@ -62,6 +61,22 @@ class CutModel(WrappedModule):
     def local_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that this rank owns. Before partition: UsageError."""
         return (parameter for _, parameter in self.local_named_parameters())
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of those here whose gradients are reduced over DP_GROUP. Before partition: UsageError."""
+        return self._reduced_over("dp")
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of those here whose gradients are reduced over RDP_GROUP, because the ranks of a TP_GROUP
+        have different parts of them. Before partition: UsageError."""
+        return self._reduced_over("rdp")
+
+    def _reduced_over(self, group: str) -> Iterator[tuple[str, nn.Parameter]]:
+        return (
+            (name, parameter)
+            for name, parameter in self.local_named_parameters()
+            if self._cut.model.table.reduced_over(parameter) == group
+        )
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, buffer) of what this rank owns. Before partition: UsageError."""
@@ -161,7 +176,8 @@ class CutModel(WrappedModule):
             cut.model.conversions += 1
         if cut.whole_everywhere or cut.whole:
             return super()._apply(fn, recurse)
-        with only_own(cut.model) as foreign:
+        sharded = shards.require_unchanged(fn)
+        with only_own(cut.model) as foreign, without(cut.model.tree.root, sharded):
             super()._apply(fn, recurse)
         for name, tensor, owner in foreign:
             like = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))

@@ -14,6 +14,7 @@ from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.errors import UsageError
 from lamina.job import current, groups
+from lamina.model import shards
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -51,8 +52,9 @@ class DistributedModel(SavedModel):
             else it is found out without running it.
         overlapping_allreduce: with `ddp`: whether gradients are averaged while the backward still runs, in groups over
             shared memory. The results are the same; a communication hook or `deterministic_server` excludes it.
-        gradient_as_bucket_view, find_unused_parameters: accepted; there is nothing yet that they could change.
-            Parameters without a gradient are always allowed.
+        gradient_as_bucket_view: with `ddp`: whether averaged gradients are views of the memory in which they travelled,
+            which spares a copy. None stays None.
+        find_unused_parameters: accepted; parameters without a gradient are always allowed.
 
     Errors:
         UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
@@ -100,9 +102,11 @@ class DistributedModel(SavedModel):
         if job.session.config.ddp:
             groups.of_job()
             overlap = overlapping_allreduce and not job.session.config.deterministic_server
-            reduction = (backward_passes_per_step, int(bucket_cap_mb * 2**20), broadcast_buffers, overlap)
+            bucket_bytes = int(bucket_cap_mb * 2**20)
+            reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
             owns = lambda name: self._cut.model.owns(name)  # noqa: E731
-            self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
+            is_sharded = lambda tensor: shards.number_of(self._cut.model.sharding, tensor) is not None  # noqa: E731
+            self._replicas = Replicas(job.session, job.groups, module, owns, is_sharded, *reduction)
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
             job.on_end.callback(self._replicas.unwatch)

@@ -2,9 +2,9 @@
 """Objects in files: one per rank, or one for all.
 
 [Note: partial files] With `partial` each rank that holds another part of the model has a file of its own, named
-`f_{mp_rank}`; when layers are sliced `f_{pp_rank}_{tp_rank}`; with `v3` every rank has one, named
-`f_{pp_rank}_{tp_rank}_{rdp_rank}`. Such a file knows how many ranks there were, so that it is not mistaken for one of
-another job.
+`f_{mp_rank}`; when layers are sliced `f_{pp_rank}_{tp_rank}`; with `v3`, and where parameters are sharded, every rank
+has one, named `f_{pp_rank}_{tp_rank}_{rdp_rank}`. Such a file knows how many ranks there were, so that it is not
+mistaken for one of another job.
 """
 
 import errno
@@ -110,16 +110,21 @@ def _checked(f: Any, what: str) -> str:
 def _name(session: Any, path: str, v3: bool, back_compat: bool = False) -> str:
     """See [Note: partial files]."""
     pp, tp, rdp = (session.group_rank(axis) for axis in ("pp", "tp", "rdp"))
-    if v3:
+    if _of_every_rank(session, v3):
         return f"{path}_{pp}_{tp}_{rdp}"
     if session.group_size("tp") > 1 and not back_compat:
         return f"{path}_{pp}_{tp}"
     return f"{path}_{session.group_rank('mp')}"
 
 
+def _of_every_rank(session: Any, v3: bool) -> bool:
+    """True where every rank has a file of its own: replicas that have different shards need one."""
+    return v3 or session.group_size("shard") > 1
+
+
 def _ranks(session: Any, v3: bool) -> dict[str, int]:
     """How many ranks there are that save a file each."""
-    return {axis: session.group_size(axis) for axis in ("pp", "tp", *(("rdp",) if v3 else ()))}
+    return {axis: session.group_size(axis) for axis in ("pp", "tp", *(("rdp",) if _of_every_rank(session, v3) else ()))}
 
 
 def _first_os_error(error: BaseException | None) -> OSError | None:

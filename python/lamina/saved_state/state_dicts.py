@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a model whose parts live on several ranks: as one dictionary, and in parts.
 
-[Note: partial] A partial dictionary holds what one partition owns. It says so under the key `_smp_is_partial`; for
-messages it also knows which partition of how many saved it.
+[Note: partial] A partial dictionary holds what one partition owns, and of sharded parameters this rank's shards. It
+says so under the key `_smp_is_partial`; for messages it also knows which partition of how many saved it, and which
+shard.
 """
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
+from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.model.places import Place, only_own, places_of, replaced
 
@@ -38,7 +40,9 @@ class ModelState:
     def local(self) -> OrderedDict[str, Any]:
         """Returns what this rank owns, as a partial dictionary."""
         state = self._own()
-        state._metadata[SAVED_BY] = self._place()
+        for name, parameter in self._sharded().items():
+            state[name] = parameter.ds_tensor.detach().clone()
+        state._metadata[SAVED_BY] = (*self._place(), *shards.place(self._session))
         state[PARTIAL] = True
         return state
 
@@ -54,20 +58,38 @@ class ModelState:
         """Loads what this rank owns out of a dictionary, full or partial. Collective: nothing is written on any rank
         unless it fits on all."""
         given = self._for_this_rank(state_dict, same_partition_load)
+        _, degree = (_saved_by(state_dict) or ())[2:] or (0, 1)
+        sharded = self._sharded() if degree > 1 else {}
+        of_shards = {name: value for name, value in given.items() if name in sharded}
+        given = _copy(given, leave=of_shards)
         # Hooks after loading look at the values, which a rehearsal does not have.
         calls_back = any(part._load_state_dict_post_hooks for part in self._module.modules())
-        checked = None if calls_back else self._agree(self._rehearse(given), strict)
+        checked = None if calls_back else self._agree(self._rehearse(given), strict, of_shards)
+        if of_shards:
+            shards.load(self._partitioned.sharding, [(sharded[name], value) for name, value in of_shards.items()])
         loaded = self._load_own(given)
-        return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict)
+        return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict, of_shards)
 
     # Returns what this rank owns.
+
+    def _sharded(self) -> dict[str, nn.Parameter]:
+        """The sharded parameters here, under each of their names."""
+        named = self._module.named_parameters(remove_duplicate=False)
+        return {
+            name: parameter
+            for name, parameter in named
+            if shards.number_of(self._partitioned.sharding, parameter) is not None
+        }
 
     def _place(self) -> tuple[int, int]:
         return self._partitioned.partition, self._session.group_size("pp")
 
     def _own(self) -> OrderedDict[str, Any]:
-        with only_own(self._partitioned):
+        with only_own(self._partitioned), shards.gathered_parameters(self._module.parameters()):
             state = self._module.state_dict()
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and shards.number_of(self._partitioned.sharding, value) is not None:
+                    state[name] = value.clone()
         for name in [name for name in state if not self._partitioned.owns(name)]:
             del state[name]  # what modules of other ranks add by get_extra_state()
         return state
@@ -77,7 +99,7 @@ class ModelState:
         owns = self._partitioned.owns
         foreign_extra = [name for name in given if name.endswith(_EXTRA_STATE) and not owns(name)]
         own = _copy(given, leave=foreign_extra)
-        with only_own(self._partitioned):
+        with only_own(self._partitioned), shards.gathered_parameters(self._module.parameters(), write_back=True):
             missing, unexpected = self._module.load_state_dict(own, strict=False)
         return nn.modules.module._IncompatibleKeys([name for name in missing if owns(name)], unexpected + foreign_extra)
 
@@ -105,7 +127,7 @@ class ModelState:
 
     def _difference(self, given: Mapping[str, Any], own: Any, state_dict: Mapping[str, Any]) -> str:
         saved, here = _saved_by(state_dict), self._place()
-        origin = _nth(*saved) if saved else "another partition"
+        origin = _nth(*saved[:2]) if saved else "another partition"
         texts = [
             f"it has {name}, which lives on {self._partitioned.home_of(name)}" for name in given if name not in own
         ][:1]
@@ -132,8 +154,10 @@ class ModelState:
                 return [], [], str(error)
         return [name for name in missing if name not in extra], unexpected, ""
 
-    def _agree(self, found: tuple[list[str], list[str], str], strict: bool) -> Any:
-        """torch's answer for the whole model: missing is what its owner misses, unexpected what no rank takes."""
+    def _agree(self, found: tuple[list[str], list[str], str], strict: bool, given: Iterable[str] = ()) -> Any:
+        """torch's answer for the whole model: missing is what its owner misses and was not `given` otherwise,
+        unexpected what no rank takes."""
+        found = ([name for name in found[0] if name not in given], *found[1:])
         missing, unexpected, errors = zip(*self._session.all_gather("pp", found), strict=True)
         if any(errors):
             raise UsageError(next(error for error in errors if error))
@@ -166,10 +190,19 @@ def require_one_kind(partial: Sequence[bool], what: str) -> None:
 def saved_elsewhere(state_dict: Mapping[str, Any], session: _lamina.Session) -> str:
     """Says what is wrong with a partial dictionary of a model of more or fewer partitions; "" when nothing is."""
     saved, partitions = _saved_by(state_dict), session.group_size("pp")
-    if saved is None or saved[1] == partitions:
+    if saved is None:
+        return ""
+    shard, degree = saved[2:] or (0, 1)
+    if degree > 1 and (shard, degree) != shards.place(session):
+        return (
+            f"this partial state dict was saved with shard {shard} of {degree}, and this rank has shard "
+            "{} of {}".format(*shards.place(session))
+            + ": a state is carried over to other shards whole, by state_dict()"
+        )
+    if saved[1] == partitions:
         return ""
     return (
-        f"this partial state dict was saved by {_nth(*saved)}, and this rank has "
+        f"this partial state dict was saved by {_nth(*saved[:2])}, and this rank has "
         f"{_nth(session.group_rank('pp'), partitions)}: a state is carried over to another number of partitions whole, "
         "by state_dict()"
     )
@@ -180,7 +213,7 @@ def without_mark(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     return _copy(state_dict, leave=(PARTIAL,)) if PARTIAL in state_dict else state_dict
 
 
-def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, int] | None:
+def _saved_by(state_dict: Mapping[str, Any]) -> tuple[int, ...] | None:
     holder = state_dict if SAVED_BY in state_dict else getattr(state_dict, "_metadata", None) or {}
     return holder.get(SAVED_BY) if is_partial(state_dict) else None
 

@@ -36,6 +36,13 @@ public functions `foreign` also registers hooks that are called before any optim
 parameter, buffer or submodule. `module_call` gives torch's compiler back what that has taken for torch's own call of a
 module, where it was imported while ours was in its place.
 
+While parameters are sharded, until `shutdown`, also with one partition:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.nn.Module.zero_grad | zero_grad | a module's shards have no gradients either |
+| torch.amp.GradScaler._unscale_grads_ | grad_scaler | an infinity in one shard has all ranks leave a step out |
+
 For the time of a context:
 
 | torch's | by | so that |

@@ -16,14 +16,23 @@ from torch.nn.utils import clip_grad
 from lamina import _lamina
 from lamina.job import current
 
+Pair = tuple[torch.Tensor, torch.Tensor | None]
 
-def install(table: Callable[[], _lamina.ParameterTable]) -> None:
+
+def install(
+    table: Callable[[], _lamina.ParameterTable],
+    shard: Callable[[torch.Tensor], torch.Tensor] = lambda parameter: parameter,
+    measured: Callable[[list[Pair], float], list[Pair]] = lambda pairs, norm_type: pairs,
+) -> None:
     """From now on norms of the model's tensors are global.
 
     Args:
         table: who holds what of it.
+        shard: gives what has the gradient of a parameter, or of this rank's shard of it.
+        measured: gives what stands for the gradients of shards, beside their parameters, in a norm of that type.
     """
     remove()
+    _shards.append((shard, measured))
     for function, ours in ((nn.utils.get_total_norm, _total_norm), (nn.utils.clip_grad_norm_, _clip)):
         cell = _implementation(function)
         _originals[function] = cell.cell_contents
@@ -39,10 +48,12 @@ def remove() -> None:
     clip_grad._group_tensors_by_device_and_dtype = _torchs_group
     _originals.clear()
     _tables.clear()
+    _shards.clear()
 
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
 _tables: list[Callable[[], _lamina.ParameterTable]] = []  # one at most
+_shards: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[list[Pair], float], list[Pair]]]] = []  # the same
 
 
 _torchs_group = clip_grad._group_tensors_by_device_and_dtype
@@ -59,6 +70,11 @@ def _implementation(function: Callable) -> CellType:
     return function.__closure__[function.__code__.co_freevars.index("func")]
 
 
+def are_global() -> bool:
+    """True while a model is partitioned."""
+    return bool(_tables)
+
+
 def _total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor],
     norm_type: float = 2.0,
@@ -73,11 +89,13 @@ def grad_norm(
     parameters: list[nn.Parameter], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> torch.Tensor:
     """The norm of the gradients of these parameters, of this model's wherever they are."""
-    pairs = [(parameter, parameter.grad) for parameter in parameters]
     if not _tables:
+        pairs = [(parameter, parameter.grad) for parameter in parameters]
         present = [gradient for _, gradient in pairs if gradient is not None]
         return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
+    shard, measured = _shards[0]
     with torch.no_grad():
+        pairs = measured([(parameter, shard(parameter).grad) for parameter in parameters], float(norm_type))
         return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
@@ -90,7 +108,8 @@ def _clip(
 ) -> torch.Tensor:
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     total = grad_norm(parameters, norm_type, error_if_nonfinite, foreach)
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, total, foreach)
+    shard, _ = _shards[0]
+    nn.utils.clip_grads_with_norm_([shard(parameter) for parameter in parameters], max_norm, total, foreach)
     return total
 
 

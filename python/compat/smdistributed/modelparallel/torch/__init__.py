@@ -6,6 +6,7 @@ from lamina import *  # noqa: F403
 from smdistributed.modelparallel.torch import core as core
 from smdistributed.modelparallel.torch import model as model
 from smdistributed.modelparallel.torch import nn as nn
+from smdistributed.modelparallel.torch import optimizers as optimizers
 from smdistributed.modelparallel.torch import patches as patches
 from smdistributed.modelparallel.torch import state_mod as state_mod
 from smdistributed.modelparallel.torch import utils as utils

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from lamina.nn import FusedLayerNorm as FusedLayerNorm
 from smdistributed.modelparallel.torch.nn import huggingface as huggingface
 
 

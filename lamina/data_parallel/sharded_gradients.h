@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "lamina/base/wait.h"
+
+namespace lamina::data_parallel {
+
+// Gradients of parameters whose elements the replicas have shared out among them, as a Reducer has them reduced in its
+// passes: see [Note: passes]. A pass goes by its number.
+class ShardedGradients {
+ public:
+  virtual ~ShardedGradients() = default;
+  virtual bool has(const at::Tensor& parameter) const = 0;
+  // A gradient has come to this parameter, one of them. From any thread.
+  virtual void note(const at::Tensor& parameter, std::int64_t pass) = 0;
+  // Collective over the replicas, which have met: sums what has come in this pass. `ends`: the means of what came in
+  // all passes since the last time become gradients.
+  virtual void reduce(std::int64_t pass, bool ends, const base::Patience& patience) = 0;
+  // The pass has failed.
+  virtual void abandon() = 0;
+};
+
+}  // namespace lamina::data_parallel

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loops over memory for rules that say what happens to one element. [Note: steps] A rule is a struct with a member
+// template `Step` over the type of its coefficients, which are all its members; with a constant `kStates`, and
+//
+//   void operator()(T& parameter, T gradient, std::array<T, kStates>& states) const;
+//   std::array<T, n> measured(T parameter, T gradient, std::array<T, kStates>& states) const;   // if it needs norms
+//
+// One that takes the states as const leaves them as they are, and they are not written.
+//
+// Results depend on no chunk, thread or width of vectors: elements know nothing of each other, and norms are summed in
+// double over fixed blocks and lanes.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "lamina/fused/rule.h"
+
+namespace lamina::fused {
+
+// The larger one; NaN, if there is one.
+template <class T>
+T larger(T a, T b) {
+  return b > a || b != b ? b : a;
+}
+
+template <class Of>
+using Exact = typename Of::template Step<double>;
+
+template <class Of>
+Coefficients coefficients(const Exact<Of>& step) {
+  static_assert(sizeof(step) <= sizeof(Coefficients) && std::is_trivially_copyable_v<Exact<Of>>);
+  Coefficients all{};
+  std::memcpy(all.data(), &step, sizeof(step));
+  return all;
+}
+
+template <class Of, class T>
+auto step_of(const Coefficients& coefficients) {
+  using Step = typename Of::template Step<T>;
+  std::array<T, sizeof(Step) / sizeof(T)> values;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(coefficients[i]);
+  return std::bit_cast<Step>(values);
+}
+
+// The hyper-parameters of a rule as a struct of doubles in their order.
+template <class Values>
+Values read(Hyper hyper) {
+  static_assert(sizeof(Values) % sizeof(double) == 0 && std::is_trivially_copyable_v<Values>);
+  Values values;
+  std::memcpy(&values, hyper.data(), sizeof(values));
+  return values;
+}
+
+// Calls `work` with each element and its states, which are written unless it takes them as const.
+template <std::size_t States, bool Writes, class T, class Work>
+[[gnu::always_inline]] inline void for_each_element(const Chunk<T>& chunk, const Work& work) {
+  const std::size_t count = chunk.count;
+  T* const parameters = chunk.parameter;
+  const T* const gradients = chunk.gradient;
+  const std::array<T*, kMostStates> memory = chunk.states;
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i) {
+    std::array<T, States> states;
+    for (std::size_t k = 0; k < States; ++k) states[k] = memory[k][i];
+    work(i, parameters, gradients[i], states);
+    for (std::size_t k = 0; Writes && k < States; ++k) memory[k][i] = states[k];
+  }
+}
+
+template <class Of, class T>
+void update_chunk(const Coefficients& coefficients, const Chunk<T>& chunk) {
+  with_vectors(chunk.vectors, [&] {
+    using Step = typename Of::template Step<T>;
+    constexpr bool kWrites = !std::is_invocable_v<const Step&, T&, T, const std::array<T, Step::kStates>&>;
+    const Step step = step_of<Of, T>(coefficients);
+    for_each_element<Step::kStates, kWrites>(chunk, [&](std::size_t i, T* parameters, T gradient, auto& states) {
+      T parameter = parameters[i];
+      step(parameter, gradient, states);
+      parameters[i] = parameter;
+    });
+  });
+}
+
+inline constexpr std::size_t kLanes = 64;
+
+// The sum of squares, or the largest absolute value, of a block that zeros fill up to whole lanes.
+template <Combine How, class T>
+[[gnu::always_inline]] inline double norm_of(const std::array<T, kBlock>& values, std::size_t count) {
+  using Lane = std::conditional_t<How == Combine::kSum, double, T>;
+  std::array<Lane, kLanes> lanes{};
+  for (std::size_t begin = 0; begin < count; begin += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const Lane value = values[begin + lane];
+      lanes[lane] = How == Combine::kSum ? lanes[lane] + value * value : larger(lanes[lane], std::abs(value));
+    }
+  }
+  double all = 0;
+  for (const Lane lane : lanes) all = combined(How, all, lane);
+  return all;
+}
+
+// Measures as norms First and the following.
+template <class Of, std::size_t First, Combine... Combines>
+struct Measure {
+  template <class T>
+  static void chunk(const Coefficients& coefficients, const Chunk<T>& chunk, double* norms) {
+    with_vectors(chunk.vectors, [&] {
+      using Step = typename Of::template Step<T>;
+      constexpr bool kWrites =
+          !requires(const Step& step, const std::array<T, Step::kStates>& states) { step.measured(T(), T(), states); };
+      const Step step = step_of<Of, T>(coefficients);
+      std::array<std::array<T, kBlock>, sizeof...(Combines)> values;
+      for_each_element<Step::kStates, kWrites>(chunk, [&](std::size_t i, T* parameters, T gradient, auto& states) {
+        const auto measured = step.measured(parameters[i], gradient, states);
+        for (std::size_t k = 0; k < sizeof...(Combines); ++k) values[k][i] = measured[k];
+      });
+      for (auto& of_one : values) {
+        for (std::size_t i = chunk.count; i % kLanes != 0; ++i) of_one[i] = 0;
+      }
+      std::size_t k = 0;
+      ((norms[First + k] = norm_of<Combines>(values[k], chunk.count), ++k), ...);
+    });
+  }
+};
+
+// The loops of a rule that needs elements alone.
+template <class Of>
+Kernel elements_kernel(std::uint32_t states) {
+  return {states, &update_chunk<Of, float>, &update_chunk<Of, double>};
+}
+
+// The loops of a rule that needs norms: of those declared, from First on, the ones that are combined so.
+template <class Of, std::size_t First, Combine... Combines>
+Kernel norms_kernel(std::uint32_t states) {
+  using Measured = Measure<Of, First, Combines...>;
+  return {states, &update_chunk<Of, float>, &update_chunk<Of, double>, &Measured::template chunk<float>,
+          &Measured::template chunk<double>};
+}
+
+}  // namespace lamina::fused

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/fused/plugin_rule.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/fused/plugin.h"
+
+namespace lamina::fused {
+namespace {
+
+using base::str;
+using base::UsageError;
+
+const LaminaOptimizer& table(const void* context) { return *static_cast<const LaminaOptimizer*>(context); }
+
+const char* check(Hyper hyper, const void* context) { return table(context).check(hyper.data()); }
+
+Coefficients prepare(Hyper hyper, const Moment& moment, Numbers& numbers) {
+  Coefficients coefficients{};
+  table(moment.context).prepare(hyper.data(), moment.first ? 1 : 0, numbers.data(), coefficients.data());
+  return coefficients;
+}
+
+void finish(Hyper hyper, const Norms& norms, const Moment& moment, Numbers& numbers, Coefficients& coefficients) {
+  table(moment.context).finish(hyper.data(), norms.data(), numbers.data(), coefficients.data());
+}
+
+// Every state that is declared is used.
+constexpr std::uint32_t kAllStates = (1U << kMostStates) - 1;
+
+Kernel kernel(Hyper) {
+  return {
+      .states = kAllStates,
+      .update_float =
+          [](const Coefficients& with, const Chunk<float>& chunk) {
+            table(chunk.context)
+                .update_float(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data());
+          },
+      .update_double =
+          [](const Coefficients& with, const Chunk<double>& chunk) {
+            table(chunk.context)
+                .update_double(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data());
+          },
+      .measure_float =
+          [](const Coefficients& with, const Chunk<float>& chunk, double* norms) {
+            table(chunk.context)
+                .measure_float(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data(), norms);
+          },
+      .measure_double =
+          [](const Coefficients& with, const Chunk<double>& chunk, double* norms) {
+            table(chunk.context)
+                .measure_double(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data(), norms);
+          },
+  };
+}
+
+constexpr std::array<Combine, kMostNorms> kSums{Combine::kSum, Combine::kSum};
+
+// Refuses a table that is not complete.
+void check_table(const LaminaOptimizer& given, const std::string& path) {
+  if (given.version != kLaminaOptimizerVersion) {
+    throw UsageError(str(path, " has an optimizer of version ", given.version,
+                         " of lamina's interface; this lamina has ", static_cast<int>(kLaminaOptimizerVersion)));
+  }
+  if (given.state_count > kMostStates || given.number_count > kMostNumbers || given.norm_count > kMostNorms) {
+    throw UsageError(str(path, ": ", given.name, " has more than ", kMostStates, " states, ", kMostNumbers,
+                         " numbers or ", kMostNorms, " norms"));
+  }
+  const bool updates = given.prepare != nullptr && given.update_float != nullptr && given.update_double != nullptr;
+  const bool measures = given.measure_float != nullptr && given.measure_double != nullptr && given.finish != nullptr;
+  if (!updates || (given.norm_count > 0 && !measures)) {
+    throw UsageError(str(path, ": ", given.name, " lacks functions that it needs"));
+  }
+}
+
+}  // namespace
+
+PluginRule::PluginRule(const std::string& path) : library_(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), ::dlclose) {
+  if (library_ == nullptr) throw UsageError(str("no optimizer in ", path, ": ", ::dlerror()));
+  const auto exported = reinterpret_cast<decltype(&lamina_optimizer)>(::dlsym(library_.get(), "lamina_optimizer"));
+  if (exported == nullptr) throw UsageError(str("no optimizer in ", path, ": it does not export lamina_optimizer"));
+  const LaminaOptimizer& given = *exported();
+  check_table(given, path);
+  for (std::uint32_t i = 0; i < given.hyper_count; ++i) hyper_.push_back({given.hyper[i].name, given.hyper[i].preset});
+  for (std::uint32_t i = 0; i < given.number_count; ++i) states_.push_back({given.numbers[i], StateKind::kNumber});
+  for (std::uint32_t i = 0; i < given.state_count; ++i) states_.push_back({given.states[i]});
+  rule_ = {.declaration = {.name = given.name,
+                           .needs = given.norm_count > 0 ? Needs::kNorms : Needs::kElements,
+                           .hyper = hyper_,
+                           .states = states_,
+                           .norms = std::span(kSums).first(given.norm_count)},
+           .context = &given,
+           .check = given.check != nullptr ? &check : nullptr,
+           .kernel = &kernel,
+           .prepare = &prepare,
+           .finish = given.norm_count > 0 ? &finish : nullptr};
+}
+
+}  // namespace lamina::fused

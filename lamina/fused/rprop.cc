@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/fused/fields.h"
+#include "lamina/fused/kernel.h"
+#include "lamina/fused/rules.h"
+
+namespace lamina::fused {
+namespace {
+
+struct Hyperparameters {
+  double lr, eta_minus, eta_plus, least_step, most_step, maximize;
+};
+
+constexpr HyperField kHyper[] = {lr(1e-2),
+                                 {"etaminus", 0.5, Bound::kBetween, "eta value at index 0"},
+                                 {"etaplus", 1.2, Bound::kAboveOne, "eta value at index 1"},
+                                 {"step_size_min", 1e-6},
+                                 {"step_size_max", 50},
+                                 flag("maximize")};
+constexpr StateField kStateFields[] = {
+    {"step", StateKind::kNumber}, {"prev"}, {"step_size", StateKind::kLikeParameter, "lr"}};
+
+// NaN where `decides` is NaN.
+template <class T>
+T by_sign(T decides, T negative, T zero, T positive) {
+  const T not_positive = decides < 0 ? negative : decides == 0 ? zero : decides;
+  return decides > 0 ? positive : not_positive;
+}
+
+struct Rprop {
+  template <class T>
+  struct Step {
+    static constexpr std::size_t kStates = 2;
+    T eta_minus, eta_plus, least, most, sign;
+
+    void operator()(T& parameter, T gradient, std::array<T, 2>& states) const {
+      T& before = states[0];
+      T& size = states[1];
+      gradient *= sign;
+      const T agreement = gradient * before;
+      size *= by_sign(agreement, eta_minus, T(1), eta_plus);
+      size = size < least ? least : size;
+      size = size > most ? most : size;
+      before = agreement < 0 ? T(0) : gradient;
+      parameter -= by_sign(before, T(-1), T(0), T(1)) * size;
+    }
+  };
+};
+
+}  // namespace
+
+constexpr Rule kRprop{
+    .declaration = {.name = "Rprop", .hyper = kHyper, .states = kStateFields},
+    .kernel = [](Hyper) { return elements_kernel<Rprop>(3); },
+    .prepare =
+        [](Hyper hyper, const Moment&, Numbers& numbers) {
+          const auto h = read<Hyperparameters>(hyper);
+          ++numbers[0];
+          return coefficients<Rprop>(
+              {h.eta_minus, h.eta_plus, h.least_step, h.most_step, h.maximize != 0 ? -1.0 : 1.0});
+        },
+};
+
+}  // namespace lamina::fused

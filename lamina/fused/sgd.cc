@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/fused/fields.h"
+#include "lamina/fused/kernel.h"
+#include "lamina/fused/rules.h"
+
+namespace lamina::fused {
+namespace {
+
+struct Hyperparameters {
+  double lr, momentum, dampening, weight_decay, nesterov, maximize;
+};
+
+constexpr HyperField kHyper[] = {lr(1e-3),        momentum(0),      {"dampening"},
+                                 weight_decay(0), flag("nesterov"), flag("maximize")};
+constexpr StateField kStateFields[] = {{"momentum_buffer"}};
+
+struct Plain {
+  template <class T>
+  struct Step {
+    static constexpr std::size_t kStates = 0;
+    T lr, weight_decay, sign;
+
+    void operator()(T& parameter, T gradient, std::array<T, 0>&) const {
+      gradient *= sign;
+      if (weight_decay != 0) gradient += weight_decay * parameter;
+      parameter -= lr * gradient;
+    }
+  };
+};
+
+struct Momentum {
+  template <class T>
+  struct Step {
+    static constexpr std::size_t kStates = 1;
+    T lr, weight_decay, sign, momentum, keep, add, nesterov;
+
+    void operator()(T& parameter, T gradient, std::array<T, 1>& states) const {
+      T& buffer = states[0];
+      gradient *= sign;
+      if (weight_decay != 0) gradient += weight_decay * parameter;
+      buffer = keep * buffer + add * gradient;
+      parameter -= lr * (nesterov != 0 ? gradient + momentum * buffer : buffer);
+    }
+  };
+};
+
+}  // namespace
+
+constexpr Rule kSgd{
+    .declaration = {.name = "SGD", .hyper = kHyper, .states = kStateFields},
+    .check = [](Hyper hyper, const void*) -> const char* {
+      const auto h = read<Hyperparameters>(hyper);
+      if (h.nesterov != 0 && (h.momentum <= 0 || h.dampening != 0)) {
+        return "Nesterov momentum requires a momentum and zero dampening";
+      }
+      return nullptr;
+    },
+    .kernel =
+        [](Hyper hyper) {
+          return read<Hyperparameters>(hyper).momentum == 0 ? elements_kernel<Plain>(0) : elements_kernel<Momentum>(1);
+        },
+    .prepare =
+        [](Hyper hyper, const Moment& moment, Numbers&) {
+          const auto h = read<Hyperparameters>(hyper);
+          const double sign = h.maximize != 0 ? -1 : 1;
+          if (h.momentum == 0) return coefficients<Plain>({h.lr, h.weight_decay, sign});
+          // The first gradient is not dampened.
+          const double keep = moment.first ? 0 : h.momentum, add = moment.first ? 1 : 1 - h.dampening;
+          return coefficients<Momentum>({h.lr, h.weight_decay, sign, h.momentum, keep, add, h.nesterov});
+        },
+};
+
+}  // namespace lamina::fused

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
+
+#include "lamina/fused/rule.h"
+#include "lamina/fused/threads.h"
+
+namespace lamina::optim {
+
+using fused::Declaration;
+using fused::Hyper;
+using fused::Norms;
+using fused::Threads;
+
+// The states of one parameter, in the order in which the optimizer declares those that are tensors and those that are
+// numbers; empty before its first step. What is not used with the hyper-parameters given, as Adam's maximum without
+// amsgrad, is undefined.
+struct State {
+  std::vector<at::Tensor> tensors;
+  std::vector<double> numbers;
+  bool started = false;  // a step has been taken
+};
+
+// One parameter in a step, or the part of it that is held here.
+struct Update {
+  at::Tensor parameter;    // in float32, where the model's own are half
+  at::Tensor gradient;     // undefined: the parameter is left alone
+  State* state = nullptr;  // what its first step makes is kept there
+  at::Tensor copy;         // gets the new values too, in its own type and in the same pass; undefined for none
+  Norms norms{};           // from `measure`; combined over the holders, if there are others
+};
+
+// Values that hold for all parameters of a group.
+struct Step {
+  Hyper hyper;
+  double gradient_scale = 1;  // gradients are multiplied by it first
+  double gradient_norm = 0;   // of all gradients of the model so scaled, where the declaration asks for it
+};
+
+// An optimizer as a function: hyper-parameters, states, parameters and gradients in, parameters and states updated in
+// place. It keeps nothing, knows nothing of autograd, and serves many threads at once, each with parameters of its own.
+class Functional {
+ public:
+  virtual ~Functional() = default;
+
+  // Needs of a parameter and kinds of states: see [Note: needs] in fused/declaration.h.
+  virtual const Declaration& declaration() const = 0;
+
+  // Throws UsageError for hyper-parameters that it does not take. `measure` and `update` rely on it.
+  virtual void check(Hyper hyper) const = 0;
+
+  // Sets the norms of what is held here, which are combined as the declaration says; first of two passes, and nothing
+  // where elements suffice. It may advance states: who skips a step, for an overflow, decides before it.
+  virtual void measure(const Step& step, std::span<Update> updates, Threads& threads) const = 0;
+
+  virtual void update(const Step& step, std::span<Update> updates, Threads& threads) const = 0;
+};
+
+}  // namespace lamina::optim

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/optim/registry.h"
+
+#include "lamina/fused/plugin_rule.h"
+#include "lamina/fused/rules.h"
+#include "lamina/optim/fused_functional.h"
+
+namespace lamina::optim {
+
+Registry::Registry() {
+  for (const fused::Rule* rule : fused::rules()) {
+    functionals_[rule->declaration.name] = std::make_shared<FusedFunctional>(*rule);
+  }
+}
+
+void Registry::add(const std::string& name, std::shared_ptr<const Functional> functional) {
+  const std::lock_guard guard(mutex_);
+  functionals_[name] = std::move(functional);
+}
+
+std::string Registry::load(const std::string& path) {
+  struct Loaded {
+    explicit Loaded(const std::string& path) : plugin(path), functional(plugin.rule()) {}
+    fused::PluginRule plugin;
+    FusedFunctional functional;
+  };
+  const auto loaded = std::make_shared<Loaded>(path);
+  std::string name = loaded->functional.declaration().name;
+  add(name, {loaded, &loaded->functional});
+  return name;
+}
+
+std::shared_ptr<const Functional> Registry::find(const std::string& name) const {
+  const std::lock_guard guard(mutex_);
+  const auto found = functionals_.find(name);
+  return found == functionals_.end() ? nullptr : found->second;
+}
+
+}  // namespace lamina::optim

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "lamina/optim/functional.h"
+
+namespace lamina::optim {
+
+// Functional forms of optimizer classes, by the class's name. Has lamina's own from the beginning; one that a program
+// registers takes the place of ours. May be used from several threads.
+class Registry {
+ public:
+  Registry();
+
+  void add(const std::string& name, std::shared_ptr<const Functional> functional);
+  // Loads one from a shared library (fused/plugin.h) and adds it under its own name, which it returns. Throws
+  // UsageError.
+  std::string load(const std::string& path);
+  // Null where there is none.
+  std::shared_ptr<const Functional> find(const std::string& name) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const Functional>> functionals_;
+};
+
+}  // namespace lamina::optim

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lamina/optim/functional.h"
+
+namespace lamina::optim {
+
+// The sum of the squares of all gradients, each multiplied by the scale. The same bits with any number of threads.
+double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads);
+
+// A step of parameters that are whole and lie all here: checks hyper-parameters, measures, updates. `gradients` and
+// `states` stand in the order of `parameters`. Throws UsageError, before anything is changed.
+void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor> parameters,
+          std::span<const at::Tensor> gradients, std::span<State> states, Threads& threads);
+
+}  // namespace lamina::optim

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/sharding.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/rank_list.h"
+#include "lamina/base/str.h"
+#include "lamina/environment/memory.h"
+#include "lamina/plan/format.h"
+#include "lamina/sharding/memory.h"
+
+namespace lamina::session {
+
+using topology::Group;
+
+namespace {
+
+void tell_of_placement(const Session& session) {
+  if (session.world().rank != base::Rank(0)) return;
+  const auto better = topology::placements_on_one_machine(session.topology(), session.world().size, Group::kShard);
+  if (better.empty()) return;
+  base::log_warning(
+      base::str("sharding groups are spread over machines, whose network then carries all parameters: "
+                "with placement_strategy \"",
+                better.front(), "\" each is on one"));
+}
+
+// The sharding group: over shared memory where it has some, else by levels where it spans machines.
+collective::Group& sharding_group(Session& session) {
+  auto& groups = session.groups();
+  auto& flat = groups.get(Group::kShard, session.patience());
+  const bool spans = std::cmp_less(session.members(Group::kShardWithin).size(), flat.size());
+  if (flat.shares_memory() || !spans || !session.config().sdp_hierarchical_allgather) return flat;
+  const auto why_flat = topology::why_no_levels(session.topology(), session.world().rank);
+  if (flat.rank() == 0) {
+    base::log_warning(base::str("sharding over ", base::name_ranks(session.members(Group::kShard)),
+                                why_flat.empty() ? ", on several machines, gathers across them first, then within"
+                                                 : " does not gather by machines: ",
+                                why_flat));
+  }
+  if (!why_flat.empty()) return flat;
+  return groups.by_levels(Group::kShard, Group::kShardWithin, Group::kShardAcross, session.patience());
+}
+
+// Collective over the world: throws base::ConfigError where parameters and gradients alone do not fit into the memory
+// that the ranks have, before anything is sharded.
+void require_memory(Session& session, const model::ParameterTable& table) {
+  constexpr auto kUnknown = std::numeric_limits<std::int64_t>::max() / 2;
+  const auto available = environment::available_memory();
+  const auto own = sharding::need_of(table, available ? *available / session.world().local_size : kUnknown);
+  value::List word{{own.whole, own.sharded, own.trained, own.there, own.available}};
+  std::vector<sharding::Need> needs;
+  for (const auto& heard : session.mailbox().all_gather(session.members(Group::kWorld), word, session.patience())) {
+    const auto& items = heard.as<value::List>().items;
+    const auto number = [&items](std::size_t i) { return items.at(i).as<std::int64_t>(); };
+    needs.push_back({number(0), number(1), number(2), number(3), number(4)});
+  }
+  const int degree = session.config().sharded_data_parallel_degree;
+  const auto misfit = std::ranges::find_if(needs, [&](const auto& need) { return !need.fits(degree); });
+  if (misfit == needs.end()) return;
+  const int replicas = session.topology().size(Group::kRdp);
+  const auto fitting = sharding::smallest_degree(needs, replicas);
+  throw base::ConfigError(
+      base::str("sharded_data_parallel_degree ", degree, ": parameters and gradients take ",
+                plan::format_bytes(misfit->bytes(degree)), " of rank ", misfit - needs.begin(), ", which has ",
+                plan::format_bytes(misfit->there + misfit->available), " here; ",
+                fitting ? base::str("the smallest degree that fits is ", *fitting)
+                        : base::str("with degree ", replicas, ", of all replicas, it would be ",
+                                    plan::format_bytes(misfit->bytes(replicas)),
+                                    ": more ranks or partitions (pipeline_parallel_degree) are needed")),
+      base::Code{"shard-memory"});
+}
+
+std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model::ParameterTable& table,
+                                                  std::span<const std::string> modules) {
+  tell_of_placement(session);
+  require_memory(session, table);
+  auto& group = sharding_group(session);
+  const bool copied = session.topology().size(Group::kShardCopies) > 1;
+  auto* copies = copied ? &session.groups().get(Group::kShardCopies, session.patience()) : nullptr;
+  auto sharding = std::make_shared<sharding::Sharding>(
+      sharding::sharded(table), modules,
+      sharding::Sharding::Limits{session.config().sdp_reduce_bucket_size, session.config().sdp_max_live_parameters},
+      sharding::Parts{group, copies, session.members(Group::kPp), session.mailbox(), session.patience()});
+  session.job().call_hooks().add(sharding->values(), sharding->values()->units());
+  return sharding;
+}
+
+}  // namespace
+
+void mark_shards(const Session& session, std::span<model::Parameter> rows) {
+  const auto& config = session.config();
+  sharding::mark_shards(rows, config.sharded_data_parallel_degree, config.sdp_param_persistence_threshold);
+}
+
+std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
+                                                std::span<const std::string> modules, model::ValueHooks hooks,
+                                                std::size_t portion_bytes) {
+  std::shared_ptr<sharding::Sharding> sharding;
+  if (session.config().sharded_data_parallel_degree > 1) {
+    sharding = make_sharding(session, table, modules);
+    hooks.given = [&](std::span<const model::Parameter> rows) { sharding->take(rows); };
+    portion_bytes = 1;  // one parameter whole at a time
+  }
+  model::give_values(table, session.members(Group::kWorld), session.mailbox(), session.patience(), hooks,
+                     portion_bytes);
+  if (sharding) sharding->begin();
+  return sharding;
+}
+
+}  // namespace lamina::session

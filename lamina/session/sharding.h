@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "lamina/model/parameter_table.h"
+#include "lamina/model/values.h"
+#include "lamina/session/session.h"
+#include "lamina/sharding/sharding.h"
+
+namespace lamina::session {
+
+// Says of each of a model's rows over how many of this job's ranks it is sharded.
+void mark_shards(const Session& session, std::span<model::Parameter> rows);
+
+// Gives the ranks of a model the values that world rank 0 has, or their shards of them; collective over the world. See
+// model::give_values(). `modules`: the names of those that are called with their values. Returns the sharding; nullptr
+// where nothing is to be sharded.
+std::shared_ptr<sharding::Sharding> give_values(Session& session, const model::ParameterTable& table,
+                                                std::span<const std::string> modules, model::ValueHooks hooks,
+                                                std::size_t portion_bytes = model::kPortionBytes);
+
+}  // namespace lamina::session

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "lamina/sharding/same_order.h"
+#include "lamina/sharding/sums.h"
+#include "lamina/sharding/transfer.h"
+#include "lamina/value/away.h"
+
+namespace lamina::sharding {
+namespace {
+
+// Over collectives, which all members make in one order: values come, and gradients go, as the same program asks for
+// them on each. Gradients travel in buckets, in the order in which they come.
+class CollectiveTransfer : public Transfer {
+ public:
+  CollectiveTransfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements, collective::Group& group,
+                     base::Patience patience, std::unique_ptr<SameOrder> order)
+      : bucket_elements_(bucket_elements),
+        group_(group),
+        patience_(std::move(patience)),
+        order_(std::move(order)),
+        sums_(parameters, group.size()) {
+    for (const auto& each : parameters) {
+      const auto options = at::TensorOptions(each.dtype).device(each.device);
+      own_.push_back({each, at::zeros({each.shard_numel(group.size())}, options), {}});
+    }
+  }
+
+  at::Tensor shard(std::size_t parameter) override { return own_.at(parameter).shard; }
+
+  void expect(std::size_t parameter) override {
+    const std::lock_guard lock(mutex_);
+    if (!coming_.contains(parameter)) coming_.emplace(parameter, begin_gather(parameter, "values"));
+  }
+
+  c10::DataPtr value(std::size_t parameter) override {
+    const std::lock_guard lock(mutex_);
+    auto found = coming_.extract(parameter);
+    auto gather = found ? std::move(found.mapped()) : begin_gather(parameter, "values");
+    await(gather);
+    return value::memory_that_keeps(std::move(gather.result));
+  }
+
+  at::Tensor copy(std::size_t parameter) override {
+    const std::lock_guard lock(mutex_);
+    auto gather = begin_gather(parameter, "copies");
+    await(gather);
+    return gather.result.narrow(0, 0, own_[parameter].spec.numel);
+  }
+
+  void give(std::size_t parameter, at::Tensor gradient, std::int64_t /*pass*/) override {
+    const std::lock_guard lock(mutex_);
+    const auto& spec = own_.at(parameter).spec;
+    const auto most =
+        std::min(bucket_elements_, static_cast<std::int64_t>(kMostBytesUnderWay / c10::elementSize(spec.dtype)));
+    const bool fits =
+        bucket_.empty() || (own_[bucket_.front().first].spec.dtype == spec.dtype &&
+                            own_[bucket_.front().first].spec.device == spec.device && in_bucket_ + spec.numel <= most);
+    if (!fits) send_bucket();
+    in_bucket_ += spec.numel;
+    bucket_.emplace_back(parameter, std::move(gradient));
+    if (in_bucket_ >= most) send_bucket();
+  }
+
+  void reduce(std::int64_t /*pass*/, const base::Patience& patience) override {
+    const std::lock_guard lock(mutex_);
+    patience_ = patience;
+    send_bucket();
+    while (!sent_.empty()) take_bucket();
+    for (auto& [parameter, gather] : std::exchange(coming_, {})) await(gather);
+  }
+
+  at::Tensor take_sum(std::size_t parameter) override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(own_.at(parameter).sum, {});
+  }
+
+  void abandon() override {
+    const std::lock_guard lock(mutex_);
+    bucket_.clear();
+    in_bucket_ = 0;
+    sent_.clear();
+    coming_.clear();
+    for (auto& own : own_) own.sum.reset();
+  }
+
+ private:
+  struct Own {
+    Sharded spec;
+    at::Tensor shard;
+    at::Tensor sum;
+  };
+  struct Begun {
+    at::Tensor result;
+    collective::Started work;
+    std::int64_t number = 0;  // in the members' order
+  };
+  struct Bucket : Begun {
+    std::vector<std::size_t> parameters;
+  };
+  static constexpr std::size_t kBucketsAtOnce = 2;
+
+  std::int64_t say(const char* what, std::span<const std::size_t> parameters) {
+    return order_ ? order_->begin(what, parameters) : 0;
+  }
+
+  void await(Begun& begun) {
+    if (order_) order_->check(begun.number, patience_);
+    begun.work->wait();
+  }
+
+  Begun begin_gather(std::size_t parameter, const char* what) {
+    const at::NoGradGuard no_grad;
+    const auto& own = own_.at(parameter);
+    auto all = at::empty({own.shard.numel() * group_.size()}, own.shard.options().requires_grad(false));
+    const auto number = say(what, {&parameter, 1});
+    auto work = group_.all_gather(all, own.shard.detach(), {"gathering parameters", patience_});
+    return {std::move(all), std::move(work), number};
+  }
+
+  // All shards of the first member, of the second one, ...
+  void send_bucket() {
+    if (bucket_.empty()) return;
+    const at::NoGradGuard no_grad;
+    while (sent_.size() >= kBucketsAtOnce) take_bucket();
+    Bucket bucket;
+    std::int64_t shards = 0;
+    for (const auto& [parameter, gradient] : bucket_) shards += own_[parameter].shard.numel();
+    const auto options = bucket_.front().second.options();
+    auto all = at::zeros({group_.size(), shards}, options);
+    std::int64_t at = 0;
+    for (const auto& [parameter, gradient] : bucket_) {
+      const auto size = own_[parameter].shard.numel();
+      const auto flat = gradient.reshape({-1});
+      for (std::int64_t member = 0, begin = 0; begin < flat.numel(); ++member, begin += size) {
+        const auto count = std::min(size, flat.numel() - begin);
+        all.select(0, member).narrow(0, at, count).copy_(flat.narrow(0, begin, count));
+      }
+      at += size;
+      bucket.parameters.push_back(parameter);
+    }
+    bucket_.clear();
+    in_bucket_ = 0;
+    bucket.result = at::empty({shards}, options);
+    bucket.number = say("gradients", bucket.parameters);
+    bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
+                                        {"summing gradients", patience_});
+    sent_.push_back(std::move(bucket));
+  }
+
+  void take_bucket() {
+    const at::NoGradGuard no_grad;
+    auto bucket = std::move(sent_.front());
+    sent_.pop_front();
+    await(bucket);
+    std::int64_t at = 0;
+    for (const auto parameter : bucket.parameters) {
+      auto& own = own_[parameter];
+      const auto part = bucket.result.narrow(0, at, own.shard.numel());
+      at += own.shard.numel();
+      own.sum = own.sum.defined() ? own.sum.add_(part) : sums_.take(parameter).copy_(part);
+    }
+  }
+
+  const std::int64_t bucket_elements_;
+  collective::Group& group_;
+  base::Patience patience_;
+  std::mutex mutex_;
+  const std::unique_ptr<SameOrder> order_;
+  Sums sums_;
+  std::vector<Own> own_;
+  std::map<std::size_t, Begun> coming_;
+  std::vector<std::pair<std::size_t, at::Tensor>> bucket_;
+  std::int64_t in_bucket_ = 0;  // elements
+  std::deque<Bucket> sent_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements,
+                                                   collective::Group& group, const base::Patience& patience,
+                                                   std::unique_ptr<SameOrder> order) {
+  return std::make_unique<CollectiveTransfer>(parameters, bucket_elements, group, patience, std::move(order));
+}
+
+}  // namespace lamina::sharding

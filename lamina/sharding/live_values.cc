@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/sharding/live_values.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/value/reference_tensor.h"
+
+namespace lamina::sharding {
+namespace {
+
+// Limits of what comes before it is needed, but always one unit.
+constexpr std::size_t kMostBytesAhead = std::size_t{32} << 20, kMostUnitsAhead = 8;
+
+// The innermost of these modules that has it.
+std::string module_of(std::string name, const std::set<std::string, std::less<>>& modules) {
+  do {
+    const auto dot = name.rfind('.');
+    name = dot == std::string::npos ? "" : name.substr(0, dot);
+  } while (!name.empty() && !modules.contains(name));
+  return name;
+}
+
+std::string why_away(const std::string& name) {
+  return base::str(name, " is sharded, and its value is away",
+                   "; it comes for calls of the model: use it in the forward of a module, or call "
+                   "lamina.get_full_parameter(parameter), or lamina.gathered_parameters([parameter]) around what reads "
+                   "it. After lamina.shutdown() it is gone: model.state_dict() has it before");
+}
+
+}  // namespace
+
+LiveValues::LiveValues(std::vector<Named> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
+                       std::shared_ptr<Transfer> transfer)
+    : transfer_(std::move(transfer)), most_at_once_(most_at_once) {
+  const std::set<std::string, std::less<>> called(modules.begin(), modules.end());
+  units_[""];
+  for (auto& named : parameters) {
+    by_tensor_[named.parameter.unsafeGetTensorImpl()] = values_.size();
+    units_[module_of(named.name, called)].parameters.insert(values_.size());
+    values_.push_back({named, why_away(named.name)});
+  }
+}
+
+LiveValues::~LiveValues() {
+  for (auto& value : values_) {
+    if (!value::is_away(value.named.parameter)) value::send_away(value.named.parameter, value.why);
+  }
+}
+
+void LiveValues::send_away(std::size_t parameter) {
+  const auto& value = values_.at(parameter);
+  by_memory_[value::memory_of(value.named.parameter)] = parameter;
+  value::send_away(value.named.parameter, value.why);
+}
+
+std::vector<std::string> LiveValues::units() const {
+  std::vector<std::string> names;
+  for (const auto& [name, unit] : units_) names.push_back(name);
+  return names;
+}
+
+std::optional<std::size_t> LiveValues::find(const at::Tensor& tensor) const {
+  if (const auto own = by_tensor_.find(tensor.unsafeGetTensorImpl()); own != by_tensor_.end()) return own->second;
+  const auto found = by_memory_.find(value::memory_of(tensor));
+  return found == by_memory_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::int64_t LiveValues::live() const {
+  const std::lock_guard lock(mutex_);
+  return live_;
+}
+
+std::int64_t LiveValues::most_live() const {
+  const std::lock_guard lock(mutex_);
+  return most_live_;
+}
+
+// Coming and going.
+
+void LiveValues::hold(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  hold_locked(parameter);
+}
+
+void LiveValues::let_go(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  let_go_locked(parameter, /*may_stay=*/false);
+}
+
+void LiveValues::hold_locked(std::size_t parameter) {
+  auto& value = values_.at(parameter);
+  if (value.holds++ > 0 || kept_.erase(parameter) > 0) return;
+  if (live_ + value.named.parameter.numel() > most_at_once_) drop_kept();
+  come(value, transfer_->value(parameter));
+}
+
+void LiveValues::come(Value& value, c10::DataPtr memory) {
+  value::bring_back(value.named.parameter, std::move(memory));
+  value.version = value::version_of(value.named.parameter);
+  live_ += value.named.parameter.numel();
+  most_live_ = std::max(most_live_, live_);
+}
+
+void LiveValues::go(Value& value) {
+  value::send_away(value.named.parameter, value.why);
+  live_ -= value.named.parameter.numel();
+}
+
+void LiveValues::let_go_locked(std::size_t parameter, bool may_stay) {
+  auto& value = values_.at(parameter);
+  if (--value.holds > 0) return;
+  const auto* memory = value::memory_of(value.named.parameter);
+  const auto known = by_memory_.find(memory);
+  const bool replaced = known == by_memory_.end() || known->second != parameter;  // p.data = ...
+  const bool written = replaced || value::version_of(value.named.parameter) != value.version;
+  const auto needs = [&](const Unit* unit) { return unit->parameters.contains(parameter); };
+  if (may_stay && !written && live_ <= most_at_once_ && std::ranges::any_of(next_units(), needs)) {
+    kept_.insert(parameter);
+    return;
+  }
+  go(value);
+  if (!written) return;
+  throw base::UsageError(base::str(value.named.name,
+                                   " was written to while its whole value was here, which is not what the other ranks "
+                                   "of its sharding group have: a sharded parameter is changed by its optimizer, or in "
+                                   "lamina.gathered_parameters([parameter], write_back=True); sharding leaves "
+                                   "parameters alone that have fewer elements than sdp_param_persistence_threshold"),
+                         base::Code{"shard-written"});
+}
+
+void LiveValues::lend(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  auto& value = values_.at(parameter);
+  if (value.holds > 0) {
+    throw base::UsageError(base::str(value.named.name, " is to be written to while its value is in use"),
+                           base::Code{"shard-written"});
+  }
+  come(value, value::memory_that_keeps(transfer_->copy(parameter)));
+  value.holds = 1;
+}
+
+void LiveValues::take_back(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  auto& value = values_.at(parameter);
+  value.holds = 0;
+  go(value);
+}
+
+void LiveValues::let_go_of(const Held& held) {
+  std::exception_ptr error;
+  for (const auto parameter : held) {
+    try {
+      let_go_locked(parameter, /*may_stay=*/true);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void LiveValues::end_pass() {
+  const std::lock_guard lock(mutex_);
+  order_ = std::exchange(order_now_, {});
+  position_ = 0;
+  let_go_of(std::exchange(until_pass_ends_, {}));
+  drop_kept();
+}
+
+void LiveValues::drop_all_kept() {
+  const std::lock_guard lock(mutex_);
+  drop_kept();
+}
+
+void LiveValues::drop_kept() {
+  for (const auto parameter : std::exchange(kept_, {})) go(values_[parameter]);
+}
+
+// The order of the last pass.
+
+void LiveValues::enter(Unit& unit) {
+  order_now_.push_back(&unit);
+  const auto found = std::find(order_.begin() + position_, order_.end(), &unit);
+  if (found != order_.end()) position_ = found - order_.begin() + 1;
+}
+
+// The next one, and those after it as long as they take little.
+std::span<LiveValues::Unit* const> LiveValues::next_units() const {
+  const auto next = std::span(order_).subspan(static_cast<std::size_t>(position_));
+  const auto most = std::min(next.size(), kMostUnitsAhead);
+  std::size_t bytes = 0;
+  for (std::size_t count = 0; count < most; ++count) {
+    for (const auto parameter : next[count]->parameters) bytes += values_[parameter].named.parameter.nbytes();
+    if (bytes > kMostBytesAhead) return next.first(std::max<std::size_t>(count, 1));
+  }
+  return next.first(most);
+}
+
+// A limit pauses this, never what is needed now.
+void LiveValues::expect_next() {
+  auto coming = live_;
+  for (const auto* unit : next_units()) {
+    for (const auto parameter : unit->parameters) {
+      const auto& value = values_[parameter];
+      if (value.holds > 0 || kept_.contains(parameter)) continue;
+      coming += value.named.parameter.numel();
+      if (coming > most_at_once_) return;
+      transfer_->expect(parameter);
+    }
+  }
+}
+
+// Calls.
+
+std::vector<LiveValues::Frame>& LiveValues::calls() {
+  thread_local std::vector<Frame> calls;
+  return calls;
+}
+
+LiveValues::Unit& LiveValues::unit_of(const model::ModuleCall& call) { return units_.at(call.name); }
+
+void LiveValues::bring(const at::Tensor& tensor, const std::string& operation) {
+  const std::lock_guard lock(mutex_);
+  const auto parameter = find(tensor);
+  if (!parameter || !value::is_away(values_[*parameter].named.parameter)) return;
+  auto& inside = calls();
+  if (!inside.empty() && inside.back().of == this) {
+    hold_locked(*parameter);
+    inside.back().held.push_back(*parameter);
+    inside.back().unit->parameters.insert(*parameter);
+  } else if (torch::autograd::get_current_graph_task_id() >= 0) {
+    hold_locked(*parameter);
+    until_pass_ends_.push_back(*parameter);
+  } else {
+    throw base::UsageError(base::str(values_[*parameter].why, " (", operation, ")"), base::Code{"shard-away"});
+  }
+}
+
+void LiveValues::before_forward(const model::ModuleCall& call) {
+  const std::lock_guard lock(mutex_);
+  auto& unit = unit_of(call);
+  Frame frame{this, &unit, {unit.parameters.begin(), unit.parameters.end()}};
+  enter(unit);
+  for (const auto parameter : frame.held) hold_locked(parameter);
+  expect_next();
+  calls().push_back(std::move(frame));
+}
+
+void LiveValues::after_forward(const model::ModuleCall&) {
+  const std::lock_guard lock(mutex_);
+  const auto frame = std::move(calls().back());
+  calls().pop_back();
+  let_go_of(frame.held);
+}
+
+void LiveValues::before_backward(const model::ModuleCall& call) {
+  const std::lock_guard lock(mutex_);
+  auto& unit = unit_of(call);
+  unit.backwards.emplace_back(unit.parameters.begin(), unit.parameters.end());
+  enter(unit);
+  for (const auto parameter : unit.backwards.back()) hold_locked(parameter);
+  if (c10::GradMode::is_enabled()) {  // the graph that this backward makes is used later, by nodes of no unit
+    for (const auto parameter : unit.backwards.back()) {
+      hold_locked(parameter);
+      until_pass_ends_.push_back(parameter);
+    }
+  }
+  expect_next();
+}
+
+void LiveValues::after_backward(const model::ModuleCall& call) {
+  const std::lock_guard lock(mutex_);
+  auto& unit = unit_of(call);
+  const auto held = std::move(unit.backwards.back());
+  unit.backwards.pop_back();
+  let_go_of(held);
+}
+
+}  // namespace lamina::sharding

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lamina/model/call_hooks.h"
+#include "lamina/sharding/transfer.h"
+#include "lamina/value/away.h"
+
+namespace lamina::sharding {
+
+// A parameter of the model that is sharded: the user's object.
+struct Named {
+  std::string name;
+  at::Tensor parameter;
+};
+
+// [Note: units] Values come for calls of modules. A unit is a module that has sharded parameters of its own (or in it,
+// in modules that are never called), or the whole model: their values are here from before each of its forwards until
+// after it, and again for its backward. A parameter that another module reads (a tied weight, the output projection of
+// an attention) comes when it is read, and belongs from then on to the innermost unit that was being called, too. What
+// the next units need, if they are called in the order of the last pass, comes meanwhile, or stays; where the order is
+// another one that is dropped silently.
+//
+// The values of sharded parameters on this rank: which are here, and who needs them. Thread-safe.
+class LiveValues : public value::Home, public model::CallHook {
+ public:
+  // `modules`: the names of those that are called. Nothing comes ahead of its time, or stays for a later one, where
+  // more than `most_at_once` elements would be here.
+  LiveValues(std::vector<Named> parameters, std::span<const std::string> modules, std::int64_t most_at_once,
+             std::shared_ptr<Transfer> transfer);
+  ~LiveValues() override;
+
+  // Sends one away for the first time: its memory goes.
+  void send_away(std::size_t parameter);
+
+  // The names of the modules whose calls it is to hear of.
+  std::vector<std::string> units() const;
+
+  void hold(std::size_t parameter);
+  void let_go(std::size_t parameter);
+  // Gives one that nobody holds a copy of its value, which may be written to, until take_back(). Throws
+  // base::UsageError where somebody holds it.
+  void lend(std::size_t parameter);
+  void take_back(std::size_t parameter);
+  // The end of a pass, whose order of calls is taken to be the next one's: lets go of what a backward alone has
+  // brought, and of what stayed.
+  void end_pass();
+  // Before values change.
+  void drop_all_kept();
+
+  std::int64_t live() const;       // elements of values that are here
+  std::int64_t most_live() const;  // at once, so far
+
+  // One that has this memory; none where it is not sharded.
+  std::optional<std::size_t> find(const at::Tensor& tensor) const;
+
+  // value::Home, model::CallHook.
+  void bring(const at::Tensor& tensor, const std::string& operation) override;
+  void before_forward(const model::ModuleCall& call) override;
+  void after_forward(const model::ModuleCall& call) override;
+  void before_backward(const model::ModuleCall& call) override;
+  void after_backward(const model::ModuleCall& call) override;
+
+ private:
+  struct Value {
+    Named named;
+    std::string why;  // a use of it fails while it is away
+    int holds = 0;
+    std::uint32_t version = 0;  // when it came
+  };
+  using Held = std::vector<std::size_t>;
+  struct Unit {
+    std::set<std::size_t> parameters;
+    std::vector<Held> backwards;  // that run
+  };
+  struct Frame {
+    const LiveValues* of;
+    Unit* unit;
+    Held held;
+  };
+  static std::vector<Frame>& calls();  // forwards of units in this thread, the innermost last
+
+  Unit& unit_of(const model::ModuleCall& call);
+  void hold_locked(std::size_t parameter);
+  void let_go_locked(std::size_t parameter, bool may_stay);
+  void let_go_of(const Held& held);
+  void come(Value& value, c10::DataPtr memory);
+  void go(Value& value);
+  void drop_kept();
+  void enter(Unit& unit);
+  std::span<Unit* const> next_units() const;
+  void expect_next();
+
+  const std::shared_ptr<Transfer> transfer_;
+  mutable std::mutex mutex_;
+  std::vector<Value> values_;
+  std::unordered_map<const void*, std::size_t> by_tensor_, by_memory_;  // TensorImpl; StorageImpl, once it was away
+  std::map<std::string, Unit> units_;                                   // by the module's name
+  Held until_pass_ends_;
+  std::set<std::size_t> kept_;            // values that stay here for the next unit, though nobody holds them
+  std::vector<Unit*> order_, order_now_;  // of the units, in the last pass and in this one
+  std::ptrdiff_t position_ = 0;           // in the last one's
+  const std::int64_t most_at_once_;
+  std::int64_t live_ = 0, most_live_ = 0;
+};
+
+}  // namespace lamina::sharding

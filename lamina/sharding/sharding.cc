@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/sharding/sharding.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/sharding/same_order.h"
+
+namespace lamina::sharding {
+namespace {
+
+std::vector<Sharded> specs_of(std::span<const model::Parameter* const> parameters) {
+  std::vector<Sharded> specs;
+  for (const auto* row : parameters) {
+    const auto& tensor = row->tensor;
+    specs.push_back({tensor.numel(), tensor.scalar_type(), tensor.device()});
+  }
+  return specs;
+}
+
+// A sum of half precision may be too large where the mean is not: what is summed is divided before.
+bool is_half(const at::Tensor& tensor) { return tensor.element_size() < 4; }
+
+constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divided by
+
+// In the tensor's own precision, at least float32.
+double norm_of(const at::Tensor& tensor, double norm_type) {
+  const at::NoGradGuard no_grad;
+  const auto type = is_half(tensor) ? std::optional(at::kFloat) : std::nullopt;
+  return at::linalg_vector_norm(tensor, norm_type, {}, false, type).item<double>();
+}
+
+}  // namespace
+
+std::vector<const model::Parameter*> sharded(const model::ParameterTable& table) {
+  std::vector<const model::Parameter*> rows;
+  for (const auto* row : table.here()) {
+    if (row->layout.shards > 1) rows.push_back(row);
+  }
+  return rows;
+}
+
+void mark_shards(std::span<model::Parameter> rows, int degree, std::int64_t threshold) {
+  std::unordered_map<const void*, int> sharers;  // of memory
+  for (const auto& row : rows) ++sharers[value::memory_of(row.tensor)];
+  for (auto& row : rows) {
+    const auto& tensor = row.tensor;
+    const auto* memory = value::memory_of(tensor);  // none yet where the value is delayed, which is alone in its own
+    const bool alone = memory == nullptr ||
+                       (sharers[memory] == 1 && tensor.storage_offset() == 0 && memory->nbytes() == tensor.nbytes());
+    row.layout.shards = !row.layout.buffer && alone && model::may_be_sharded(tensor, threshold) ? degree : 1;
+  }
+}
+
+Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules,
+                   Limits limits, Parts parts)
+    : parts_(std::move(parts)) {
+  for (const auto* row : parameters) parameters_.push_back({row->layout.name, row->tensor});
+  const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
+  if (std::ranges::all_of(parameters, on_cpu)) {
+    transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, parts_.group,
+                                     {"sharding the model", parts_.patience});
+  }
+  if (!transfer_ && parts_.pipeline.size() > 1) {
+    throw base::UsageError(
+        "sharded_data_parallel_degree with several partitions needs sharding groups whose ranks share memory (on one "
+        "host, with ddp_dist_backend \"auto\"): they run microbatches in orders of their own, and collectives have "
+        "one. Set pipeline_parallel_degree to 1, or a placement_strategy that puts each sharding group on one host",
+        base::Code{"shard-no-memory"});
+  }
+  if (!transfer_) {
+    std::vector<std::string> names;
+    for (const auto& each : parameters_) names.push_back(each.name);
+    transfer_ = make_collective_transfer(
+        specs_of(parameters), limits.gradients, parts_.group, parts_.patience,
+        std::make_unique<SameOrder>(parts_.mailbox, parts_.group.members(), parts_.group.rank(), std::move(names)));
+  }
+  for (std::size_t i = 0; i < size(); ++i) by_shard_[shard(i).unsafeGetTensorImpl()] = i;
+  values_ = std::make_shared<LiveValues>(parameters_, modules, limits.live, transfer_);
+  value::set_home(values_);
+}
+
+std::optional<std::size_t> Sharding::find_shard(const at::Tensor& shard) const {
+  const auto found = by_shard_.find(shard.unsafeGetTensorImpl());
+  return found == by_shard_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Sharding::take(std::span<const model::Parameter> rows) {
+  const at::NoGradGuard no_grad;
+  for (const auto& row : rows) {
+    const auto parameter = find(row.tensor);
+    if (!parameter) continue;
+    auto shard = transfer_->shard(*parameter);
+    shard.copy_(part_of(*parameter, row.tensor));
+    shard.set_requires_grad(row.tensor.requires_grad());
+    // A value that was delayed may lie in a larger one's memory.
+    if (value::memory_of(row.tensor)->nbytes() != row.tensor.nbytes()) {
+      row.tensor.unsafeGetTensorImpl()->shallow_copy_from(row.tensor.detach().clone().getIntrusivePtr());
+    }
+    values_->send_away(*parameter);
+  }
+}
+
+void Sharding::begin() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);  // gives the system what the whole values took
+#endif
+  meet("sharding the model");
+}
+
+at::Tensor Sharding::part_of(std::size_t parameter, const at::Tensor& whole) {
+  const at::NoGradGuard no_grad;
+  const auto shard = transfer_->shard(parameter);
+  const auto begin = std::min(shard.numel() * parts_.group.rank(), whole.numel());
+  const auto valid = std::min(shard.numel(), whole.numel() - begin);
+  auto part = at::zeros({shard.numel()}, whole.options());
+  part.narrow(0, 0, valid).copy_(whole.detach().reshape({-1}).narrow(0, begin, valid));
+  return part;
+}
+
+void Sharding::write_back(std::size_t parameter, const at::Tensor& whole) {
+  const at::NoGradGuard no_grad;
+  shard(parameter).detach().copy_(part_of(parameter, whole));
+}
+
+// Gradients.
+
+void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
+  auto gradient = std::exchange(const_cast<at::Tensor&>(parameter).mutable_grad(), {});
+  if (!gradient.defined()) return;
+  const at::NoGradGuard no_grad;
+  gradient = gradient.detach();
+  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  if (is_half(gradient)) gradient = gradient.div(parts_.replicas());
+  transfer_->give(*find(parameter), gradient.contiguous(), pass);
+}
+
+void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patience) {
+  const at::NoGradGuard no_grad;
+  auto watched = patience;
+  watched.check_interrupt = [this, interrupt = patience.check_interrupt] {
+    if (interrupt) interrupt();
+    if (const auto loss = parts_.mailbox.loss(parts_.group.members(), {})) {
+      throw base::PeerError(base::str("summing gradients: ", loss->text()), loss, base::Code{"group-lost"});
+    }
+  };
+  transfer_->reduce(pass, watched);
+  values_->end_pass();
+  if (!ends) return;
+  std::vector<at::Tensor> sums;
+  for (std::size_t i = 0; i < size(); ++i) sums.push_back(transfer_->take_sum(i));
+  if (parts_.copies != nullptr) sum_over_copies(sums, patience);
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (!sums[i].defined()) continue;
+    auto& gradient = shard(i).mutable_grad();
+    if (!is_half(sums[i])) sums[i].div_(parts_.replicas());
+    if (gradient.defined()) {
+      gradient.add_(sums[i]);
+    } else {
+      gradient = std::move(sums[i]);
+    }
+  }
+}
+
+// Some copies may have a gradient that others lack.
+void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience) {
+  const collective::Terms terms{"averaging gradients of shards", patience};
+  auto present = at::zeros({static_cast<std::int64_t>(size())}, at::kByte);
+  auto* flags = present.mutable_data_ptr<std::uint8_t>();
+  for (std::size_t i = 0; i < size(); ++i) flags[i] = sums[i].defined() ? 1 : 0;
+  parts_.copies->all_reduce(present, collective::Reduction::kMax, terms)->wait();
+  std::vector<collective::Started> started;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (flags[i] == 0) continue;
+    if (!sums[i].defined()) sums[i] = at::zeros_like(shard(i));
+    started.push_back(parts_.copies->all_reduce(sums[i], collective::Reduction::kSum, terms));
+  }
+  for (auto& one : started) one->wait();
+}
+
+void Sharding::abandon() {
+  transfer_->abandon();
+  values_->end_pass();
+}
+
+void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {
+  transfer_->take_sum(parameter);
+  auto& gradient = shard(parameter).mutable_grad();
+  if (set_to_none) {
+    gradient.reset();
+  } else if (gradient.defined()) {
+    gradient.zero_();
+  }
+}
+
+// Updates.
+
+void Sharding::before_update() {
+  values_->drop_all_kept();
+  meet("updating shards");
+}
+
+void Sharding::after_update() {
+  for (const auto& each : parameters_) each.parameter.unsafeGetTensorImpl()->bump_version();
+  meet("updating shards");
+}
+
+double Sharding::before_step(std::span<const at::Tensor> parameters, double max_norm) {
+  values_->drop_all_kept();
+  std::vector<at::Tensor> gradients, of_shards;
+  double squares = 0;
+  for (const auto& parameter : parameters) {
+    const auto& gradient = parameter.grad();
+    const bool shard = find_shard(parameter).has_value();
+    if (shard) of_shards.push_back(gradient);
+    if (!gradient.defined()) continue;
+    gradients.push_back(gradient);
+    if (!shard) squares += std::pow(norm_of(gradient, 2), 2);
+  }
+  for (const auto norm : norms(of_shards, 2)) squares += norm * norm;  // when it is known, all members have come
+  if (parts_.pipeline.size() > 1) {
+    double all = 0;
+    for (const auto& part : parts_.mailbox.all_gather(parts_.pipeline, squares, parts_.patience)) {
+      all += part.as<double>();
+    }
+    squares = all;
+  }
+  const double norm = std::sqrt(squares);
+  const double factor = max_norm / (norm + kEpsilon);
+  if (!(factor >= 1)) {
+    const at::NoGradGuard no_grad;
+    for (auto& gradient : gradients) gradient.mul_(factor);
+  }
+  return norm;
+}
+
+std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pairs, double norm_type) {
+  std::vector<at::Tensor> of_shards;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    if (!find(pairs[i].first)) continue;
+    places.push_back(i);
+    of_shards.push_back(pairs[i].second);
+  }
+  if (places.empty()) return pairs;
+  const auto of_all = norms(of_shards, norm_type);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    auto& part = pairs[places[i]].second;
+    if (part.defined()) part = at::full({1}, of_all[i], part.options().requires_grad(false));
+  }
+  return pairs;
+}
+
+// Measures tensors of which each member has such a part; 0 where it is undefined on all members.
+std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double norm_type) {
+  const bool largest = std::isinf(norm_type);
+  auto powers = at::zeros({static_cast<std::int64_t>(parts.size())}, at::kDouble);
+  auto* each = powers.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].defined()) continue;
+    const double norm = norm_of(parts[i], norm_type);
+    each[i] = largest ? norm : std::pow(norm, norm_type);
+  }
+  const auto how = largest ? collective::Reduction::kMax : collective::Reduction::kSum;
+  parts_.group.all_reduce(powers, how, {"measuring gradients", parts_.patience})->wait();
+  std::vector<double> norms(each, each + parts.size());
+  for (auto& norm : norms) norm = largest ? norm : std::pow(norm, 1 / norm_type);
+  return norms;
+}
+
+at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {
+  const at::NoGradGuard no_grad;
+  const auto& whole = named(parameter).parameter;
+  auto all = at::empty({part.numel() * parts_.group.size()}, part.options());
+  const collective::Terms terms{"gathering shards", parts_.patience};
+  parts_.group.all_gather(all, part.detach().contiguous(), terms)->wait();
+  return all.narrow(0, 0, whole.numel()).reshape(whole.sizes());
+}
+
+void Sharding::meet(const char* purpose) { parts_.group.barrier({purpose, parts_.patience})->wait(); }
+
+}  // namespace lamina::sharding

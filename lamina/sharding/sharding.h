@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lamina/data_parallel/sharded_gradients.h"
+#include "lamina/messaging/mailbox.h"
+#include "lamina/model/norm.h"
+#include "lamina/model/parameter_table.h"
+#include "lamina/sharding/live_values.h"
+#include "lamina/sharding/transfer.h"
+
+namespace lamina::sharding {
+
+// Parameters of a table that are sharded, of those here: the table's rows say of each over how many ranks.
+std::vector<const model::Parameter*> sharded(const model::ParameterTable& table);
+
+// Says of each of a model's rows over how many ranks it is sharded: `degree`, but not buffers, and parameters that may
+// not be sharded or share their memory.
+void mark_shards(std::span<model::Parameter> rows, int degree, std::int64_t threshold);
+
+// A job's parts that it works with; they outlive it.
+struct Parts {
+  collective::Group& group;   // the sharding group
+  collective::Group* copies;  // of this rank's shards; nullptr where there is one
+  std::vector<base::Rank> pipeline;
+  messaging::Mailbox& mailbox;
+  base::Patience patience;
+
+  std::int64_t replicas() const { return group.size() * (copies != nullptr ? copies->size() : 1); }
+};
+
+// Sharded data parallelism on one rank: the parameters that it has a shard of. See [Note: shards], [Note: units]. All
+// members make one, outside of steps, and call what is collective in one order.
+class Sharding : public data_parallel::ShardedGradients {
+ public:
+  struct Limits {
+    std::int64_t gradients = 0;  // elements that travel at a time
+    std::int64_t live = 0;       // elements of values that are here at once
+  };
+  // Collective. `modules`: the names of those that are called. Throws base::UsageError in a pipeline, where
+  // microbatches have no order, for a group without memory in common.
+  Sharding(std::span<const model::Parameter* const> parameters, std::span<const std::string> modules, Limits limits,
+           Parts parts);
+
+  // Takes this rank's shards of the values that these parameters have here now, which go.
+  void take(std::span<const model::Parameter> rows);
+  // Collective: all have been taken.
+  void begin();
+
+  const std::shared_ptr<LiveValues>& values() const { return values_; }
+  std::size_t size() const { return parameters_.size(); }
+  const Named& named(std::size_t parameter) const { return parameters_.at(parameter); }
+  std::optional<std::size_t> find(const at::Tensor& parameter) const { return values_->find(parameter); }
+  std::optional<std::size_t> find_shard(const at::Tensor& shard) const;  // whose it is
+  // The tensor that an optimizer updates in the place of the parameter, with the gradient of this shard.
+  at::Tensor shard(std::size_t parameter) { return transfer_->shard(parameter); }
+
+  // data_parallel::ShardedGradients.
+  bool has(const at::Tensor& parameter) const override { return find(parameter).has_value(); }
+  void note(const at::Tensor& parameter, std::int64_t pass) override;
+  void reduce(std::int64_t pass, bool ends, const base::Patience& patience) override;
+  void abandon() override;
+
+  // Forgets the gradient of a shard, or makes it zero, and what was summed for its next one.
+  void zero_grad(std::size_t parameter, bool set_to_none);
+
+  // Around changes of shards: collective over the sharding group.
+  void before_update();
+  void after_update();
+
+  // The first of these, before an optimizer's step: clips the gradients of its parameters, shards and others, to the
+  // norm `max_norm`. Collective over the pipeline, too. Returns the norm of them all, on all ranks, as it was.
+  double before_step(std::span<const at::Tensor> parameters, double max_norm);
+
+  // Collective over the sharding group: parameters and what is measured of them, of those that are sharded this
+  // member's part; there a tensor of one element, the norm of all of it, stands for the part in the result.
+  std::vector<model::Measured> measured(std::vector<model::Measured> pairs, double norm_type);
+  // Collective over the sharding group: all members' parts, which are as large as shards, as one tensor of the
+  // parameter's shape.
+  at::Tensor gather(std::size_t parameter, const at::Tensor& part);
+  // This member's part of a whole of the parameter's size, flattened and padded.
+  at::Tensor part_of(std::size_t parameter, const at::Tensor& whole);
+  // Gives this member's shard its part of a whole value. The others do so, too, between before_update() and
+  // after_update().
+  void write_back(std::size_t parameter, const at::Tensor& whole);
+
+ private:
+  std::vector<double> norms(std::span<const at::Tensor> parts, double norm_type);
+  void meet(const char* purpose);
+  void sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience);
+
+  const Parts parts_;
+  std::vector<Named> parameters_;
+  std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<LiveValues> values_;
+  std::unordered_map<const at::TensorImpl*, std::size_t> by_shard_;
+};
+
+}  // namespace lamina::sharding

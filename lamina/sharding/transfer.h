@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/collective/group.h"
+
+namespace lamina::sharding {
+
+class SameOrder;
+
+// [Note: shards] The members of a sharding group share out the elements of a parameter: flattened, member i has those
+// from i * ceil(numel / members) on, as many, the last ones padded with zeros. For a computation the whole value comes,
+// and goes again; gradients are summed over the members, and each keeps the sum of its own shard.
+struct Sharded {
+  std::int64_t numel = 0;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+
+  std::int64_t shard_numel(int members) const { return (numel + members - 1) / members; }
+  std::size_t bytes() const { return static_cast<std::size_t>(numel) * c10::elementSize(dtype); }
+};
+
+// Bytes of gradients that a member gives the others at a time, and of those that wait for it, at most, but always one
+// parameter's.
+constexpr std::size_t kMostBytesUnderWay = std::size_t{32} << 20;
+
+// How members of a sharding group hand each other values and gradients of parameters, which go by their numbers.
+// Thread-safe but for reduce(), which one thread calls at a time.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  // This member's shard: one dimension of ceil(numel / members) elements, the same tensor each time.
+  virtual at::Tensor shard(std::size_t parameter) = 0;
+  // The whole value: valid while the result lives, and while no member changes its shard.
+  virtual c10::DataPtr value(std::size_t parameter) = 0;
+  // That is likely to be asked for soon.
+  virtual void expect(std::size_t /*parameter*/) {}
+  // The whole value in memory of its own: one dimension of numel elements.
+  virtual at::Tensor copy(std::size_t parameter) = 0;
+
+  // A gradient of this member's, in pass `pass`. It has the parameter's size and type, and is nobody else's.
+  virtual void give(std::size_t parameter, at::Tensor gradient, std::int64_t pass) = 0;
+  // Collective: the gradients that all members have given in this pass are summed. Throws what waits for members throw.
+  virtual void reduce(std::int64_t pass, const base::Patience& patience) = 0;
+  // The sum of this member's shard since it was last taken; undefined where no member gave any.
+  virtual at::Tensor take_sum(std::size_t parameter) = 0;
+  // A pass has failed: drops what was given, and all sums.
+  virtual void abandon() = 0;
+};
+
+// Over collectives of the group, for which every member calls value(), expect(), copy() and give() in one order, and
+// reduces what it has given; `order` sees to that, where there is one. `bucket_elements`: how many elements of
+// gradients travel at a time, at most.
+std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Sharded>& parameters, std::int64_t bucket_elements,
+                                                   collective::Group& group, const base::Patience& patience,
+                                                   std::unique_ptr<SameOrder> order);
+
+// Over memory that the members have in common; nullptr where the group has none, on all members. Collective.
+// `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.
+std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
+                                               collective::Group& group, const collective::Terms& terms);
+
+}  // namespace lamina::sharding

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/sharding/sharding.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/bindings.h"
+
+namespace lamina::python {
+namespace {
+
+using sharding::Sharding;
+using Release = py::gil_scoped_release;
+
+// The second one of each may be None in Python.
+using Pairs = std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>>;
+
+std::vector<model::Measured> measured(Sharding& sharding, const Pairs& given, double norm_type) {
+  std::vector<model::Measured> pairs;
+  for (const auto& [parameter, gradient] : given) pairs.emplace_back(parameter, gradient.value_or(at::Tensor()));
+  const Release release;
+  return sharding.measured(std::move(pairs), norm_type);
+}
+
+}  // namespace
+
+void bind_sharding(py::module_& module) {
+  const py::call_guard<Release> release;
+  py::class_<Sharding, data_parallel::ShardedGradients, std::shared_ptr<Sharding>>(module, "Sharding")
+      .def_property_readonly("parameters",
+                             [](const Sharding& sharding) {
+                               std::vector<std::pair<std::string, at::Tensor>> all;
+                               for (std::size_t i = 0; i < sharding.size(); ++i) {
+                                 all.emplace_back(sharding.named(i).name, sharding.named(i).parameter);
+                               }
+                               return all;
+                             })
+      .def("shard", &Sharding::shard, py::arg("number"))
+      .def("find", &Sharding::find, py::arg("parameter"))
+      .def("find_shard", &Sharding::find_shard, py::arg("shard"))
+      .def(
+          "parameter", [](const Sharding& sharding, std::size_t number) { return sharding.named(number).parameter; },
+          py::arg("number"))
+      .def(
+          "hold", [](Sharding& sharding, std::size_t number) { sharding.values()->hold(number); }, py::arg("number"))
+      .def(
+          "let_go", [](Sharding& sharding, std::size_t number) { sharding.values()->let_go(number); },
+          py::arg("number"))
+      .def(
+          "lend", [](Sharding& sharding, std::size_t number) { sharding.values()->lend(number); }, py::arg("number"))
+      .def(
+          "take_back", [](Sharding& sharding, std::size_t number) { sharding.values()->take_back(number); },
+          py::arg("number"))
+      .def("zero_grad", &Sharding::zero_grad, py::arg("number"), py::arg("set_to_none"))
+      .def("write_back", &Sharding::write_back, py::arg("number"), py::arg("value"))
+      .def_property_readonly("live", [](const Sharding& sharding) { return sharding.values()->live(); })
+      .def_property_readonly("most_live", [](const Sharding& sharding) { return sharding.values()->most_live(); })
+      .def("before_update", &Sharding::before_update, release)
+      .def("after_update", &Sharding::after_update, release)
+      .def(
+          "before_step",
+          [](Sharding& sharding, const std::vector<at::Tensor>& parameters, double max_norm) {
+            return sharding.before_step(parameters, max_norm);
+          },
+          py::arg("parameters"), py::arg("max_norm"), release)
+      .def("measured", &measured, py::arg("pairs"), py::arg("norm_type"))
+      .def("gather", &Sharding::gather, py::arg("number"), py::arg("part"), release)
+      .def("part_of", &Sharding::part_of, py::arg("number"), py::arg("whole"), release);
+}
+
+}  // namespace lamina::python

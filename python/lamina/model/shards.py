@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that are sharded: see [Note: shards] in lamina/sharding/transfer.h."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.job import current
+
+
+def name(sharding: _lamina.Sharding) -> None:
+    """Gives the parameters, which stay the same objects, attributes: `ds_tensor`, this rank's shard, a tensor of one
+    dimension, with its size as `ds_tensor.ds_numel`; `ds_shape` and `ds_numel`, of the whole."""
+    for number, (_, parameter) in enumerate(sharding.parameters):
+        own = sharding.shard(number)
+        own.ds_numel = own.numel()
+        parameter.ds_tensor, parameter.ds_shape, parameter.ds_numel = own, parameter.shape, parameter.numel()
+
+
+def of_job() -> _lamina.Sharding | None:
+    """The current job's; None where nothing is sharded."""
+    job = current.job_if_any()
+    return job.cut.model.sharding if job is not None and job.cut is not None and job.cut.model is not None else None
+
+
+def number_of(sharding: _lamina.Sharding | None, parameter: torch.Tensor) -> int | None:
+    """The number of a sharded parameter; None for one that is not."""
+    return None if sharding is None else sharding.find(parameter)
+
+
+def place(session: _lamina.Session) -> tuple[int, int]:
+    """Which shard this rank has, of how many."""
+    return session.group_rank("shard"), session.group_size("shard")
+
+
+def load(sharding: _lamina.Sharding, values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Gives this rank's shards of these parameters their values; collective over the sharding group."""
+    for parameter, value in values:
+        if value.shape != parameter.ds_tensor.shape:
+            raise UsageError(
+                f"a value of shape {tuple(value.shape)} for a shard of {parameter.ds_tensor.numel()} elements, of a "
+                f"parameter of shape {tuple(parameter.shape)}",
+                code="state-other-cut",
+            )
+    sharding.before_update()
+    with torch.no_grad():
+        for parameter, value in values:
+            parameter.ds_tensor.copy_(value)
+    sharding.after_update()
+
+
+def require_unchanged(convert: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """The sharded parameters; UsageError where `convert` gives them another dtype or device."""
+    sharding = of_job()
+    parameters = [parameter for _, parameter in sharding.parameters] if sharding is not None else []
+    for parameter in parameters:
+        like = convert(torch.empty(0, dtype=parameter.dtype, device=parameter.device))
+        if (like.dtype, like.device) != (parameter.dtype, parameter.device):
+            raise UsageError(
+                f"a sharded model was converted to {like.dtype} on {like.device}: convert the module before it becomes "
+                "a DistributedModel",
+                code="shard-converted",
+            )
+    return parameters
+
+
+def zero_grad(module: nn.Module, set_to_none: bool) -> None:
+    """Forgets the gradients of the shards of a module's parameters."""
+    sharding = of_job()
+    for parameter in module.parameters():
+        if (number := number_of(sharding, parameter)) is not None:
+            sharding.zero_grad(number, set_to_none)
+
+
+def holder(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a parameter, which has its gradient; the parameter where it is not sharded."""
+    return parameter if number_of(of_job(), parameter) is None else parameter.ds_tensor
+
+
+def measured(
+    pairs: list[tuple[torch.Tensor, torch.Tensor | None]], norm_type: float
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Parameters and gradients with the norm of all of a gradient, as a tensor, in the place of a shard's; collective
+    over the sharding group."""
+    sharding = of_job()
+    return pairs if sharding is None else sharding.measured(pairs, norm_type)
+
+
+@contextmanager
+def gathered_parameters(
+    parameters: torch.Tensor | Iterable[torch.Tensor], write_back: bool = False, modifier_rank: int | None = None
+) -> Iterator[None]:
+    """Inside, these parameters of a sharded model have their whole values, which may be read. Called on every rank of
+    the sharding group where the group does not share memory.
+
+    Args:
+        parameters: one or more; those that are not sharded have their values anyway.
+        write_back: whether what is written to them inside counts. Then every rank of all sharding groups calls this,
+            and writes the same.
+        modifier_rank: a rank of the sharding group (RDP_GROUP's first `sharded_data_parallel_degree` ranks, and so on)
+            whose values count in the place of each rank's own; implies `write_back`.
+
+    Errors:
+        UsageError: inside a step function with `write_back`.
+    """
+    sharding = of_job()
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    numbers = [number for each in given if (number := number_of(sharding, each)) is not None]
+    if not (write_back or modifier_rank is not None):
+        for number in numbers:
+            sharding.hold(number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                sharding.let_go(number)
+        return
+    current.outside_step("gathered_parameters(write_back=True)")
+    if not numbers:
+        yield
+        return
+    with _written(sharding, numbers, modifier_rank):
+        yield
+
+
+@contextmanager
+def _written(sharding: _lamina.Sharding, numbers: list[int], modifier_rank: int | None) -> Iterator[None]:
+    """Values of their own on each rank, of which the shards are taken at the end."""
+    tensors = [sharding.parameter(number) for number in numbers]
+    for number in numbers:
+        sharding.lend(number)
+    try:
+        yield
+    finally:
+        written = [tensor.detach().clone() for tensor in tensors]
+        for number in numbers:
+            sharding.take_back(number)
+    if modifier_rank is not None:
+        session = current.session()
+        ranks = session.all_gather("shard", written if session.group_rank("shard") == modifier_rank else None)
+        written = ranks[modifier_rank]
+    sharding.before_update()
+    for number, value in zip(numbers, written, strict=True):
+        sharding.write_back(number, value)
+    sharding.after_update()
+
+
+def get_full_parameter(parameter: torch.Tensor) -> torch.Tensor:
+    """The whole value of a parameter, sharded or not, as a tensor of its own. Called on every rank of the sharding
+    group where the group does not share memory."""
+    with gathered_parameters(parameter), torch.no_grad():
+        return parameter.detach().clone()
+
+
+def get_full_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The whole gradient of a parameter, sharded or not, as a tensor of its own; None where there is none. Collective
+    over the sharding group."""
+    sharding = of_job()
+    number = number_of(sharding, parameter)
+    own = parameter.grad if number is None else parameter.ds_tensor.grad
+    if own is None:
+        return None
+    return own.detach().clone() if number is None else sharding.gather(number, own)
+
+
+def are_among(tensors: Iterable[torch.Tensor]) -> bool:
+    """True where one of these is a sharded parameter, not its shard."""
+    sharding = of_job()
+    return sharding is not None and any(sharding.find(tensor) is not None for tensor in tensors)

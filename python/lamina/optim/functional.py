@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose update is one pass of the engine's over memory: without the GIL, and without a call per tensor."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import optim
+
+from lamina import _lamina
+from lamina.errors import UsageError
+from lamina.torch_patches import clipping
+
+# Hyper-parameters of the engine's that are parts of one of torch's.
+_PARTS = {
+    "beta1": ("betas", 0),
+    "beta2": ("betas", 1),
+    "etaminus": ("etas", 0),
+    "etaplus": ("etas", 1),
+    "step_size_min": ("step_sizes", 0),
+    "step_size_max": ("step_sizes", 1),
+}
+
+
+class FunctionalOptimizer(optim.Optimizer):
+    """A torch optimizer with the engine's update: schedulers, groups, hooks and state dicts are torch's, and so are the
+    states. `_functional` names the engine's form of it."""
+
+    _functional: str
+
+    def _form(self) -> _lamina.Functional:
+        return _lamina.functional(self._functional)
+
+    def _values(self, group: Mapping[str, Any]) -> list[float]:
+        """The hyper-parameters of a group, in the order of the engine's form."""
+        values = []
+        for name, choices, preset in self._form().hyper:
+            key, place = _PARTS.get(name, (name, None))
+            value = group.get(key, preset)
+            value = value if place is None else value[place]
+            values.append(float(choices.index(value) if choices else value))
+        return values
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.pop("_groups", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("_groups", None)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.__dict__.pop("_groups", None)
+        # torch gives numbers the parameter's type; they keep their own.
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(saved, own, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() == 0 and parameter.dim() > 0:
+                    self.state[parameter][name] = value.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of all parameters that have a gradient. A group that is `differentiable` or `capturable`, or has
+        parameters of another device than the CPU, takes torch's own update, where torch has one.
+
+        Args:
+            closure: computes the loss again, and the gradients; called first.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            UsageError: for sparse gradients.
+        """
+        if self.__dict__.get("_states_known") != len(self.state):  # a program has taken some away
+            self.__dict__.pop("_groups", None)
+        groups = [self._group(place) for place in range(len(self.param_groups))]
+        if not all(group.on_cpu for group in groups) or any(map(_is_recorded, self.param_groups)):
+            if type(self).__mro__[2] is optim.Optimizer:
+                raise UsageError(f"{type(self).__name__} updates parameters of the CPU, and nothing is recorded")
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # torch's GradScaler leaves that to optimizers made with fused=True.
+        if (found := getattr(self, "found_inf", None)) is not None and found.item():
+            return loss
+        scale = getattr(self, "grad_scale", None)
+        factor = 1.0 if scale is None else 1.0 / scale.item()
+        norm = self._gradient_norm(groups, factor) if self._form().norm else 0.0
+        for group, mine in zip(self.param_groups, groups, strict=True):
+            mine.step(self._values(group), factor, norm)
+        self._states_known = len(self.state)
+        return loss
+
+    def _gradient_norm(self, groups: list[_lamina.OptimizerGroup], factor: float) -> float:
+        """The norm of all gradients, those of other ranks' parameters included."""
+        if clipping.are_global():
+            own = [parameter for group in self.param_groups for parameter in group["params"]]
+            return factor * clipping.grad_norm(own, 2.0, error_if_nonfinite=False, foreach=None).item()
+        return math.sqrt(sum(group.squared_gradient_norm(factor) for group in groups))
+
+    def _group(self, place: int) -> _lamina.OptimizerGroup:
+        known = self.__dict__.setdefault("_groups", {})
+        parameters = self.param_groups[place]["params"]
+        if place not in known or not known[place].is_of(parameters, self.state):
+            known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
+        return known[place]
+
+
+def _is_recorded(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("differentiable") or group.get("capturable"))
+
+
+class SGD(FunctionalOptimizer, optim.SGD):
+    """torch's SGD."""
+
+    _functional = "SGD"
+
+
+class Adam(FunctionalOptimizer, optim.Adam):
+    """torch's Adam."""
+
+    _functional = "Adam"
+
+
+class AdamW(FunctionalOptimizer, optim.AdamW):
+    """torch's AdamW."""
+
+    _functional = "AdamW"
+
+
+class Adagrad(FunctionalOptimizer, optim.Adagrad):
+    """torch's Adagrad."""
+
+    _functional = "Adagrad"
+
+
+class Adadelta(FunctionalOptimizer, optim.Adadelta):
+    """torch's Adadelta."""
+
+    _functional = "Adadelta"
+
+
+class RMSprop(FunctionalOptimizer, optim.RMSprop):
+    """torch's RMSprop."""
+
+    _functional = "RMSprop"
+
+
+class Rprop(FunctionalOptimizer, optim.Rprop):
+    """torch's Rprop."""
+
+    _functional = "Rprop"
+
+
+class Adamax(FunctionalOptimizer, optim.Adamax):
+    """torch's Adamax."""
+
+    _functional = "Adamax"
+
+
+class NAdam(FunctionalOptimizer, optim.NAdam):
+    """torch's NAdam."""
+
+    _functional = "NAdam"
+
+
+class RAdam(FunctionalOptimizer, optim.RAdam):
+    """torch's RAdam."""
+
+    _functional = "RAdam"
+
+
+Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
+
+
+class _Own(FunctionalOptimizer):
+    """One that torch has not: its checks are the engine's."""
+
+    set_grad_none = True  # by zero_grad()
+
+    def __init__(self, params: Parameters, defaults: dict[str, Any]):
+        self._check(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Forgets the gradients, or makes them zero; `set_to_none` is `set_grad_none` where it is not given."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        for name, choices, _ in self._form().hyper:
+            if choices and group[name] not in choices:
+                raise ValueError(f"Invalid {name} value: {group[name]}")
+        try:
+            self._form().check(self._values(group))
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+
+class FusedAdam(_Own):
+    """Adam, or AdamW with `adam_w_mode`, with apex's arguments.
+
+    Args:
+        set_grad_none: `zero_grad()` forgets gradients.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ):
+        if amsgrad:
+            raise RuntimeError("FusedAdam has no AMSGrad variant")
+        self._functional = "AdamW" if adam_w_mode else "Adam"
+        self.set_grad_none = set_grad_none
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+
+
+class LAMB(_Own):
+    """Adam's direction with a trust ratio per parameter (You et al., 2020), with the arguments of apex's FusedLAMB.
+    Gradients are first divided by their global norm over `max_grad_norm`, where that is larger than 1."""
+
+    _functional = "LAMB"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+    ):
+        if amsgrad:
+            raise RuntimeError("LAMB has no AMSGrad variant")
+        self.set_grad_none = set_grad_none
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "adam_w_mode": adam_w_mode,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+            "use_nvlamb": use_nvlamb,
+        }
+        super().__init__(params, defaults)
+
+
+class NovoGrad(_Own):
+    """Adam with one second moment per parameter, of its gradient's norm (Ginsburg et al., 2019), with apex's
+    FusedNovoGrad's arguments."""
+
+    _functional = "NovoGrad"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+    ):
+        if amsgrad:
+            raise RuntimeError("NovoGrad has no AMSGrad variant")
+        self.set_grad_none = set_grad_none
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "reg_inside_moment": reg_inside_moment,
+            "grad_averaging": grad_averaging,
+            "norm_type": norm_type,
+            "init_zero": init_zero,
+        }
+        super().__init__(params, defaults)
+
+
+class QHM(_Own):
+    """Quasi-hyperbolic momentum (Ma and Yarats, 2019): a step of `lr` along `nu` parts of the momentum and `1 - nu` of
+    the gradient.
+
+    Args:
+        weight_decay_type: "grad" adds the decay to the gradient, "direct" takes it from the parameter.
+    """
+
+    _functional = "QHM"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        momentum: float,
+        nu: float,
+        weight_decay: float = 0.0,
+        weight_decay_type: str = "grad",
+    ):
+        defaults = {"lr": lr, "momentum": momentum, "nu": nu, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"weight_decay_type": weight_decay_type})

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharded parameters over four ranks, as tests/multiprocess/cases_sharded.py has them for Python. Each check begins a
+// job of its own.
+//
+//     lamina run -n 4 -c frontend_sharded
+#include <cmath>
+
+#include "tests/frontend/expect.h"
+#include "tests/frontend/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+struct NetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> in, hidden, out;
+  NetImpl() {
+    in = register_module("in", torch::nn::Linear(6, 5));
+    hidden = register_module("hidden", torch::nn::Linear(5, 3));
+    out = register_module("out", torch::nn::Linear(3, 1));
+  }
+  Tensor forward(const Tensor& x) { return out(torch::tanh(hidden(torch::tanh(in(x))))).square().mean(); }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+Net seeded(int seed = 0) {
+  torch::manual_seed(seed);
+  Net model;
+  model->to(torch::kDouble);
+  return model;
+}
+
+// Rows that copy `replica` reads in its step `number`.
+Tensor batch(int replica, int number) {
+  torch::manual_seed(1000 + 10 * replica + number);
+  return torch::randn({8, 6}, torch::kDouble);
+}
+Tensor everybodys(int number) {
+  std::vector<Tensor> all;
+  for (int replica = 0; replica < size_of(Group::kRdp); ++replica) all.push_back(batch(replica, number));
+  return torch::cat(all);
+}
+
+bool close(const Tensor& ours, const Tensor& theirs) { return torch::allclose(ours, theirs, 1e-9, 1e-12); }
+
+struct Layout {
+  int degree, partitions, accumulate, threshold;
+  double clipping;
+};
+
+// Compared with the plain loop over the data of all copies.
+void train(const Layout& layout) {
+  init({{"ddp", true},
+        {"pipeline_parallel_degree", layout.partitions},
+        {"microbatches", 2},
+        {"sharded_data_parallel_degree", layout.degree},
+        {"sdp_param_persistence_threshold", layout.threshold},
+        {"sdp_gradient_clipping", layout.clipping},
+        {"timeout_s", 30}});
+  auto plain = seeded();
+  DistributedModel model(seeded(rank()), ModelOptions{.backward_passes_per_step = layout.accumulate});
+  const auto options = torch::optim::AdamWOptions(1e-2);
+  torch::optim::AdamW theirs(plain->parameters(), options);
+  DistributedOptimizer ours(torch::optim::AdamW(model.parameters(), options));
+  const auto step_once = step([&](const Tensor& x) { model.backward(model(x)); });
+  for (int number = 0; number < 3; ++number) {
+    for (int pass = 0; pass < layout.accumulate; ++pass) {
+      step_once(batch(rank_in(Group::kRdp), 10 * number + pass));
+      plain->forward(everybodys(10 * number + pass)).backward();
+    }
+    const auto norm = model.grad_norm();
+    const auto clipped = torch::nn::utils::clip_grad_norm_(plain->parameters(), layout.clipping);
+    expect(std::abs(norm.item<double>() - clipped) < 1e-9, "the norm of the gradients");
+    ours.step();
+    theirs.step();
+    ours.zero_grad();
+    theirs.zero_grad();
+  }
+  const auto state = model.state_dict();
+  for (const auto& named : plain->named_parameters()) {
+    expect(close(state[named.key()], named.value()), named.key() + " after three steps");
+  }
+  const auto other = seeded(7);
+  model.load_state_dict(other->named_parameters());
+  const auto loaded = model.state_dict();
+  for (const auto& named : other->named_parameters()) {
+    expect(close(loaded[named.key()], named.value()), named.key() + " loaded");
+  }
+  shutdown();
+}
+
+// One of a program's own, that may look at whole parameters.
+struct Own : torch::optim::SGD {
+  using torch::optim::SGD::SGD;
+};
+
+void refusals() {
+  init({{"ddp", true}, {"sharded_data_parallel_degree", 2}, {"sdp_param_persistence_threshold", 0}, {"timeout_s", 30}});
+  DistributedModel model(seeded());
+  expect_error<UsageError>([&] { DistributedOptimizer own(Own(model.parameters(), 0.1)); },
+                           {"Own with sharded_data_parallel_degree", "AdamW", "[shard-optimizer]"});
+  expect_error<UsageError>([&] { DistributedOptimizer lbfgs(torch::optim::LBFGS(model.parameters())); },
+                           {"LBFGS with sharded_data_parallel_degree"});
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  train({4, 1, 1, 0, 1e9});
+  train({2, 1, 1, 0, 0.05});
+  train({2, 1, 3, 6, 0.05});
+  train({2, 2, 1, 0, 0.05});
+  refusals();
+  return exit_code();
+}

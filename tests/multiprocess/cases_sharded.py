@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks whose parameters are sharded."""
+
+import collections
+import contextlib
+import copy
+import itertools
+import pathlib
+import re
+import tempfile
+import warnings
+
+import pytest
+import torch
+from multiprocess.replicas import agrees, close, share, whole
+from multiprocess.steps import train_step
+from torch import nn
+
+import lamina
+
+
+def start(degree=2, **keys):
+    options = {"ddp": True, "microbatches": 1, "timeout_s": 30, "sharded_data_parallel_degree": degree}
+    lamina.init(options | {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9} | keys)
+
+
+def seeded(*layers, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(layer() for layer in layers)).double()
+
+
+def network(seed=0):
+    return seeded(
+        lambda: nn.Linear(6, 5), nn.Tanh, lambda: nn.Linear(5, 3), nn.Tanh, lambda: nn.Linear(3, 1), seed=seed
+    )
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adamw(model):
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.0, "lr": 3e-3}]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def same_values(model, plain):
+    for name, parameter in model.local_named_parameters():
+        close(lamina.get_full_parameter(parameter), plain.get_parameter(name))
+
+
+def train(module, make, steps=3, clip=None, accumulate=1):
+    """Some steps, compared with the plain loop over the whole batch."""
+    plain = copy.deepcopy(module)
+    model = lamina.DistributedModel(module, backward_passes_per_step=accumulate)
+    theirs, ours = make(plain), lamina.DistributedOptimizer(make(model))
+    step = train_step(model)
+    for _ in range(steps):
+        for _ in range(accumulate):
+            expected = plain(whole()).square().mean()
+            expected.backward()
+            losses = lamina.allgather(step(share()).reduce_mean(), lamina.DP_GROUP)
+            close(sum(losses) / len(losses), expected)
+        for name, parameter in model.local_named_parameters():
+            close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
+        if clip:
+            norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        ours.step()
+        if clip:
+            assert abs(ours._global_grad_norm - norm.item()) < 1e-9
+        theirs.step()
+        ours.zero_grad()
+        theirs.zero_grad()
+    same_values(model, plain)
+    return model, plain
+
+
+def case_it_trains_like_one_process_with_the_whole_batch():
+    for degree, make in itertools.product((2, 4), (sgd, adamw)):
+        start(degree)
+        train(network(), make)
+        lamina.shutdown()
+
+
+def case_each_optimizer_that_updates_elements_by_themselves_works():
+    torchs = (torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD)
+    for kind in (*torchs, lamina.optim.AdamW, lamina.optim.RMSprop):
+        start(2)
+        train(network(), lambda model, kind=kind: kind(model.parameters(), lr=1e-2))
+        lamina.shutdown()
+
+
+def case_an_optimizer_that_measures_parameters_is_refused():
+    start(2)
+    model = lamina.DistributedModel(network())
+    for kind in (lamina.optim.LAMB, lamina.optim.NovoGrad):
+        with pytest.raises(lamina.UsageError, match=f"{kind.__name__} with sharded_data_parallel_degree"):
+            lamina.DistributedOptimizer(kind(model.parameters()))
+
+
+def case_gradients_accumulate_over_passes():
+    start(2)
+    train(network(), adamw, accumulate=3)
+
+
+def case_gradients_are_clipped_to_their_global_norm():
+    start(2, sdp_gradient_clipping=0.05)
+    train(network(), sgd, clip=0.05)
+
+
+def case_small_parameters_stay_whole():
+    start(4, sdp_param_persistence_threshold=6, sdp_gradient_clipping=0.05)
+    model, _ = train(network(), adamw, clip=0.05)
+    whole_here = {name for name, parameter in model.named_parameters() if not hasattr(parameter, "ds_tensor")}
+    assert whole_here == {"0.bias", "2.bias", "4.bias", "4.weight"}
+
+
+def case_microbatches_sum_up():
+    start(2, microbatches=4)
+    train(network(), sgd)
+
+
+def case_a_plain_loop_trains_alike():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+    for _ in range(3):
+        plain(whole()).square().mean().backward()
+        model(share()).square().mean().backward()
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_values(model, plain)
+
+
+def case_a_parameter_keeps_its_object_and_its_value_is_away():
+    start(4)
+    module = network()
+    parameters = dict(module.named_parameters())
+    expected = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    model = lamina.DistributedModel(module)
+    for name, parameter in model.named_parameters():
+        assert parameter is parameters[name] and parameter.shape == parameter.ds_shape == expected[name].shape
+        assert parameter.ds_tensor.ds_numel == -(-parameter.numel() // 4)
+        with pytest.raises(lamina.UsageError, match=f"{name} is sharded.*get_full_parameter"):
+            parameter + 1
+        assert torch.equal(lamina.get_full_parameter(parameter), expected[name])
+        with lamina.gathered_parameters(parameter):
+            assert torch.equal(parameter, expected[name])
+        with pytest.raises(lamina.UsageError, match="is away"):
+            parameter.sum()
+
+
+def case_states_are_those_of_the_plain_model():
+    start(2)
+    model, plain = train(network(), adamw)
+    assert all(torch.allclose(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+    other = network(seed=5)
+    model.load_state_dict(other.state_dict())
+    same_values(model, other)
+
+
+def case_states_of_optimizers_are_those_of_the_plain_one():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = adamw(plain), lamina.DistributedOptimizer(adamw(model))
+    for _ in range(2):
+        for own, optimizer, x in ((plain, theirs, whole()), (model, ours, share())):
+            own(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    expected, found = theirs.state_dict(), ours.state_dict()
+    assert expected["param_groups"] == found["param_groups"]
+    for number, state in expected["state"].items():
+        for name, value in state.items():
+            close(found["state"][number][name], value)
+    ours.load_state_dict(copy.deepcopy(expected))  # torch keeps the counts of steps that it is given
+    for own, optimizer, x in ((plain, theirs, whole()), (model, ours, share())):
+        own(x).square().mean().backward()
+        optimizer.step()
+    same_values(model, plain)
+
+
+class Tied(nn.Module):
+    """A weight that is read twice, by two modules, and one that another module reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(7, 6), nn.MultiheadAttention(6, 2, batch_first=True)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = self.frozen(self.attention(x, x, x)[0])
+        return nn.functional.linear(x, self.embedding.weight)
+
+
+def tokens(copy_number):
+    return torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(copy_number))
+
+
+def case_parameters_of_other_modules_come_when_they_are_read():
+    start(4)
+    torch.manual_seed(0)
+    plain = Tied().double()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+    for _ in range(3):
+        plain(torch.cat([tokens(number) for number in range(4)])).square().mean().backward()
+        model(tokens(lamina.dp_rank())).square().mean().backward()
+        assert lamina.get_full_gradient(model.module.unused.weight) is None
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_values(model, plain)
+    with torch.no_grad():
+        close(model(tokens(9)), plain(tokens(9)))
+
+
+def case_an_optimizer_that_is_not_lamina_s_is_refused():
+    start(2)
+    model = lamina.DistributedModel(network())
+    optimizer = sgd(model)
+    model(share()).sum().backward()
+    with pytest.raises(lamina.UsageError, match="DistributedOptimizer"):
+        optimizer.step()
+    with pytest.raises(lamina.UsageError, match="Adafactor with sharded"):
+        lamina.DistributedOptimizer(torch.optim.Adafactor(model.parameters()))
+
+
+def case_replicas_take_different_ways():
+    start(4)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+    for step in range(3):
+        loss = 0
+        for number in range(4):
+            x = whole()[8 * number : 8 * number + 8]
+            out = plain(x) if number != step else plain[:2](x)
+            loss = loss + out.square().mean() / 4
+        loss.backward()
+        x = share()
+        if lamina.dp_rank() != step:
+            model(x).square().mean().backward()
+        else:
+            model.module[:2](x).square().mean().backward()
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_values(model, plain)
+
+
+def case_a_failed_step_leaves_the_next_exact():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+
+    @lamina.step
+    def step(x, fails):
+        model.backward(model(x).square().mean())
+        if fails:
+            raise KeyError("bad batch")
+
+    for number in range(4):
+        if number % 2:
+            with pytest.raises(KeyError):
+                step(share(), lamina.rank() == number)
+            ours.zero_grad()
+            continue
+        step(share(), False)
+        plain(whole()).square().mean().backward()
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_values(model, plain)
+
+
+def case_all_ranks_begin_with_the_values_of_rank_0():
+    start(2)
+    model = lamina.DistributedModel(network(seed=lamina.rank()))
+    same_values(model, network())
+    assert all(agrees(lamina.get_full_parameter(parameter)) for parameter in model.parameters())
+
+
+def case_delayed_parameters_are_sharded_at_once():
+    start(4)
+    torch.manual_seed(3)
+    with lamina.delay_param_initialization():
+        module = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 200))
+    model = lamina.DistributedModel(module)
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 200))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(lamina.get_full_parameter(parameter), plain.get_parameter(name))
+
+
+def collectives_of(step):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step(share())
+    return collections.Counter(event.name for event in profiler.events() if event.name.startswith("c10d::"))
+
+
+def case_collectives_are_those_of_the_closed_form():
+    """Over Gloo, where nothing stays between a module's calls: of P parameters a forward gathers P, its backward P, and
+    reduces and scatters as many buckets as they fill; with the second and last pass of a step the P shards are summed
+    over their copies, after two words on who has which."""
+    parameters = 6
+    for bucket_elements, buckets in ((1, parameters), (10**9, 1)):
+        start(2, ddp_dist_backend="nccl", sdp_max_live_parameters=1, sdp_reduce_bucket_size=bucket_elements)
+        model = lamina.DistributedModel(network(), backward_passes_per_step=2)
+        step = train_step(model)
+        first, last = collectives_of(step), collectives_of(step)
+        for found in (first, last):
+            assert found["c10d::_allgather_base_"] == 2 * parameters
+            assert found["c10d::_reduce_scatter_base_"] == buckets
+        assert (first["c10d::allreduce_"], last["c10d::allreduce_"]) == (0, parameters + 2)
+        lamina.shutdown()
+
+
+def case_after_shutdown_shards_are_of_no_use():
+    start(2)
+    model, _ = train(network(), adamw)
+    optimizer = lamina.DistributedOptimizer(adamw(model))
+    lamina.shutdown()
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(lamina.UsageError, match=r"shut down|lamina\.init"):
+            use()
+    with pytest.raises(RuntimeError, match=r"lamina.shutdown\(\)"):
+        model.module[0].weight.sum()
+
+
+def why_not_sharded(gibibytes):
+    start(2)
+    with lamina.delay_param_initialization():
+        module = nn.ParameterList(nn.Parameter(torch.empty(1 << 16, 1024)) for _ in range(round(4 * gibibytes)))
+    with pytest.raises(lamina.ConfigError, match="parameters and gradients take") as error:
+        lamina.DistributedModel(module)
+    lamina.shutdown()
+    return str(error.value)
+
+
+def case_what_does_not_fit_names_the_smallest_degree_that_does():
+    """A rank needs as many bytes as all values with degree 2, and half of them with degree 4."""
+    words = why_not_sharded(2048)
+    assert "with degree 4, of all replicas, it would be 1.0 TiB" in words
+    here = float(re.search(r"which has ([\d.]+) GiB here", words).group(1))
+    assert "the smallest degree that fits is 4" in why_not_sharded(1.4 * here)
+
+
+def case_two_partitions_of_two_replicas():
+    start(2, pipeline_parallel_degree=2, microbatches=4)
+    model, _ = train(network(), adamw)
+    step = train_step(model)
+    step(share())
+    model.zero_grad()
+    assert all(parameter.ds_tensor.grad is None for parameter in model.local_parameters())
+
+
+def case_over_gloo_it_trains_alike():
+    for keys in ({}, {"sdp_reduce_bucket_size": 1}, {"sdp_reduce_bucket_size": 17, "sdp_max_live_parameters": 20}):
+        start(2, ddp_dist_backend="nccl", **keys)
+        train(network(), adamw)
+        lamina.shutdown()
+    start(4, ddp_dist_backend="nccl", sdp_gradient_clipping=0.05)
+    train(network(), sgd, accumulate=2, clip=0.05)
+
+
+def case_over_gloo_a_pipeline_is_refused():
+    start(2, pipeline_parallel_degree=2, microbatches=4, ddp_dist_backend="nccl")
+    with pytest.raises(lamina.UsageError, match="several partitions"):
+        train(network(), adamw)
+
+
+def case_buckets_of_any_size_give_the_same():
+    for elements in (1, 7, 31):
+        start(2, sdp_reduce_bucket_size=elements)
+        train(network(), adamw, accumulate=2)
+        lamina.shutdown()
+
+
+def case_no_more_values_are_here_than_are_needed():
+    start(2, sdp_max_live_parameters=1)
+    model, _ = train(network(), sgd)
+    sharding = model._cut.model.sharding
+    assert sharding.live == 0
+    assert sharding.most_live == max(sum(p.numel() for p in layer.parameters()) for layer in model.module)
+
+
+def case_norms_are_those_of_the_whole_model():
+    start(2, sdp_param_persistence_threshold=6)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    ours = lamina.DistributedOptimizer(sgd(model))
+    plain(whole()).square().mean().backward()
+    model(share()).square().mean().backward()
+    for kind in (2.0, 1.0, 3.0, float("inf")):
+        close(model.grad_norm(kind), model_norm(plain, kind))
+    norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.01) for each in (model, plain)]
+    close(*norms)
+    for name, parameter in model.named_parameters():
+        close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
+    ours.step()
+
+
+@contextlib.contextmanager
+def shared_folder():
+    folder = pathlib.Path(lamina.allgather(tempfile.mkdtemp(), lamina.WORLD)[0])
+    yield folder
+    lamina.barrier()
+
+
+def case_parameters_may_come_to_an_optimizer_later():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    pairs = []
+    for each in (plain, model):
+        parameters = list(each.parameters())
+        optimizer = torch.optim.SGD(parameters[:2], lr=0.1, momentum=0.9)
+        optimizer = lamina.DistributedOptimizer(optimizer) if each is model else optimizer
+        optimizer.add_param_group({"params": parameters[2:], "lr": 0.01})
+        pairs.append((each, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)))
+    for _ in range(3):
+        for (each, optimizer, schedule), x in zip(pairs, (whole(), share()), strict=True):
+            each(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    same_values(model, plain)
+
+
+def model_norm(model, kind):
+    return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()], kind)
+
+
+def case_a_conversion_that_changes_nothing_is_none():
+    start(2)
+    model = lamina.DistributedModel(network())
+    model.to("cpu").double()
+    with pytest.raises(lamina.UsageError, match="convert the module before"):
+        model.half()
+    same_values(model, network())
+    assert [name for name, _ in model.default_reducer_named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert not list(model.scaled_batch_reducer_named_parameters())
+
+
+def case_partial_states_are_shards():
+    start(2, sdp_param_persistence_threshold=4)
+    model, plain = train(network(), sgd)
+    state = copy.deepcopy(model.local_state_dict())
+    assert state["0.weight"].shape == (15,) and state["4.bias"].shape == (1,)
+    with shared_folder() as folder:
+        lamina.save(state, folder / "model.pt")
+        model.load_state_dict(network(seed=9).state_dict())
+        model.load_state_dict(lamina.load(folder / "model.pt"))
+    same_values(model, plain)
+    lamina.shutdown()
+    start(4, sdp_param_persistence_threshold=4)
+    other = lamina.DistributedModel(network())
+    with pytest.raises(lamina.UsageError, match=r"saved with shard \d of 2"):
+        other.load_state_dict(state)
+
+
+def case_checkpoints_compute_again_with_whole_values():
+    for offload in (False, True):
+        start(2, offload_activations=offload)
+        plain = network()
+        model = lamina.DistributedModel(copy.deepcopy(plain))
+        lamina.set_activation_checkpointing(model.module, strategy="group_2")
+        theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                plain(whole()).square().mean().backward()
+                model(share()).square().mean().backward()
+                for optimizer in (theirs, ours):
+                    optimizer.step()
+                    optimizer.zero_grad()
+        same_values(model, plain)
+        assert sum("stay there" in str(each.message) for each in said) == offload
+        lamina.shutdown()
+
+
+def case_what_needs_copies_of_their_own_is_refused():
+    start(2)
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    with pytest.raises(lamina.UsageError, match=r"join\(\) with sharded"), model.join():
+        pass
+    with pytest.raises(lamina.UsageError, match=r"register_comm_hook\(\) with sharded"):
+        model.register_comm_hook(None, lambda state, bucket: None)
+    with pytest.raises(lamina.UsageError, match="closure"):
+        optimizer.step(lambda: model(share()).sum())
+
+
+def case_evaluation_in_between_changes_nothing():
+    start(4)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+    for _ in range(3):
+        with torch.inference_mode():
+            close(model(share()).clone(), plain(share()))
+        if lamina.rank() == 1:
+            with torch.no_grad():
+                close(model(share()), plain(share()))
+        plain(whole()).square().mean().backward()
+        model(share()).square().mean().backward()
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_values(model, plain)
+
+
+def case_half_precision_sums_do_not_overflow():
+    start(4)
+    model = lamina.DistributedModel(nn.Linear(4, 1, bias=False).half())
+    (model.module(torch.full((1, 4), 30000.0).half()).float() * 1.0).sum().backward()
+    assert lamina.get_full_gradient(model.module.weight).tolist() == [[30000.0] * 4]
+
+
+def case_modules_forget_the_gradients_of_their_shards():
+    torchs = nn.Module.zero_grad, torch.amp.GradScaler._unscale_grads_
+    start(2)
+    model = lamina.DistributedModel(network())
+    model(share()).sum().backward()
+    model.module[0].zero_grad()
+    assert lamina.get_full_gradient(model.module[0].weight) is None
+    assert lamina.get_full_gradient(model.module[2].weight) is not None
+    lamina.shutdown()
+    assert (nn.Module.zero_grad, torch.amp.GradScaler._unscale_grads_) == torchs, "they are torch's again"
+
+
+def case_an_infinity_in_one_shard_has_all_ranks_leave_the_step_out():
+    start(4)
+    model = lamina.DistributedModel(network().float())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = {name: lamina.get_full_parameter(p) for name, p in model.named_parameters()}
+    for spoilt in (True, False):
+        scaler.scale(model(share().float()).square().mean()).backward()
+        if spoilt and lamina.rank() == 2:
+            model.module[0].weight.ds_tensor.grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        changed = [not torch.equal(lamina.get_full_parameter(p), before[n]) for n, p in model.named_parameters()]
+        assert any(changed) != spoilt
+        assert scaler.get_scale() == 2.0
+
+
+def case_a_gradient_of_a_gradient_finds_the_values():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    for own, x in ((plain, whole()), (model, share())):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(own(x).sum(), x, create_graph=True)
+        gradient.square().sum(1).mean().backward()
+    for name, parameter in model.named_parameters():
+        ours, theirs = lamina.get_full_gradient(parameter), plain.get_parameter(name).grad
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            close(ours, theirs)

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/optim/steps.h"
+#include "tests/usage_error.h"
+
+namespace lamina::optim {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<std::string> kAll{"SGD",    "Adam",  "AdamW", "Adagrad", "Adadelta", "RMSprop", "Rprop",
+                                    "Adamax", "NAdam", "RAdam", "LAMB",    "NovoGrad", "QHM"};
+
+Optimizer make(const std::string& name) {
+  if (name == "SGD") return Optimizer(name, {{"lr", 0.1}, {"momentum", 0.9}});
+  if (name == "QHM") return Optimizer(name, {{"lr", 0.1}, {"momentum", 0.9}, {"nu", 0.7}});
+  return Optimizer(name, {{"lr", 0.1}});
+}
+
+// Three steps of a parameter with gradients that `as` puts into memory in some way.
+at::Tensor trained(const std::string& name, at::Tensor parameter,
+                   const std::function<at::Tensor(const at::Tensor&)>& as) {
+  at::manual_seed(3);
+  auto optimizer = make(name);
+  for (int i = 0; i < 3; ++i) {
+    const auto drawn = parameter.scalar_type() == at::kHalf ? at::kFloat : parameter.scalar_type();
+    const auto gradient = at::randn(parameter.sizes(), drawn).to(parameter.scalar_type());
+    optimizer.step({parameter}, {as(gradient)});
+  }
+  return parameter;
+}
+
+at::Tensor as_it_is(const at::Tensor& tensor) { return tensor.clone(); }
+
+class Tensors : public ::testing::TestWithParam<std::string> {};
+
+// The order of elements in memory changes sums of squares alone, in their last bits.
+void expect_same(const at::Tensor& a, const at::Tensor& b) { EXPECT_TRUE(at::allclose(a, b, 1e-6, 1e-7)); }
+
+TEST_P(Tensors, AreUpdatedHoweverTheyLie) {
+  const auto value = at::randn({6, 10});
+  const auto expected = trained(GetParam(), value.clone(), as_it_is);
+  expect_same(trained(GetParam(), value.t().contiguous().t(), as_it_is), expected);
+  expect_same(trained(GetParam(), value.clone(), [](const auto& g) { return g.t().contiguous().t(); }), expected);
+  const auto wide = at::full({6, 20}, 7.0);
+  const auto strided = wide.slice(1, 0, 20, 2);
+  strided.copy_(value);
+  expect_same(trained(GetParam(), strided, as_it_is), expected);
+  EXPECT_TRUE(wide.slice(1, 1, 20, 2).eq(7).all().item<bool>());
+  const auto one = at::randn({1}).expand({6, 10});
+  const auto expanded = [&](const auto&) { return one; };
+  expect_same(trained(GetParam(), value.clone(), expanded),
+              trained(GetParam(), value.clone(), [&](const auto&) { return one.contiguous(); }));
+}
+
+TEST_P(Tensors, OfComplexNumbersArePairsOfReals) {
+  const auto value = at::randn({5, 3}, at::kComplexDouble);
+  const auto complex = trained(GetParam(), value.clone(), as_it_is);
+  at::manual_seed(3);
+  auto optimizer = make(GetParam());
+  const auto reals = at::view_as_real(value).clone();
+  for (int i = 0; i < 3; ++i) optimizer.step({reals}, {at::view_as_real(at::randn({5, 3}, at::kComplexDouble))});
+  EXPECT_TRUE(at::equal(at::view_as_real(complex), reals));
+  expect_same(
+      at::view_as_real(trained(GetParam(), value.clone(), [](const auto& g) { return g.conj().clone().conj(); })),
+      reals);
+}
+
+TEST_P(Tensors, MayBeEmptyOrScalars) {
+  EXPECT_EQ(trained(GetParam(), at::zeros({0, 4}), as_it_is).numel(), 0);
+  const auto scalar = at::full({}, 0.5);
+  const auto row = at::full({1}, 0.5);
+  EXPECT_EQ(trained(GetParam(), scalar, as_it_is).item<float>(), trained(GetParam(), row, as_it_is).item<float>());
+}
+
+TEST_P(Tensors, WithoutAGradientAreLeftAlone) {
+  auto optimizer = make(GetParam());
+  const auto skipped = at::ones({3}), updated = at::ones({3});
+  optimizer.step({skipped, updated}, {at::Tensor(), at::ones({3})});
+  EXPECT_TRUE(skipped.eq(1).all().item<bool>());
+  EXPECT_FALSE(updated.eq(1).any().item<bool>());
+  EXPECT_FALSE(optimizer.states[0].started);
+  EXPECT_TRUE(optimizer.states[0].tensors.empty());
+  // Its first step is a first step.
+  auto fresh = make(GetParam());
+  const auto other = at::ones({3});
+  fresh.step({other}, {at::ones({3})});
+  optimizer.step({skipped, updated}, {at::ones({3}), at::Tensor()});
+  expect_same(skipped, other);
+}
+
+// The numbers are of about 1, and are rounded to 11 bits in each of three steps.
+TEST_P(Tensors, OfHalfPrecisionAreUpdatedToTheirPrecision) {
+  const auto value = at::randn({40}, at::kHalf);
+  const auto expected = trained(GetParam(), value.to(at::kFloat), as_it_is);
+  const auto half = trained(GetParam(), value.clone(), as_it_is);
+  EXPECT_EQ(half.scalar_type(), at::kHalf);
+  EXPECT_FALSE(at::equal(half, value));
+  EXPECT_TRUE(at::allclose(half.to(at::kFloat), expected, 1e-2, 1e-2)) << half << expected;
+}
+
+TEST_P(Tensors, TellAutogradThatTheyHaveChanged) {
+  auto optimizer = make(GetParam());
+  const auto parameter = at::ones({3}).requires_grad_();
+  const auto version = parameter._version();
+  optimizer.step({parameter}, {at::ones({3})});
+  EXPECT_GT(parameter._version(), version);
+  EXPECT_TRUE(parameter.requires_grad());
+}
+
+TEST_P(Tensors, WithMastersGetTheirValuesInTheSamePass) {
+  auto optimizer = make(GetParam());
+  const auto master = at::randn({5, 7});
+  const auto model = master.to(at::kBFloat16).t().contiguous().t();
+  State state;
+  std::vector<Update> updates{
+      {.parameter = master, .gradient = at::randn({5, 7}, at::kBFloat16), .state = &state, .copy = model}};
+  const Step step{.hyper = optimizer.hyper, .gradient_scale = 0.5, .gradient_norm = 1};
+  optimizer.functional->measure(step, updates, optimizer.threads);
+  optimizer.functional->update(step, updates, optimizer.threads);
+  EXPECT_TRUE(at::equal(model, master.to(at::kBFloat16)));
+}
+
+TEST_P(Tensors, ThatDoNotFitAreErrorsBeforeAnythingIsChanged) {
+  auto optimizer = make(GetParam());
+  const auto first = at::ones({3});
+  const auto problem = [&](const at::Tensor& parameter, const at::Tensor& gradient) {
+    const auto words = usage_error_of([&] { optimizer.step({first, parameter}, {at::ones({3}), gradient}); });
+    EXPECT_TRUE(first.eq(1).all().item<bool>());
+    for (const State& state : optimizer.states) EXPECT_TRUE(state.tensors.empty());
+    return words;
+  };
+  EXPECT_EQ(problem(at::ones({2}), at::ones({2}).to_sparse()),
+            (GetParam() == "LAMB" ? "gradient norm" : GetParam()) +
+                " does not support sparse gradients, please consider SparseAdam instead");
+  EXPECT_THAT(problem(at::ones({2}), at::ones({3})),
+              HasSubstr("a gradient of shape [3] and type Float for a parameter"));
+  EXPECT_THAT(problem(at::ones({2}, at::kLong), at::ones({2})), HasSubstr("a parameter is of type Long"));
+  EXPECT_THAT(problem(at::ones({2}, at::kMeta), at::ones({2}, at::kMeta)), HasSubstr("is on meta"));
+  EXPECT_EQ(
+      usage_error_of([&] { optimizer.step({first, first}, {first}); }),
+      "the gradients passed in does not equal to the size of the parameters! Params length: 2. Gradients length: 1");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Tensors, ::testing::ValuesIn(kAll), [](const auto& info) { return info.param; });
+
+TEST(Step, BadHyperparametersAreErrors) {
+  Optimizer optimizer("AdamW", {{"lr", -1.0}});
+  EXPECT_EQ(usage_error_of([&] { optimizer.step({at::ones({2})}, {at::ones({2})}); }), "Invalid learning rate: -1");
+}
+
+TEST(Step, MakesTheStatesThatAreUsed) {
+  Optimizer optimizer("RMSprop", {{"centered", 1}});
+  optimizer.step({at::ones({2})}, {at::ones({2})});
+  const auto& tensors = optimizer.states[0].tensors;  // square_avg, momentum_buffer, grad_avg
+  EXPECT_TRUE(tensors.at(0).defined());
+  EXPECT_FALSE(tensors.at(1).defined());
+  EXPECT_TRUE(at::allclose(tensors.at(2), at::full({2}, 0.01)));
+  EXPECT_EQ(optimizer.states[0].numbers, std::vector<double>{1});
+}
+
+TEST(Step, IsTheFirstInBothPasses) {
+  Optimizer optimizer("NovoGrad");
+  optimizer.step({at::ones({2})}, {at::tensor({3.0F, 4.0F})});
+  EXPECT_EQ(optimizer.states[0].numbers, (std::vector<double>{1, 5}));  // the norm itself, not its average with zero
+}
+
+TEST(Step, ServesManyThreadsWithParametersOfTheirOwn) {
+  const auto functional = Registry().find("LAMB");
+  const auto hyper = fused::hyper_values(functional->declaration(), GivenHyper{});
+  Threads shared(3);
+  std::vector<at::Tensor> parameters;
+  for (int i = 0; i < 4; ++i) parameters.push_back(at::ones({5000}));
+  std::vector<std::thread> trainers;
+  for (const auto& parameter : parameters) {
+    trainers.emplace_back([&functional, &hyper, &shared, parameter] {
+      std::vector<State> states(1);
+      for (int i = 0; i < 20; ++i) step(*functional, hyper, {{parameter}}, {{at::full({5000}, 0.5)}}, states, shared);
+    });
+  }
+  for (auto& trainer : trainers) trainer.join();
+  for (const auto& parameter : parameters) EXPECT_TRUE(at::equal(parameter, parameters[0]));
+  EXPECT_FALSE(parameters[0].eq(1).any().item<bool>());
+}
+
+TEST(Step, ClipsTheGradientOfLambByTheNormOfAll) {
+  const auto parameters = std::vector{at::ones({2}), at::ones({3})};
+  const auto gradients = std::vector{at::full({2}, 30.0), at::full({3}, -40.0)};
+  std::vector<at::Tensor> scaled, others;
+  const double norm = std::sqrt(2 * 900.0 + 3 * 1600.0);
+  for (const auto& gradient : gradients) scaled.push_back(gradient / norm);
+  for (const auto& parameter : parameters) others.push_back(parameter.clone());
+  Optimizer clipping("LAMB", {{"eps", 0.1}}), unclipped("LAMB", {{"eps", 0.1}, {"max_grad_norm", 0}});
+  clipping.step(parameters, gradients);
+  unclipped.step(others, scaled);
+  for (std::size_t i = 0; i < 2; ++i) expect_same(parameters[i], others[i]);
+}
+
+}  // namespace
+}  // namespace lamina::optim

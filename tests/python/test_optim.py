@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers with the engine's update, beside torch's and formulas written out."""
+
+import copy
+import math
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import lamina
+from lamina import optim, optimizers
+
+pytestmark = pytest.mark.unit
+
+TORCHS = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True, "betas": (0.8, 0.9)}),
+    ("AdamW", {"lr": 1e-2}),
+    ("AdamW", {"amsgrad": True, "maximize": True}),
+    ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    ("Adadelta", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Rprop", {}),
+    ("Adamax", {"weight_decay": 0.1}),
+    ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.1}),
+    ("RAdam", {"weight_decay": 0.1}),
+]
+SHAPES = [(5, 7), (), (0, 3), (1001,)]
+
+
+def parameters(dtype=torch.float64, shapes=SHAPES):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def steps(ours, theirs, optimizers, count, seed=1):
+    """Some steps of both with the same gradients; now and then a parameter has none."""
+    draw = torch.Generator().manual_seed(seed)
+    for number in range(count):
+        for place, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            grad = torch.randn(own.shape, generator=draw, dtype=torch.float64)
+            for tensor in (own, other):
+                tensor.grad = None if (number + place) % 7 == 6 else grad.to(tensor.dtype, copy=True)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def agree(ours, theirs, tolerance=1e-12):
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "keys"), TORCHS, ids=[f"{name}{number}" for number, (name, _) in enumerate(TORCHS)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-5)])
+def test_fifty_steps_are_those_of_torch(name, keys, dtype, tolerance):
+    tolerance = max(tolerance, 1e-7) if name == "NAdam" else tolerance  # whose product of momenta torch has in float32
+    ours, theirs = parameters(dtype), parameters(dtype)
+    both = getattr(optim, name)(ours, **keys), getattr(torch.optim, name)(theirs, **keys)
+    steps(ours, theirs, both, 50)
+    agree(ours, theirs, tolerance)
+
+
+@pytest.mark.parametrize(("name", "keys"), TORCHS, ids=[f"{name}{number}" for number, (name, _) in enumerate(TORCHS)])
+def test_state_dicts_go_both_ways(name, keys):
+    ours, theirs = parameters(), parameters()
+    both = getattr(optim, name)(ours, **keys), getattr(torch.optim, name)(theirs, **keys)
+    steps(ours, theirs, both, 5)
+    mine, torchs = (copy.deepcopy(each.state_dict()) for each in both)
+    assert list(mine["param_groups"][0]) == list(torchs["param_groups"][0])
+    fresh = getattr(optim, name)(ours, lr=123.0), getattr(torch.optim, name)(theirs, lr=123.0)
+    fresh[0].load_state_dict(torchs)
+    fresh[1].load_state_dict(mine)
+    steps(ours, theirs, fresh, 5, seed=2)
+    agree(ours, theirs, 1e-7 if name == "NAdam" else 1e-11)
+
+
+def test_groups_and_schedulers_set_what_a_step_uses():
+    ours, theirs = parameters(), parameters()
+
+    def made(kind, given):
+        groups = [{"params": given[:2]}, {"params": given[2:], "lr": 0.5, "weight_decay": 0.0}]
+        optimizer = kind(groups, lr=0.1)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.5], total_steps=20)
+
+    pairs = [made(optim.AdamW, ours), made(torch.optim.AdamW, theirs)]
+    for number in range(10):
+        steps(ours, theirs, [optimizer for optimizer, _ in pairs], 1, seed=number)
+        for _, scheduler in pairs:
+            scheduler.step()
+    agree(ours, theirs)
+    late = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    late.grad = torch.ones_like(late)
+    pairs[0][0].add_param_group({"params": [late]})
+    pairs[0][0].step()
+    assert late[0] != 1
+
+
+def test_hooks_closures_copies_and_pickles():
+    ours = parameters()
+    optimizer = optim.Adam(ours)
+    heard = []
+    optimizer.register_step_post_hook(lambda *_: heard.append("after"))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum(each.square().sum() for each in ours)
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    assert first > optimizer.step(closure) and heard == ["after", "after"]
+    again = copy.deepcopy(optimizer)
+    assert again.state_dict()["state"][0]["step"] == 2
+    assert pickle.loads(pickle.dumps(optimizer)).state_dict()["state"][0]["step"] == 2
+
+
+def test_what_a_program_puts_into_the_state_counts():
+    ours, theirs = parameters(), parameters()
+    both = optim.SGD(ours, lr=0.1, momentum=0.9), torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
+    steps(ours, theirs, both, 3)
+    for optimizer, given in zip(both, (ours, theirs), strict=True):
+        optimizer.state[given[0]]["momentum_buffer"] = torch.ones_like(given[0])
+        del optimizer.state[given[3]]["momentum_buffer"]
+    steps(ours, theirs, both, 3, seed=2)
+    for optimizer in both:
+        optimizer.state.clear()
+    steps(ours, theirs, both, 3, seed=3)
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "LAMB", "NovoGrad"])
+def test_halves_lie_near_their_floats(name):
+    halves = parameters(torch.bfloat16)
+    floats = [half.detach().float().requires_grad_() for half in halves]
+    both = getattr(optim, name)(halves, lr=1e-2), getattr(optim, name)(floats, lr=1e-2)
+    steps(halves, floats, both, 5)
+    for half, full in zip(halves, floats, strict=True):
+        torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.05)
+
+
+def test_torchs_grad_scaler_leaves_the_division_to_it():
+    ours, theirs = parameters(torch.float32), parameters(torch.float32)
+    for given, kind, keys in ((ours, optim.AdamW, {"fused": True}), (theirs, torch.optim.AdamW, {})):
+        optimizer = kind(given, **keys)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number in range(4):
+            optimizer.zero_grad()
+            scaler.scale(sum(each.square().sum() for each in given)).backward()
+            if number == 2:
+                given[0].grad[0, 0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 512.0
+    agree(ours, theirs, 1e-5)
+
+
+def of_formula(name, start, gradients, keys):
+    """One parameter after some steps, by apex's or the papers' formulas."""
+    p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    norm = 0.0
+    b1, b2 = 0.9, 0.999
+    for t, grad in enumerate(gradients, 1):
+        c1, c2 = 1 - b1**t, 1 - b2**t
+        if name == "LAMB":
+            g = grad / max(1.0, grad.norm().item())
+            m = b1 * m + (1 - b1) * g
+            v = b2 * v + (1 - b2) * g * g
+            update = (m / c1) / ((v / c2).sqrt() + 1e-6) + 0.01 * p
+            p = p - keys["lr"] * p.norm() / update.norm() * update
+        elif name == "NovoGrad":
+            own = grad.norm().item()
+            norm = own if t == 1 else math.sqrt(b2 * norm**2 + (1 - b2) * own**2)
+            m = b1 * m + (1 - b1) * grad
+            p = p - keys["lr"] * (m / c1 / (norm / math.sqrt(c2) + 1e-8) + keys["weight_decay"] * p)
+        else:
+            g = grad + keys["weight_decay"] * p if keys["weight_decay_type"] == "grad" else grad
+            p = p if keys["weight_decay_type"] == "grad" else p * (1 - keys["lr"] * keys["weight_decay"])
+            m = keys["momentum"] * m + (1 - keys["momentum"]) * g
+            p = p - keys["lr"] * (keys["nu"] * m + (1 - keys["nu"]) * g)
+    return p
+
+
+QHM = {"lr": 0.1, "momentum": 0.9, "nu": 0.7, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("LAMB", {"lr": 0.01}),
+        ("NovoGrad", {"lr": 0.01, "weight_decay": 0.1}),
+        ("QHM", QHM | {"weight_decay_type": "grad"}),
+        ("QHM", QHM | {"weight_decay_type": "direct"}),
+    ],
+)
+def test_those_that_torch_has_not_are_their_formulas(name, keys):
+    (own,) = parameters(shapes=[(6, 5)])
+    start = own.detach().clone()
+    optimizer = getattr(optim, name)([own], **keys)
+    gradients = [torch.randn(6, 5, dtype=torch.float64) for _ in range(50)]
+    for grad in gradients:
+        own.grad = grad.clone()
+        optimizer.step()
+    torch.testing.assert_close(own.detach(), of_formula(name, start, gradients, keys), rtol=1e-9, atol=1e-9)
+
+
+def test_lamb_divides_by_the_norm_of_all_groups():
+    one, two = parameters(shapes=[(4,), (9,)])
+    whole, apart = copy.deepcopy([one, two]), copy.deepcopy([one, two])
+    together, grouped = optim.LAMB(whole, lr=0.1), optim.LAMB([{"params": [each]} for each in apart], lr=0.1)
+    steps(whole, apart, (together, grouped), 5)
+    agree(whole, apart)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "NovoGrad"])
+def test_numbers_survive_a_round_trip_to_the_bit(name):
+    ours, theirs = parameters(torch.float32), parameters(torch.float32)
+    first, other = (getattr(optim, name)(given, lr=0.01) for given in (ours, theirs))
+    steps(ours, theirs, (first, other), 5)
+    first.zero_grad()
+    assert all(own.grad is None for own in ours)
+    fresh = getattr(optim, name)(ours, lr=0.01)
+    fresh.load_state_dict(copy.deepcopy(first.state_dict()))
+    steps(ours, theirs, (fresh, other), 5, seed=2)
+    assert all(torch.equal(own, other) for own, other in zip(ours, theirs, strict=True))
+
+
+def test_apexs_names_have_its_arguments():
+    ours, theirs = parameters(), parameters()
+    both = optimizers.FusedAdam(ours, lr=0.01, weight_decay=0.1), torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.1)
+    steps(ours, theirs, both, 5)
+    agree(ours, theirs)
+    assert optimizers.FusedLamb is optimizers.FusedLAMB is optim.LAMB
+    assert optimizers.FusedNovoGrad is optim.NovoGrad
+    plain = optimizers.FusedAdam(ours, bias_correction=False, adam_w_mode=False, set_grad_none=False)
+    before = ours[0].detach().clone()
+    ours[0].grad = torch.full_like(before, 2.0)
+    plain.step()
+    expected = 1e-3 * 0.1 * 2 / (math.sqrt(0.001 * 4) + 1e-8)
+    torch.testing.assert_close(before - ours[0].detach(), torch.full_like(before, expected))
+    plain.zero_grad()
+    assert ours[0].grad.count_nonzero() == 0
+    for kind in (optimizers.FusedAdam, optimizers.FusedLamb, optimizers.FusedNovoGrad):
+        with pytest.raises(RuntimeError, match="AMSGrad"):
+            kind(ours, amsgrad=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: optim.AdamW(p, lr=-1.0), "Invalid learning rate: -1.0"),
+        (lambda p: optim.SGD(p, lr=0.1, momentum=-2), "Invalid momentum value: -2"),
+        (lambda p: optim.QHM(p, -0.5, 0.9, 0.7), "Invalid learning rate: -0.5"),
+        (lambda p: optim.QHM(p, 0.1, -0.9, 0.7), "Invalid momentum value: -0.9"),
+        (lambda p: optim.QHM(p, 0.1, 0.9, 0.7, weight_decay=-1), "Invalid weight_decay value: -1"),
+        (lambda p: optim.QHM(p, 0.1, 0.9, 0.7, weight_decay_type="l2"), "Invalid weight_decay_type value: l2"),
+        (lambda p: optim.LAMB(p, betas=(1.5, 0.9)), "Invalid beta parameter at index 0: 1.5"),
+        (lambda p: optim.NovoGrad(p, norm_type=1), "NovoGrad supports"),
+        (lambda p: optim.LAMB([]), "empty parameter list"),
+    ],
+)
+def test_bad_values_are_torchs_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(parameters())
+
+
+def test_the_two_distributed_optimizers_name_each_other():
+    with pytest.raises(
+        lamina.UsageError, match=r"takes an optimizer, as SGD\(model.parameters\(\)\).*lamina.optim.Dist"
+    ):
+        lamina.DistributedOptimizer(torch.optim.SGD, parameters())
+    with pytest.raises(AttributeError, match=r"not available yet.*lamina.DistributedOptimizer\(optimizer\)"):
+        _ = optim.DistributedOptimizer
+
+
+def test_sparse_gradients_are_refused():
+    weight = nn.Parameter(torch.ones(4, 2))
+    optimizer = optim.Adam([weight])
+    nn.functional.embedding(torch.tensor([1]), weight, sparse=True).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    assert weight.eq(1).all()
+
+
+def test_differentiable_updates_are_torchs():
+    scale = torch.full((3,), 2.0, requires_grad=True)
+    own = torch.ones(3, requires_grad=True).clone()
+    own.grad = scale * 3
+    optim.SGD([own], lr=0.1, differentiable=True).step()
+    own.sum().backward()
+    torch.testing.assert_close(scale.grad, torch.full((3,), -0.3))
+
+
+def test_other_threads_run_while_it_updates():
+    """One parameter of 64 MiB: in the middle of an update another thread of Python's looks at the clock. On a busy
+    machine it may come too late, so there are several updates."""
+    (own,) = parameters(torch.float32, shapes=[(1 << 24,)])
+    own.grad = torch.ones_like(own)
+    optimizer = optim.AdamW([own])
+    looks, stop = [], threading.Event()
+
+    def look():
+        while not stop.wait(0.001):
+            looks.append(time.perf_counter())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(30):
+            begin = time.perf_counter()
+            optimizer.step()
+            quarter = (time.perf_counter() - begin) / 4
+            if any(begin + quarter < at < begin + 3 * quarter for at in list(looks)):
+                return
+    finally:
+        stop.set()
+        thread.join()
+    raise AssertionError(f"none of {len(looks)} looks was within an update of {4000 * quarter:.0f} ms")
+
+
+def test_a_layer_norm_takes_halves_with_parameters_in_float32():
+    layer, plain = lamina.nn.FusedLayerNorm(8), nn.LayerNorm(8)
+    x = torch.randn(3, 8)
+    assert torch.equal(layer(x), plain(x)) and list(layer.state_dict()) == list(plain.state_dict())
+    for dtype in (torch.bfloat16, torch.float16):
+        out = layer(x.to(dtype))
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), plain(x.to(dtype).float()), rtol=0.01, atol=0.01)
+    assert lamina.nn.FusedLayerNorm((8,), elementwise_affine=False).weight is None

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/sharding/live_values.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "lamina/base/error.h"
+#include "lamina/value/reference_tensor.h"
+#include "tests/message_of.h"
+
+namespace lamina::sharding {
+namespace {
+
+// Has all values itself, and counts how often they come.
+class Kept : public Transfer {
+ public:
+  explicit Kept(std::vector<at::Tensor> values) : values_(std::move(values)), came(values_.size()) {}
+  at::Tensor shard(std::size_t parameter) override { return values_[parameter]; }
+  c10::DataPtr value(std::size_t parameter) override {
+    ++came[parameter];
+    auto own = values_[parameter].clone();
+    auto* data = own.mutable_data_ptr();
+    return {data, new at::Tensor(own), [](void* kept) { delete static_cast<at::Tensor*>(kept); }, at::kCPU};
+  }
+  void expect(std::size_t parameter) override { expected.push_back(parameter); }
+  at::Tensor copy(std::size_t parameter) override { return values_[parameter].clone().view({-1}); }
+  void give(std::size_t, at::Tensor, std::int64_t) override {}
+  void reduce(std::int64_t, const base::Patience&) override {}
+  at::Tensor take_sum(std::size_t) override { return {}; }
+  void abandon() override {}
+
+ private:
+  std::vector<at::Tensor> values_;
+
+ public:
+  std::vector<int> came;
+  std::vector<std::size_t> expected;
+};
+
+class LiveValuesTest : public ::testing::Test {
+ protected:
+  // `rows` of three elements each.
+  void make(std::int64_t most_at_once = 1000, std::int64_t rows = 2) {
+    std::vector<Named> named;
+    std::vector<at::Tensor> values;
+    for (const auto* name : {"a.weight", "b.weight", "b.inner.weight", "c.weight"}) {
+      parameters.push_back(at::full({rows, 3}, static_cast<double>(named.size() + 1)).set_requires_grad(true));
+      values.push_back(parameters.back().detach().clone());
+      named.push_back({name, parameters.back()});
+    }
+    transfer = std::make_shared<Kept>(std::move(values));
+    const std::vector<std::string> modules{"", "a", "b", "c"};  // not b.inner
+    live = std::make_shared<LiveValues>(std::move(named), modules, most_at_once, transfer);
+    value::set_home(live);
+    for (std::size_t i = 0; i < parameters.size(); ++i) live->send_away(i);
+  }
+
+  bool is_here(std::size_t parameter) const { return !value::is_away(parameters[parameter]); }
+  static model::ModuleCall call(const std::string& name) { return {base::ModuleId(0), name}; }
+  template <class Work>
+  void forward(const std::string& name, const Work& work) {
+    live->before_forward(call(name));
+    work();
+    live->after_forward(call(name));
+  }
+  template <class Work>
+  void backward(const std::string& name, const Work& work, bool creates_graph = false) {
+    const c10::AutoGradMode as_the_engine(creates_graph);
+    live->before_backward(call(name));
+    work();
+    live->after_backward(call(name));
+  }
+
+  std::vector<at::Tensor> parameters;
+  std::shared_ptr<Kept> transfer;
+  std::shared_ptr<LiveValues> live;
+};
+
+TEST_F(LiveValuesTest, ValuesAreHereForCallsOfTheirModules) {
+  make();
+  EXPECT_EQ(live->units(), (std::vector<std::string>{"", "a", "b", "c"}));
+  forward("b", [&] {
+    EXPECT_TRUE(is_here(1) && is_here(2)) << "that of a module in it that is never called, too";
+    EXPECT_FALSE(is_here(0) || is_here(3));
+    EXPECT_TRUE(at::equal(parameters[1].detach(), at::full({2, 3}, 2.)));
+    EXPECT_EQ(live->live(), 12);
+  });
+  EXPECT_FALSE(is_here(1) || is_here(2));
+  EXPECT_EQ(live->live(), 0);
+  EXPECT_EQ(live->most_live(), 12);
+}
+
+TEST_F(LiveValuesTest, AUseOfAValueThatIsAwaySaysWhichAndWhatToDo) {
+  make();
+  const auto text = message_of<base::UsageError>([&] { parameters[0] + 1; });
+  EXPECT_NE(text.find("a.weight is sharded"), std::string::npos) << text;
+  EXPECT_NE(text.find("get_full_parameter"), std::string::npos) << text;
+  EXPECT_NE(text.find("(aten::add"), std::string::npos) << text;
+  EXPECT_THROW(parameters[0].data_ptr(), c10::Error);
+  EXPECT_EQ(parameters[0].sizes(), (std::vector<std::int64_t>{2, 3})) << "what needs no value is there";
+  EXPECT_TRUE(parameters[0].requires_grad());
+  EXPECT_TRUE(at::equal(at::full_like(parameters[0], 2), at::full({2, 3}, 2.)));
+  EXPECT_EQ(parameters[0].new_zeros({4}).numel(), 4);
+  EXPECT_FALSE(is_here(0));
+}
+
+TEST_F(LiveValuesTest, ViewsGoAndComeWithTheirTensor) {
+  make();
+  at::Tensor view;
+  forward("a", [&] { view = parameters[0].detach().t(); });
+  EXPECT_THROW(view.sum(), c10::Error);
+  backward("a", [&] { EXPECT_EQ(view.sum().item<double>(), 6); });
+  EXPECT_THROW(view.sum(), c10::Error);
+}
+
+TEST_F(LiveValuesTest, AGraphThatSavedAValueFindsItInItsBackward) {
+  make();
+  at::Tensor loss;
+  const auto version = value::version_of(parameters[0]);
+  const auto x = at::ones({4, 3}).set_requires_grad(true);
+  forward("a", [&] { loss = at::linear(x, parameters[0]).sum(); });
+  backward("a", [&] { torch::autograd::backward({loss}, {}); });
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4, 3}, 2.)));
+  EXPECT_EQ(value::version_of(parameters[0]), version);
+}
+
+TEST_F(LiveValuesTest, AfterInferenceModeItIsTrainedAsBefore) {
+  make();
+  {
+    const c10::InferenceMode evaluating;
+    forward("a", [&] { EXPECT_EQ(parameters[0].sum().item<double>(), 6); });
+  }
+  at::Tensor loss;
+  forward("a", [&] { loss = (parameters[0] * 2).sum(); });
+  backward("a", [&] { torch::autograd::backward({loss}, {}); });
+  EXPECT_TRUE(at::equal(parameters[0].grad(), at::full({2, 3}, 2.)));
+}
+
+TEST_F(LiveValuesTest, WhatAnotherModuleReadsComesAndIsItsFromThenOn) {
+  make();
+  forward("c", [&] { EXPECT_EQ(parameters[0].sum().item<double>(), 6); });
+  EXPECT_FALSE(is_here(0));
+  backward("c", [&] { EXPECT_TRUE(is_here(0) && is_here(3)); });
+  forward("c", [&] { EXPECT_TRUE(is_here(0)); });
+}
+
+TEST_F(LiveValuesTest, CallsMayBeInOneAnother) {
+  make();
+  forward("", [&] {
+    forward("a", [&] { forward("a", [&] { EXPECT_TRUE(is_here(0)); }); });
+    EXPECT_FALSE(is_here(0));
+    EXPECT_EQ(parameters[3].sum().item<double>(), 24);
+    forward("c", [] {});
+    EXPECT_TRUE(is_here(3)) << "the whole model still reads it";
+  });
+  EXPECT_FALSE(is_here(3));
+}
+
+TEST_F(LiveValuesTest, AWriteToAWholeValueIsAnError) {
+  make();
+  live->before_forward(call("a"));
+  parameters[0].detach().add_(1);
+  const auto text = message_of<base::UsageError>([&] { live->after_forward(call("a")); });
+  EXPECT_NE(text.find("a.weight was written to"), std::string::npos) << text;
+  EXPECT_FALSE(is_here(0));
+}
+
+TEST_F(LiveValuesTest, AGraphOfABackwardFindsValuesUntilThePassEnds) {
+  make();
+  at::Tensor view;
+  forward("a", [&] { view = parameters[0].detach().t(); });
+  backward("a", [] {}, /*creates_graph=*/true);
+  EXPECT_EQ(view.sum().item<double>(), 6);
+  live->end_pass();
+  EXPECT_FALSE(is_here(0));
+  backward("a", [] {});
+  live->end_pass();
+  EXPECT_FALSE(is_here(0)) << "no more was held than let go";
+}
+
+TEST_F(LiveValuesTest, ALentValueMayBeWritten) {
+  make();
+  live->lend(1);
+  EXPECT_THROW(live->lend(1), base::UsageError);
+  parameters[1].detach().add_(1);
+  EXPECT_EQ(parameters[1].sum().item<double>(), 18);
+  live->take_back(1);
+  EXPECT_FALSE(is_here(1));
+  forward("b", [&] { EXPECT_EQ(parameters[1].sum().item<double>(), 12) << "who lends writes it back"; });
+}
+
+// The order of a pass: forwards of a, b, c, and backwards of c, b, a.
+class InOrder : public LiveValuesTest {
+ protected:
+  void pass() {
+    for (const auto* name : {"a", "b", "c"}) forward(name, [] {});
+    for (const auto* name : {"c", "b", "a"}) backward(name, [] {});
+    live->end_pass();
+  }
+};
+
+TEST_F(InOrder, WhatTheNextUnitNeedsComesMeanwhileOrStays) {
+  make(std::int64_t{1} << 30, 3 << 20);
+  pass();
+  EXPECT_EQ(transfer->came, (std::vector<int>{2, 2, 2, 2})) << "the order is not known yet";
+  EXPECT_TRUE(transfer->expected.empty());
+  pass();
+  EXPECT_EQ(transfer->came, (std::vector<int>{4, 4, 4, 3})) << "c is needed again at once";
+  EXPECT_EQ(transfer->expected, (std::vector<std::size_t>{1, 2, 3, 1, 2, 0}));
+  EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(InOrder, SeveralSmallUnitsComeMeanwhileOrStay) {
+  make();
+  pass();
+  live->before_forward(call("a"));
+  EXPECT_EQ(transfer->expected, (std::vector<std::size_t>{1, 2, 3, 3, 1, 2}));
+  live->after_forward(call("a"));
+  live->end_pass();
+  pass();
+  pass();
+  EXPECT_EQ(transfer->came, (std::vector<int>{6, 5, 5, 5})) << "what its forward has had its backward has";
+  EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(InOrder, ALimitPausesThatButNothingThatIsNeeded) {
+  make(1);
+  pass();
+  pass();
+  EXPECT_TRUE(transfer->expected.empty());
+  EXPECT_EQ(transfer->came, (std::vector<int>{4, 4, 4, 4}));
+  EXPECT_EQ(live->most_live(), 12) << "b needs as many";
+}
+
+TEST_F(InOrder, AnotherOrderIsNoError) {
+  make();
+  pass();
+  for (const auto* name : {"c", "c", "a"}) forward(name, [] {});
+  for (const auto* name : {"b", "a"}) backward(name, [] {});
+  live->end_pass();
+  EXPECT_EQ(live->live(), 0);
+  pass();
+  pass();
+  EXPECT_EQ(live->live(), 0);
+}
+
+}  // namespace
+}  // namespace lamina::sharding
