@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 packages=(
   g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev
-  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev iproute2
+  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev iproute2 gdb
 )
 
 if has_torch; then need_room . 2 "the build"; else need_room . 5 "the build (with torch's CPU build)"; fi

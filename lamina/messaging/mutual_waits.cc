@@ -35,15 +35,16 @@ MutualWaits::Operation to_operation(const Value& value) {
 }
 
 Value to_value(const MutualWaits::Told& told) {
-  return Tuple{{told.rank.value, told.serial, to_value(told.operation), told.around ? to_value(*told.around) : Value(),
-                told.words}};
+  return Tuple{{told.rank.value, told.serial, to_value(told.operation), told.attempt,
+                told.around ? to_value(*told.around) : Value(), told.words}};
 }
 
 MutualWaits::Told to_told(const Value& value) {
   const auto& items = value.as<Tuple>().items;
   MutualWaits::Told told{base::Rank(items.at(0).as<std::int64_t>()), items.at(1).as<std::int64_t>(),
-                         to_operation(items.at(2)), std::nullopt, items.at(4).as<std::string>()};
-  if (items.at(3).get_if<value::None>() == nullptr) told.around = to_operation(items.at(3));
+                         to_operation(items.at(2)), items.at(3).as<std::int64_t>(), std::nullopt,
+                         items.at(5).as<std::string>()};
+  if (items.at(4).get_if<value::None>() == nullptr) told.around = to_operation(items.at(4));
   return told;
 }
 
@@ -97,6 +98,7 @@ MutualWaits::Scope::Scope(MutualWaits& waits, Wait wait)
     waits_.current_->alone_ = false;
     return;
   }
+  attempt_ = waits_.attempt_at(wait_.operation);
   alone_ = waits_.current_ == nullptr || waits_.current_->alone_;
   waits_.thread_ = std::this_thread::get_id();
   outer_ = std::exchange(waits_.current_, this);
@@ -128,16 +130,16 @@ base::Patience MutualWaits::Scope::watched(const base::Patience& patience) {
 }
 
 void MutualWaits::check(Scope& scope) {
-  std::unique_lock lock(mutex_);
-  const auto circle = scope.given_up_;
-  lock.unlock();
-  if (circle) give_up(scope, *circle);
-  const auto lacked = scope.wait_.lacks();
+  std::optional<Path> given_up;
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard;
   {
+    // Both at once: a rank that has given up may have told of its next wait since, to which this one adds nothing.
     std::lock_guard guard(mutex_);
+    given_up = scope.given_up_;
     heard.swap(heard_);
   }
+  if (given_up) give_up(scope, *given_up);
+  const auto lacked = scope.wait_.lacks();
   for (auto& [ends, each] : heard) {
     if (has_come(each.path.back())) continue;
     if (const auto circle = follow(scope, each, lacked)) give_up(scope, *circle);
@@ -182,7 +184,8 @@ void MutualWaits::end_elsewhere(const Path& circle, const Told& by) {
         circle, [&](const Told& told) { return told.rank == transport_.rank() && told.serial == scope->serial_; });
     // A step that one rank had given up before it was announced may since be another, which has that number.
     const bool same = shared(scope->wait_.operation, by.operation) && by.around.has_value() == around().has_value();
-    if (!scope->alone_ || !(mine || same)) continue;
+    const bool earlier = by.attempt < scope->attempt_;
+    if (!scope->alone_ || !(mine || (same && !earlier))) continue;
     scope->given_up_ = circle;
     return withdraw(*scope);
   }
@@ -192,11 +195,23 @@ void MutualWaits::withdraw(Scope& scope) {
   if (!std::exchange(scope.withdrawn_, true) && scope.wait_.give_up) scope.wait_.give_up();
 }
 
+std::int64_t MutualWaits::attempt_at(const Operation& operation) const {
+  const auto found = last_given_up_.find({operation.kind, operation.key});
+  return found != last_given_up_.end() && found->second.operation == operation ? found->second.attempt + 1 : 0;
+}
+
+void MutualWaits::count_given_up(const Told& told) {
+  const auto [latest, first] = last_given_up_.try_emplace({told.operation.kind, told.operation.key}, told);
+  const auto age = [](const Told& each) { return std::pair(each.operation.number, each.attempt); };
+  if (age(latest->second) < age(told)) latest->second = told;
+}
+
 void MutualWaits::give_up(Scope& scope, const Path& circle) {
   const auto mine = story(scope, scope.wait_.lacks());
   {
     std::lock_guard guard(mutex_);
     withdraw(scope);
+    count_given_up(mine);
   }
   std::set<base::Rank> others(scope.wait_.members.begin(), scope.wait_.members.end());
   for (const auto& told : circle) others.insert(told.rank);
@@ -232,7 +247,7 @@ MutualWaits::Told MutualWaits::story(Scope& scope, const std::vector<base::Rank>
   auto words = base::str("rank ", transport_.rank(), " waits in ", name.empty() ? scope.wait_.what : name,
                          where.empty() ? "" : " at ", where);
   if (!lacked.empty()) words += base::str(" for ", base::name_ranks(lacked));
-  return {transport_.rank(), scope.serial_, scope.wait_.operation, around(), std::move(words)};
+  return {transport_.rank(), scope.serial_, scope.wait_.operation, scope.attempt_, around(), std::move(words)};
 }
 
 void MutualWaits::tell_leaving(const std::string& words) {
@@ -278,6 +293,7 @@ void MutualWaits::receive(const transport::Message& message) {
         auto& serial = gave_up_[by.rank];
         serial = std::max(serial, by.serial);
         end_elsewhere(circle, by);
+        count_given_up(by);
       }
       changed_.notify_all();
       return;

@@ -34,6 +34,9 @@ inline constexpr transport::Kind kWait = "wait";  // in what the sender waits fo
 // Then every rank of the circle gives its operation up: it withdraws what it sent for it, tells the others, waits until
 // they have done so too, and throws. So the next operation is exact, if all go on in agreement. Members of such an
 // operation that are not in the circle give it up when they hear of it.
+//
+// A step that was never announced keeps its number. So *attempts* at an operation are counted, alike on all ranks: who
+// gives one up, or hears that another rank has, is at the next. What is heard later of an earlier one ends nothing.
 class MutualWaits {
  public:
   enum class Kind : std::int64_t { kValue, kExchange, kGroup, kStep };
@@ -49,6 +52,7 @@ class MutualWaits {
     base::Rank rank;
     std::int64_t serial = 0;  // of this wait among those of the rank
     Operation operation;
+    std::int64_t attempt = 0;         // at the operation, which may have been given up, and keep its number
     std::optional<Operation> around;  // a step that has begun, and in which the rank waits for something else
     std::string words;                // "rank 1 waits in lamina.barrier() at train.py:12 for rank 0"
   };
@@ -99,6 +103,7 @@ class MutualWaits {
     MutualWaits& waits_;
     const Wait wait_;
     const std::int64_t serial_;
+    std::int64_t attempt_ = 0;  // at the operation
     Scope* outer_ = nullptr;
     bool alone_ = false;  // in its wait: of two threads the other one may yet do what is lacked, nothing can be proven
     base::Deadline::Clock::time_point since_, checked_;
@@ -125,8 +130,10 @@ class MutualWaits {
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
-  void end_elsewhere(const Path& circle, const Told& by);  // under the lock
-  void withdraw(Scope& scope);                             // under the lock
+  void end_elsewhere(const Path& circle, const Told& by);         // under the lock
+  void withdraw(Scope& scope);                                    // under the lock
+  std::int64_t attempt_at(const Operation& operation) const;      // under the lock
+  void count_given_up(const Told& told);                          // under the lock
   [[noreturn]] void give_up(Scope& scope, const Path& circle);
   void await_others(const Path& circle);
   bool has_come(const Told& told);
@@ -145,6 +152,7 @@ class MutualWaits {
   Scope* current_ = nullptr;
   std::thread::id thread_;                                    // that `current_` is of
   std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;  // by the path's first and last rank
+  std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
   std::map<base::Rank, std::int64_t> gave_up_;                // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;
 };

@@ -58,6 +58,19 @@ def fork_server(rank: int) -> ForkServer:
     return ForkServer()
 
 
+def stacks(pid: int) -> str:
+    """What each thread of a process does, as far as this machine can tell."""
+    lines = []
+    for thread in sorted(pathlib.Path(f"/proc/{pid}/task").iterdir()):
+        with contextlib.suppress(OSError):
+            lines.append(f"{thread.name} {(thread / 'comm').read_text().strip()}: {(thread / 'wchan').read_text()}")
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words = ["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "set print frame-arguments none"]
+        gdb = subprocess.run([*words, "-ex", "thread apply all backtrace 40"], capture_output=True, text=True, timeout=120)
+        lines.append(gdb.stdout)
+    return "\n".join(lines)
+
+
 class ForkedRank:
     """A rank, with what we need of subprocess.Popen. Its output is kept in files."""
 
@@ -97,7 +110,12 @@ class ForkedRank:
         return self.returncode
 
     def communicate(self, _=None, timeout: float | None = None) -> tuple[str, str]:
-        self.wait(timeout)
+        """As Popen's, for a rank that is expected to end in time: where it hangs is part of the error."""
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            error.add_note(self._output["stderr"].read_text() + stacks(self.pid))
+            raise
         return self._output["stdout"].read_text(), self._output["stderr"].read_text()
 
     def send_signal(self, number: int) -> None:
@@ -115,7 +133,8 @@ class ReservedPort:
 
     def __init__(self):
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        # Of every address: another one's listener would keep rank 0, which listens on all of them, from this port.
+        self._socket.bind(("", 0))
         # After bind: before it, the kernel may choose a port that someone else reserved in this same way.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.number = self._socket.getsockname()[1]

@@ -127,6 +127,36 @@ TEST(MutualWaits, AreWithdrawnAsSoonAsAnotherRankGivesUpThoughNobodyLooksHere) {
   expect_exact(boxes, 0);
 }
 
+// A step that was never announced keeps its number: rank 1 waits in it again when it hears that rank 2 gave up the
+// first.
+TEST(MutualWaits, OfAnEarlierAttemptEndNothing) {
+  Mailboxes boxes(3, 8);
+  boxes.network().hold(Rank(2), Rank(1));
+  const auto wait_in_step = [&] {
+    return MutualWaits::Wait{.operation = {MutualWaits::Kind::kExchange, "step", 5},
+                             .what = "a step",
+                             .members = boxes.ranks(),
+                             .lacks = [] { return std::vector{Rank(0)}; },
+                             .call = nullptr,
+                             .give_up = [] {}};
+  };
+  const auto errors = boxes.run([&](int rank) {
+    if (rank == 0) return boxes[0].barrier(boxes.ranks(), in("lamina.barrier()", "b.py:1"));
+    MutualWaits::Scope scope(boxes[rank].waits(), wait_in_step());
+    for (const auto end = Clock::now() + kPromised; Clock::now() < end;) {
+      scope.check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  expect_all(errors, {"waits in lamina.barrier() at b.py:1", "waits in a step for rank 0"});
+
+  MutualWaits::Scope again(boxes[1].waits(), wait_in_step());
+  boxes[2].send(Rank(1), "user", std::int64_t{1});
+  boxes.network().release(Rank(2), Rank(1));
+  boxes[1].receive(Rank(2), "user", in("lamina.recv_from()", "b.py:2"));  // so it has come, after what was held
+  EXPECT_NO_THROW(again.check());
+}
+
 // Rank 0 waits long for a rank that waits long for one that computes: all come in the end.
 TEST(MutualWaits, AreNotSeenWhereSomebodyComputesOrWaitsForOneWhoDoes) {
   Mailboxes boxes(3, 4);
