@@ -7,6 +7,7 @@
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/transport/loopback/loopback.h"
 #include "lamina/transport/ucx/ucx.h"
+#include "lamina/value/large_blocks.h"
 
 namespace lamina::session {
 namespace {
@@ -77,6 +78,7 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
       check_interrupt_(hooks.check_interrupt),
       call_(hooks.call) {
   config::require_available(config_, topology_.size(Group::kDp));
+  if (config_.sharded_data_parallel_degree > 1) value::take_memory_from_large_blocks();
   collective::read_gather_limits(environment::process_environment());  // what is wrong there is told now
   if (world_.size > 1) base::set_log_name(base::str("rank ", world_.rank, "/", world_.size));
   // From `lamina run --timeline`.

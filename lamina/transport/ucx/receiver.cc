@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/receiver.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <chrono>
 #include <cstring>
 
@@ -8,12 +10,17 @@
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/rendezvous/secret.h"
-#include "lamina/transport/ucx/buffer_pool.h"
+#include "lamina/value/large_blocks.h"
 
 namespace lamina::transport::ucx {
 namespace {
 
 constexpr const char* kAgain = "it came before, or belongs to a message that was skipped";
+
+at::Tensor receive_buffer(std::int64_t size) {
+  return at::detail::empty_generic({size}, &value::large_blocks(), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                   at::kByte, std::nullopt);
+}
 
 // How much of a packet its digest covers.
 std::uint64_t signed_size(const PieceHeader& header) {
