@@ -27,6 +27,7 @@ ORDER = (
     "model",
     "saved_state",
     "optim",
+    "amp",
     "optimizers",
     "nn",
     "data_parallel",

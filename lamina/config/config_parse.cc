@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/config_keys.h"
 #include "lamina/config/config_reader.h"
@@ -169,15 +170,14 @@ void require_available(const Config& config, int replicas) {
   check.missing(&Config::contiguous, "contiguous");
   check.missing(&Config::horovod, "horovod");
   check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");
-  check.missing(&Config::fp16, "fp16");
-  check.missing(&Config::bf16, "bf16");
-  check.missing(&Config::fp16_params, "fp16_params");
-  const bool sharded = complete.sharded_data_parallel_degree > 1;  // and with that the states
-  check.missing(complete.shard_optimizer_state && replicas > 1 && !sharded, "shard_optimizer_state",
-                "leave it at false");
   check.missing(&Config::xla, "xla");
   check.missing(&Config::fork, "fork");
   check.raise();
+  if (complete.shard_optimizer_state && replicas > 1 && !complete.ddp) {
+    throw base::ConfigError(
+        "shard_optimizer_state shares states out among the copies of the model, whose gradients "
+        "are the same with ddp: true alone");
+  }
 }
 
 std::string differences(const Config& a, const Config& b) {

@@ -96,6 +96,7 @@ class Reducer {
   // Around a loop that joins: see [Note: join]. `by_everyone`: sums are divided by the number of all replicas, not of
   // those that train. `throws`: the first replica that leaves is an error of all. The end is collective.
   void begin_join(bool by_everyone, bool throws);
+  bool joining() const { return joining_; }
   void fail_join(const std::exception_ptr& error);
   void end_join();
 

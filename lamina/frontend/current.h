@@ -8,6 +8,7 @@
 
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/frontend/on_partition.h"
+#include "lamina/optim/loss_scale.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
@@ -23,6 +24,7 @@ struct Current {
 
   std::unique_ptr<session::Session> session;
   std::shared_ptr<Model> model;
+  std::weak_ptr<optim::LossScale> loss_scale;             // what the optimizers of the job share
   std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
 
  private:

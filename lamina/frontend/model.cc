@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/model.h"
 
+#include <torch/nn/module.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -63,11 +65,25 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
     throw base::UsageError("backward_passes_per_step is at least 1, and bucket_cap_mb above 0");
   }
   const auto& session = *job_.session;
+  convert();
+  backwards_.scale_by(job_.loss_scale);
   if (session.config().ddp && session.topology().size(Group::kDp) > 1) make_reducer();
   if (!job_.pipelined()) cut(std::nullopt);
 }
 
 Model::~Model() = default;
+
+// Gives parameters and buffers of floating-point numbers the type that the configuration says.
+void Model::convert() {
+  const auto& config = job_.session->config();
+  if (!config.fp16 && !config.bf16 && !config.fp16_params) return;
+  const auto type = config.bf16 ? at::kBFloat16 : at::kHalf;
+  auto tensors = tree_.root()->parameters();
+  for (const auto& buffer : tree_.root()->buffers()) tensors.push_back(buffer);
+  for (auto& tensor : tensors) {
+    if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(type));
+  }
+}
 
 const model::ParameterTable& Model::table() const {
   if (!partitioned()) throw before_partition();

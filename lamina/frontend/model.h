@@ -73,8 +73,13 @@ class Model {
   const model::ParameterTable& table() const;
   // See HeldHere.
   at::Tensor held_here(const at::Tensor& parameter) const;
+  const std::shared_ptr<sharding::Sharding>& shared_sharding() const { return sharding_; }
   sharding::Sharding* sharding() const { return sharding_.get(); }  // nullptr where nothing is sharded
   void zero_grad(bool set_to_none);
+  void scale_by(const std::shared_ptr<optim::LossScale>& scale) { backwards_.scale_by(scale); }
+  std::int64_t backwards() const { return backwards_.count(); }  // that have run here
+  int loads() const { return loads_; }                           // of states
+  bool joining() const { return reducer_ != nullptr && reducer_->joining(); }
   const std::string& report() const;
 
   // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
@@ -98,6 +103,7 @@ class Model {
   void join(const std::function<void()>& loop, const JoinOptions& options);
 
  private:
+  void convert();
   void cut(const std::optional<Example>& example);
   void keep_order();
   void agree(const std::optional<Example>& example);
@@ -125,7 +131,8 @@ class Model {
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
   std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
-  std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded
+  int loads_ = 0;
+  std::shared_ptr<sharding::Sharding> sharding_;  // once the model is cut, where it is sharded
 };
 
 // Makes it the job's.

@@ -33,7 +33,9 @@ at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& pati
   if (sharding_) gradients = sharding_->measured(std::move(gradients), norm_type);
   const auto norms =
       model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.mailbox(), patience);
-  return norms.empty() ? at::zeros({}) : at::linalg_vector_norm(at::stack(norms), norm_type);
+  if (norms.empty()) return at::zeros({});
+  const auto scale = job_.loss_scale.lock();
+  return at::linalg_vector_norm(at::stack(norms), norm_type).div(scale == nullptr ? 1 : scale->value());
 }
 
 at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
@@ -93,6 +95,7 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
 }
 
 void Model::load(const std::map<std::string, at::Tensor>& state) {
+  ++loads_;
   std::string wrong;
   std::set<std::string> known;
   for (const auto& [name, tensor] : tree_.named()) {

@@ -41,8 +41,11 @@ Value to_value(const MutualWaits::Told& told) {
 
 MutualWaits::Told to_told(const Value& value) {
   const auto& items = value.as<Tuple>().items;
-  MutualWaits::Told told{base::Rank(items.at(0).as<std::int64_t>()), items.at(1).as<std::int64_t>(),
-                         to_operation(items.at(2)), items.at(3).as<std::int64_t>(), std::nullopt,
+  MutualWaits::Told told{base::Rank(items.at(0).as<std::int64_t>()),
+                         items.at(1).as<std::int64_t>(),
+                         to_operation(items.at(2)),
+                         items.at(3).as<std::int64_t>(),
+                         std::nullopt,
                          items.at(5).as<std::string>()};
   if (items.at(4).get_if<value::None>() == nullptr) told.around = to_operation(items.at(4));
   return told;

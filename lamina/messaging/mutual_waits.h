@@ -130,10 +130,10 @@ class MutualWaits {
   void tell(Scope& scope, const std::vector<base::Rank>& lacked);
   // Finds the circle that a path proves which has come here; else passes it on.
   std::optional<Path> follow(Scope& scope, Heard& heard, const std::vector<base::Rank>& lacked);
-  void end_elsewhere(const Path& circle, const Told& by);         // under the lock
-  void withdraw(Scope& scope);                                    // under the lock
-  std::int64_t attempt_at(const Operation& operation) const;      // under the lock
-  void count_given_up(const Told& told);                          // under the lock
+  void end_elsewhere(const Path& circle, const Told& by);     // under the lock
+  void withdraw(Scope& scope);                                // under the lock
+  std::int64_t attempt_at(const Operation& operation) const;  // under the lock
+  void count_given_up(const Told& told);                      // under the lock
   [[noreturn]] void give_up(Scope& scope, const Path& circle);
   void await_others(const Path& circle);
   bool has_come(const Told& told);
@@ -150,10 +150,10 @@ class MutualWaits {
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   Scope* current_ = nullptr;
-  std::thread::id thread_;                                    // that `current_` is of
-  std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;  // by the path's first and last rank
+  std::thread::id thread_;                                      // that `current_` is of
+  std::map<std::pair<base::Rank, base::Rank>, Heard> heard_;    // by the path's first and last rank
   std::map<std::pair<Kind, std::string>, Told> last_given_up_;  // the latest attempt of each key that was
-  std::map<base::Rank, std::int64_t> gave_up_;                // the serial of the latest wait that a rank gave up
+  std::map<base::Rank, std::int64_t> gave_up_;                  // the serial of the latest wait that a rank gave up
   std::map<base::Rank, std::string> left_;
 };
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/optim/step.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/GradMode.h>
+
 #include <cmath>
+#include <mutex>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -10,16 +15,41 @@
 
 namespace lamina::optim {
 
-double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads) {
-  std::vector<State> none(updates.size());
+std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& threads) {
+  const at::NoGradGuard no_grad;
+  std::vector<double> squares(tensors.size());
+  std::vector<State> none(tensors.size());
   std::vector<Update> measured;
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    measured.push_back({.parameter = updates[i].gradient, .gradient = updates[i].gradient, .state = &none[i]});
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    const auto dense = tensors[i].is_sparse() ? tensors[i].coalesce().values() : tensors[i];
+    if (!dense.is_cpu()) {
+      squares[i] = std::pow(at::linalg_vector_norm(dense, 2, std::nullopt, false, at::kDouble).item<double>(), 2);
+      continue;
+    }
+    measured.push_back({.parameter = dense, .gradient = dense, .state = &none[i]});
+    places.push_back(i);
   }
-  FusedFunctional(fused::kGradientNorm).measure({{}, gradient_scale}, measured, threads);
+  FusedFunctional(fused::kGradientNorm).measure({}, measured, threads);
+  for (std::size_t i = 0; i < places.size(); ++i) squares[places[i]] = measured[i].norms[0];
+  return squares;
+}
+
+std::shared_ptr<Threads> shared_threads() {
+  static auto& mutex = *new std::mutex();  // threads may take a step until the process ends
+  static auto& shared = *new std::shared_ptr<Threads>();
+  const std::lock_guard guard(mutex);
+  if (!shared || shared->count() != at::get_num_threads()) shared = std::make_shared<Threads>(at::get_num_threads());
+  return shared;
+}
+
+double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads) {
+  std::vector<at::Tensor> gradients;
+  for (const Update& update : updates) gradients.push_back(update.gradient);
   double sum = 0;
-  for (const Update& update : measured) sum += update.norms[0];
-  return sum;
+  for (const double squares : squared_norms(gradients, threads)) sum += squares;
+  return sum * gradient_scale * gradient_scale;
 }
 
 void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor> parameters,

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+
 #include "lamina/optim/functional.h"
 
 namespace lamina::optim {
+
+// Sums of squares: of the elements of each tensor, 0 for an undefined one. In float64, and the same bits with any
+// number of threads; those of other devices than the CPU are torch's.
+std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& threads);
+
+// As many threads as torch would use, which a program may change: the process's own, kept until it ends.
+std::shared_ptr<Threads> shared_threads();
 
 // The sum of the squares of all gradients, each multiplied by the scale. The same bits with any number of threads.
 double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads);

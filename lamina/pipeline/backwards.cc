@@ -46,7 +46,9 @@ void Backwards::run(const remote::Tensors& tensors, const remote::Tensors& gradi
   const bool inside = runtime::in_step();
   if (inside && !uneven_.empty()) throw uneven_error(uneven_);
   announced_ = true;
-  const double scale = inside ? 1.0 / microbatches_ : 1.0;
+  ++count_;
+  const auto loss_scale = loss_scale_.lock();
+  const double scale = (loss_scale ? loss_scale->value() : 1) / (inside ? microbatches_ : 1);
   alone_ ? remote::run_backward(tensors, gradients, scale) : job_.backward(tensors, gradients, scale);
 }
 

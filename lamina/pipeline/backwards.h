@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "lamina/optim/loss_scale.h"
 #include "lamina/pipeline/job.h"
 
 namespace lamina::pipeline {
@@ -24,6 +27,11 @@ class Backwards {
   // The model's own backward in a step divides gradients by the number of microbatches, unless it is 1.
   Backwards(Job& job, int microbatches)
       : job_(job), alone_(job.alone()), microbatches_(microbatches), seen_(microbatches == 1) {}
+
+  // Losses of the model's own backward are multiplied by that, while it lives.
+  void scale_by(std::weak_ptr<const optim::LossScale> scale) { loss_scale_ = std::move(scale); }
+  // How many of the model's own have run here.
+  std::int64_t count() const { return count_; }
 
   // From now on it divides them by nothing: somebody else averages them.
   void add_up();
@@ -50,6 +58,8 @@ class Backwards {
   Job& job_;
   const bool alone_;  // known when the job has ended, too
   int microbatches_;
+  std::weak_ptr<const optim::LossScale> loss_scale_;
+  std::atomic<std::int64_t> count_ = 0;
   bool seen_;
   bool announced_ = false;
   std::string uneven_;

@@ -218,33 +218,13 @@ void Sharding::after_update() {
   meet("updating shards");
 }
 
-double Sharding::before_step(std::span<const at::Tensor> parameters, double max_norm) {
+std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
   values_->drop_all_kept();
-  std::vector<at::Tensor> gradients, of_shards;
-  double squares = 0;
-  for (const auto& parameter : parameters) {
-    const auto& gradient = parameter.grad();
-    const bool shard = find_shard(parameter).has_value();
-    if (shard) of_shards.push_back(gradient);
-    if (!gradient.defined()) continue;
-    gradients.push_back(gradient);
-    if (!shard) squares += std::pow(norm_of(gradient, 2), 2);
-  }
-  for (const auto norm : norms(of_shards, 2)) squares += norm * norm;  // when it is known, all members have come
-  if (parts_.pipeline.size() > 1) {
-    double all = 0;
-    for (const auto& part : parts_.mailbox.all_gather(parts_.pipeline, squares, parts_.patience)) {
-      all += part.as<double>();
-    }
-    squares = all;
-  }
-  const double norm = std::sqrt(squares);
-  const double factor = max_norm / (norm + kEpsilon);
-  if (!(factor >= 1)) {
-    const at::NoGradGuard no_grad;
-    for (auto& gradient : gradients) gradient.mul_(factor);
-  }
-  return norm;
+  const auto size = static_cast<std::int64_t>(numbers.size());
+  const auto tensor = at::from_blob(numbers.data(), {size}, at::kDouble).clone();
+  parts_.group.all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", parts_.patience})->wait();
+  const auto* sums = tensor.const_data_ptr<double>();
+  return {sums, sums + numbers.size()};
 }
 
 std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pairs, double norm_type) {

@@ -74,9 +74,9 @@ class Sharding : public data_parallel::ShardedGradients {
   void before_update();
   void after_update();
 
-  // The first of these, before an optimizer's step: clips the gradients of its parameters, shards and others, to the
-  // norm `max_norm`. Collective over the pipeline, too. Returns the norm of them all, on all ranks, as it was.
-  double before_step(std::span<const at::Tensor> parameters, double max_norm);
+  // The first of these, before an optimizer's step: sums numbers of this member's shards over the members, all of whom
+  // have come when it is known.
+  std::vector<double> sum_before_update(std::vector<double> numbers);
 
   // Collective over the sharding group: parameters and what is measured of them, of those that are sharded this
   // member's part; there a tensor of one element, the norm of all of it, stands for the part in the result.

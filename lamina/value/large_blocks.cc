@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kLarge = std::size_t{1} << 20;
 constexpr std::size_t kPage = std::size_t{4} << 10, kLargePage = std::size_t{2} << 20;
-constexpr std::size_t kMostKept = std::size_t{256} << 20, kMostKeptOfTorchs = std::size_t{32} << 20;
+constexpr std::size_t kMostKept = std::size_t{256} << 20, kMostKeptOfTorchs = std::size_t{16} << 20;
 
 std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 

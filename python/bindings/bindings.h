@@ -17,6 +17,7 @@ void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
 void bind_offload(py::module_& module);
 void bind_optim(py::module_& module);
+void bind_optimizer_steps(py::module_& module);
 void bind_parameters(py::module_& module);
 void bind_observe(py::module_& module);
 void bind_random(py::module_& module);

@@ -103,6 +103,7 @@ void bind_data_parallel(py::module_& module) {
       .def(
           "watch", [](Reducer& self, const std::vector<at::Tensor>& parameters) { self.watch(parameters); },
           py::arg("parameters"))
+      .def_property_readonly("joining", &Reducer::joining)
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(
           "fail_join",

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizers of Python, whose states lie in the dict that torch's have.
-#include <ATen/Parallel.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -18,6 +17,7 @@
 #include "lamina/optim/functional.h"
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
+#include "lamina/session/optimizer_steps.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -30,16 +30,6 @@ using Shared = std::shared_ptr<const Functional>;
 optim::Registry& registry() {
   static optim::Registry registry;
   return registry;
-}
-
-// As many as torch would use, which a program may change. Kept until the process ends, in which a thread of Python's
-// may still take a step.
-std::shared_ptr<optim::Threads> threads() {
-  static auto& threads = *new std::shared_ptr<optim::Threads>();
-  if (!threads || threads->count() != at::get_num_threads()) {
-    threads = std::make_shared<optim::Threads>(at::get_num_threads());
-  }
-  return threads;
 }
 
 double number_of(const at::Tensor& tensor) {
@@ -173,16 +163,22 @@ class OptimizerGroup {
 
   double squared_gradient_norm(double scale) {
     auto updates = begin();
-    const auto helpers = threads();
+    const auto helpers = optim::shared_threads();
     const py::gil_scoped_release release;
     return optim::squared_gradient_norm(updates, scale, *helpers);
   }
 
   // Updates those that have gradients, which are multiplied by `scale` first; `gradient_norm`: of all of the model's.
-  void step(const std::vector<double>& hyper, double scale, double gradient_norm) {
+  // Halves that parameters stand in for, which `steps` knows, get their values, too.
+  void step(const std::vector<double>& hyper, double scale, double gradient_norm, session::OptimizerSteps* steps) {
     auto updates = begin();
+    for (auto& update : updates) {
+      if (const auto number = steps == nullptr ? std::nullopt : steps->stand_ins().find(update.parameter)) {
+        update.copy = steps->stand_ins().half_copy(*number);
+      }
+    }
     {
-      const auto helpers = threads();
+      const auto helpers = optim::shared_threads();
       const py::gil_scoped_release release;
       const optim::Step given{.hyper = hyper, .gradient_scale = scale, .gradient_norm = gradient_norm};
       functional_->check(given.hyper);
@@ -220,6 +216,7 @@ py::list hyper_fields(const Functional& functional) {
 }  // namespace
 
 void bind_optim(py::module_& module) {
+  bind_optimizer_steps(module);
   py::class_<Functional, std::shared_ptr<Functional>>(module, "Functional")
       .def_property_readonly("hyper", &hyper_fields)
       .def_property_readonly("norm",
@@ -239,7 +236,8 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("on_cpu", &OptimizerGroup::on_cpu)
       .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"))
       .def("squared_gradient_norm", &OptimizerGroup::squared_gradient_norm, py::arg("scale"))
-      .def("step", &OptimizerGroup::step, py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"));
+      .def("step", &OptimizerGroup::step, py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
+           py::arg("steps").none(true) = nullptr);
 }
 
 }  // namespace lamina::python

@@ -274,6 +274,13 @@ void bind_session(py::module_& module) {
            }),
            py::arg("session"), py::arg("microbatches"), py::keep_alive<1, 2>())
       .def("add_up", &pipeline::Backwards::add_up)
+      .def(
+          "scale_by",
+          [](pipeline::Backwards& backwards, std::shared_ptr<optim::LossScale> scale) {
+            backwards.scale_by(std::move(scale));
+          },
+          py::arg("scale"))
+      .def_property_readonly("count", &pipeline::Backwards::count)
       .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)

@@ -57,12 +57,6 @@ void bind_sharding(py::module_& module) {
       .def_property_readonly("most_live", [](const Sharding& sharding) { return sharding.values()->most_live(); })
       .def("before_update", &Sharding::before_update, release)
       .def("after_update", &Sharding::after_update, release)
-      .def(
-          "before_step",
-          [](Sharding& sharding, const std::vector<at::Tensor>& parameters, double max_norm) {
-            return sharding.before_step(parameters, max_norm);
-          },
-          py::arg("parameters"), py::arg("max_norm"), release)
       .def("measured", &measured, py::arg("pairs"), py::arg("norm_type"))
       .def("gather", &Sharding::gather, py::arg("number"), py::arg("part"), release)
       .def("part_of", &Sharding::part_of, py::arg("number"), py::arg("whole"), release);

@@ -21,6 +21,7 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 
 import importlib.metadata
 
+from lamina import amp as amp
 from lamina import dist as dist
 from lamina import nn as nn
 from lamina import optim as optim

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch.distributed import Backend, ProcessGroup, Store
@@ -391,6 +391,11 @@ class Backwards:
     def __init__(self, session: Session, microbatches: int) -> None: ...
     def add_up(self) -> None:
         """From now on they divide by nothing: somebody else averages the gradients."""
+    def scale_by(self, scale: LossScale) -> None:
+        """Losses are multiplied by that, while it lives."""
+    @property
+    def count(self) -> int:
+        """How many have run on this rank."""
     def run(
         self, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], reducer: Reducer | None
     ) -> None:
@@ -440,8 +445,75 @@ class OptimizerGroup:
     def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
         """True where these are its parameters, and this its dict."""
     def squared_gradient_norm(self, scale: float) -> float: ...
-    def step(self, hyper: Sequence[float], scale: float, gradient_norm: float) -> None:
-        """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL."""
+    def step(
+        self, hyper: Sequence[float], scale: float, gradient_norm: float, steps: OptimizerSteps | None = None
+    ) -> None:
+        """Updates parameters that have gradients, which are multiplied by `scale` first. Halves that `steps` knows get
+        the values of what stands in for them. Releases the GIL."""
+
+class LossScale:
+    """What losses are multiplied by; see lamina/optim/loss_scale.h. `LossScale(scale)` stays as it is."""
+
+    @overload
+    def __init__(self, scale: float) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        init_scale: float = 4294967296,
+        scale_factor: float = 2,
+        scale_window: int = 1000,
+        min_scale: float = 1,
+        delayed_shift: int = 1,
+        consecutive_hysteresis: bool = False,
+    ) -> None: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def is_dynamic(self) -> bool: ...
+    @property
+    def is_on(self) -> bool: ...
+    def update(self, overflow: bool) -> None: ...
+    state: dict[str, float]
+
+class BegunStep:
+    """What was measured before a step of an optimizer."""
+
+    @property
+    def overflow(self) -> bool: ...
+    @property
+    def factor(self) -> float:
+        """What gradients are to be multiplied by."""
+    @property
+    def norm(self) -> float:
+        """The norm of all gradients, without the loss scale and before they are clipped; 0 where not measured."""
+    @property
+    def clipped_norm(self) -> float:
+        """The norm of what the update is given."""
+
+class OptimizerSteps:
+    """What stands in the groups of an optimizer, and what is done around its steps; see
+    lamina/session/optimizer_steps.h."""
+
+    def __init__(self, session: Session, scale: LossScale) -> None: ...
+    def set_model(self, table: Callable[[], ParameterTable], sharding: Sharding | None) -> None: ...
+    def place_of(self, held: torch.Tensor) -> torch.Tensor:
+        """Gives what is to be in the place of a parameter, or of a shard, in the groups."""
+    def holder_of(self, place: torch.Tensor) -> torch.Tensor:
+        """The parameter or shard that a tensor of the groups stands in for, or that itself."""
+    @property
+    def stand_ins(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each with what it stands in for."""
+    def follow(self) -> None:
+        """Gives masters the values of their parameters where those have changed."""
+    def begin(self, places: Sequence[torch.Tensor], max_norm: float, with_copies: bool) -> BegunStep:
+        """Measures gradients, where anything asks for it; collective, then."""
+    def leave_out(self) -> None:
+        """The step is left out, for an overflow."""
+    def give_gradients(self, places: Sequence[torch.Tensor], begun: BegunStep, as_is: bool) -> None: ...
+    def end(self, as_is: bool) -> None: ...
+    def part_of(self, place: torch.Tensor, whole: torch.Tensor) -> torch.Tensor: ...
+    def whole_of(self, place: torch.Tensor, part: torch.Tensor) -> torch.Tensor: ...
 
 class Sharding(ShardedGradients):
     """Sharded data parallelism on this rank; see lamina/sharding/sharding.h. Parameters go by their numbers."""
@@ -472,9 +544,6 @@ class Sharding(ShardedGradients):
     def before_update(self) -> None:
         """Before shards change; collective over the sharding group, like `after_update`."""
     def after_update(self) -> None: ...
-    def before_step(self, parameters: Sequence[torch.Tensor], max_norm: float) -> float:
-        """As `before_update`, before an optimizer's step: clips the gradients of its parameters, and returns their
-        norm; collective over the pipeline, too."""
     def measured(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_type: float
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -518,6 +587,8 @@ class Reducer:
         """A backward has reached the model's output: its end is noticed."""
     def set_sharded(self, sharded: ShardedGradients) -> None:
         """Has gradients of other parameters reduced by these."""
+    @property
+    def joining(self) -> bool: ...
     def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...

@@ -192,6 +192,11 @@ TEST(Available, WhatHasNothingToDoIsAccepted) {
       parsed(R"({"partitions": 2, "auto_partition": false, "default_partition": 0, "memory_weight": 0.5})"), 2));
 }
 
+TEST(Available, StatesAreSharedOutAmongCopiesWhoseGradientsAreTheSame) {
+  EXPECT_EQ(missing(R"({"ddp": true, "shard_optimizer_state": true})", 2), "");
+  EXPECT_NE(missing(R"({"shard_optimizer_state": true})", 2).find("with ddp: true alone"), std::string::npos);
+}
+
 TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
   const std::vector<std::pair<std::string, std::string>> absent{
       {"\"schedule\": \"_only_forward\"", "schedule: \"_only_forward\""},
@@ -199,10 +204,6 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
       {"\"partition_file\": \"a\"", "partition_file: \"a\""},
       {"\"contiguous\": false", "contiguous: false"},
       {"\"horovod\": true", "horovod: true"},
-      {"\"fp16\": true", "fp16: true"},
-      {"\"bf16\": true", "bf16: true"},
-      {"\"fp16_params\": true", "fp16_params: true"},
-      {"\"shard_optimizer_state\": true", "shard_optimizer_state: true"},
       {"\"xla\": true", "xla: true"},
       {"\"fork\": true", "fork: true"},
   };
@@ -214,10 +215,10 @@ TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
 }
 
 TEST(Available, EverythingMissingIsNamedAtOnce) {
-  EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "fp16": true})", 2),
+  EXPECT_EQ(missing(R"({"ddp": true, "tensor_parallel_degree": 2, "xla": true})", 2),
             "configuration, valid but not available yet: 2 errors\n"
             "  tensor_parallel_degree: 2 is not available yet; leave it at 1\n"
-            "  fp16: true is not available yet; leave it at false");
+            "  xla: true is not available yet; leave it at false");
 }
 
 }  // namespace

@@ -86,9 +86,3 @@ def test_what_works_is_there_with_its_arguments_and_defaults(objects, name, text
 def test_what_is_not_there_yet_says_so(objects, name):
     with pytest.raises(AttributeError):
         found(name, objects)
-
-
-def test_arguments_that_do_nothing_yet_are_refused(objects):
-    for scale in ({"static_loss_scale": 8.0}, {"dynamic_loss_scale": True}, {"dynamic_loss_args": {"min_scale": 1}}):
-        with pytest.raises(lamina.UsageError, match="not available yet"):
-            lamina.DistributedOptimizer(objects["optimizer"], **scale)

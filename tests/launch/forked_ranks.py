@@ -59,14 +59,16 @@ def fork_server(rank: int) -> ForkServer:
 
 
 def stacks(pid: int) -> str:
-    """What each thread of a process does, as far as this machine can tell."""
+    """Says what each thread of a process does, as far as this machine can tell."""
     lines = []
     for thread in sorted(pathlib.Path(f"/proc/{pid}/task").iterdir()):
         with contextlib.suppress(OSError):
             lines.append(f"{thread.name} {(thread / 'comm').read_text().strip()}: {(thread / 'wchan').read_text()}")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         words = ["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "set print frame-arguments none"]
-        gdb = subprocess.run([*words, "-ex", "thread apply all backtrace 40"], capture_output=True, text=True, timeout=120)
+        gdb = subprocess.run(
+            [*words, "-ex", "thread apply all backtrace 40"], capture_output=True, text=True, timeout=120
+        )
         lines.append(gdb.stdout)
     return "\n".join(lines)
 
@@ -133,7 +135,7 @@ class ReservedPort:
 
     def __init__(self):
         self._socket = socket.socket()
-        # Of every address: another one's listener would keep rank 0, which listens on all of them, from this port.
+        # Reserves it on every address: rank 0 listens on all of them, which one listener on another would prevent.
         self._socket.bind(("", 0))
         # After bind: before it, the kernel may choose a port that someone else reserved in this same way.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

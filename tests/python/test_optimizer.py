@@ -7,6 +7,7 @@ from torch import nn
 
 import lamina
 from lamina import _lamina
+from lamina.job import current
 from lamina.model.partitioned import PartitionedModel
 from lamina.modules.tree import ModuleTree
 from lamina.optim.param_groups import Roster
@@ -22,6 +23,11 @@ def cut(partition):
     return module, PartitionedModel(tree, cut, {}, session=None)
 
 
+def trim(optimizer, model):
+    """Makes it one of this rank's part, in which nothing stands in for anything."""
+    Roster(optimizer, _lamina.OptimizerSteps(current.session(), _lamina.LossScale(1.0))).trim(model)
+
+
 def test_it_is_the_same_optimizer(start):
     optimizer = torch.optim.AdamW(nn.Linear(1, 1).parameters())
     assert lamina.DistributedOptimizer(optimizer) is optimizer
@@ -30,13 +36,13 @@ def test_it_is_the_same_optimizer(start):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_foreign_parameters_leave_the_live_groups(make):
+def test_foreign_parameters_leave_the_live_groups(make, start):
     module, model = cut(partition=1)
     optimizer = make([{"params": list(layer.parameters()), "lr": 0.1} for layer in module])
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     groups = list(optimizer.param_groups)
-    Roster(optimizer).trim(model)
+    trim(optimizer, model)
     assert [len(group["params"]) for group in groups] == [0, 2, 0]
     assert all(a is b for a, b in zip(groups, optimizer.param_groups, strict=True))
     assert set(optimizer.state) <= set(module[1].parameters())
@@ -46,30 +52,71 @@ def test_foreign_parameters_leave_the_live_groups(make):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_a_rank_may_end_without_parameters(make):
+def test_a_rank_may_end_without_parameters(make, start):
     module, model = cut(partition=5)
     optimizer = make(module.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    Roster(optimizer).trim(model)
+    trim(optimizer, model)
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["params"] == [] and optimizer.param_groups[0]["lr"] == 0.05
 
 
-def test_parameters_of_other_models_stay():
+def test_parameters_of_other_models_stay(start):
     _, model = cut(partition=0)
     other = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    Roster(optimizer).trim(model)
+    trim(optimizer, model)
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 
+SCALED_TWICE = [({"static_loss_scale": 2.0}, {}), ({"dynamic_loss_scale": True}, {"dynamic_loss_scale": True})]
+
+
+@pytest.mark.parametrize("first, second", SCALED_TWICE)
+def test_a_job_has_one_loss_scale(start, first, second):
+    lamina.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **first)
+    with pytest.raises(lamina.UsageError, match="a job has one loss scale"):
+        lamina.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **second)
+
+
+def test_how_scripts_of_the_original_ask_for_a_dynamic_scale(start):
+    """They give what they have read of their command lines, None included."""
+    optimizer = lamina.DistributedOptimizer(
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1),
+        static_loss_scale=None,
+        dynamic_loss_scale=True,
+        dynamic_loss_args={"scale_window": 1000, "min_scale": 1, "delayed_shift": 2},
+    )
+    assert optimizer.state_dict()["loss_scale"]["scale"] == 2.0**32
+
+
 @pytest.mark.parametrize(
-    "options", [{"static_loss_scale": 2.0}, {"dynamic_loss_scale": True}, {"dynamic_loss_args": {"min_scale": 1}}]
+    "args, text",
+    [
+        ({"window": 3}, "dynamic_loss_args has window; its names are init_scale, scale_factor,"),
+        ({"scale_window": 0}, "scale_window is 0: it must be at least 1 step"),
+        ({"scale_window": 1.5}, "is int, not 1.5"),
+        ({"scale_factor": 1.0}, "scale_factor is 1: it must be a finite number above 1"),
+        ({"init_scale": float("nan")}, "init_scale is -?nan"),
+        ({"delayed_shift": 0}, "at least 1 overflow"),
+    ],
 )
-def test_loss_scaling_is_not_there_yet(start, options):
-    with pytest.raises(lamina.UsageError, match="loss scaling is not available yet"):
-        lamina.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **options)
+def test_arguments_of_a_dynamic_scale_that_make_no_sense(start, args, text):
+    with pytest.raises(lamina.UsageError, match=text):
+        lamina.DistributedOptimizer(
+            torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), dynamic_loss_scale=True, dynamic_loss_args=args
+        )
+
+
+def test_the_scale_moves_as_described():
+    """Two overflows make it smaller once; then each does, until a window without one."""
+    scale = _lamina.LossScale(init_scale=64.0, scale_window=2, delayed_shift=2, min_scale=8.0)
+    scales = []
+    for overflow in (True, True, True, False, False, True, True, True, True, True, False):
+        scale.update(overflow)
+        scales.append(scale.value)
+    assert scales == [64, 32, 16, 16, 32, 32, 16, 8, 8, 8, 8]
 
 
 @pytest.mark.parametrize(

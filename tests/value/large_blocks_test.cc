@@ -47,13 +47,13 @@ TEST(LargeBlocks, ServeTensorsThatAreResized) {
   EXPECT_TRUE(tensor.eq(2).all().item<bool>());
 }
 
-TEST(LargeBlocks, AreGivenBackBeyond32MiB) {
+TEST(LargeBlocks, AreGivenBackBeyond16MiB) {
   const Installed installed;
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 20; ++i) tensors.push_back(at::ones({1 << 20}));
   tensors.clear();
-  EXPECT_LE(kept_bytes(), 32 * kMiB);
-  EXPECT_GE(kept_bytes(), 28 * kMiB);
+  EXPECT_LE(kept_bytes(), 16 * kMiB);
+  EXPECT_GE(kept_bytes(), 12 * kMiB);
 }
 
 TEST(LargeBlocks, OfLessThan1MiBAreTorchsOwn) {

@@ -57,7 +57,16 @@ def initialise(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         if (recipe := _delayed.pop(tensor, None)) is not None:
             recorder, view = recipe
-            _lamina.restore(tensor, recorder.values([view])[0])
+            _lamina.restore(tensor, recorder.values([view])[0].to(tensor.dtype))
+
+
+def convert(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Gives a parameter or buffer, which stays the same object, another dtype; one that waits for its value will have
+    that then."""
+    if is_delayed(tensor):
+        _lamina.release(tensor, _WHY, torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype))
+    else:
+        tensor.data = tensor.data.to(dtype)
 
 
 def forget(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ class Job:
     Attributes:
         model, cut: the DistributedModel and its Cut; None before there is one.
         optimizers: the OptimizerState of each DistributedOptimizer.
+        loss_scale: what `model.backward` multiplies losses by; None before there is an optimizer.
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
         loaded: a state was loaded into the model, and no step has been since.
@@ -30,6 +31,7 @@ class Job:
     model: Any = None
     cut: Any = None
     optimizers: list[Any] = field(default_factory=list)
+    loss_scale: _lamina.LossScale | None = None
     groups: Any = None
     replicas: Any = None
     loaded: bool = False

@@ -79,7 +79,7 @@ class FunctionalOptimizer(optim.Optimizer):
         if self.__dict__.get("_states_known") != len(self.state):  # a program has taken some away
             self.__dict__.pop("_groups", None)
         groups = [self._group(place) for place in range(len(self.param_groups))]
-        if not all(group.on_cpu for group in groups) or any(map(_is_recorded, self.param_groups)):
+        if not self._updates(groups):
             if type(self).__mro__[2] is optim.Optimizer:
                 raise UsageError(f"{type(self).__name__} updates parameters of the CPU, and nothing is recorded")
             return super().step(closure)
@@ -92,11 +92,23 @@ class FunctionalOptimizer(optim.Optimizer):
             return loss
         scale = getattr(self, "grad_scale", None)
         factor = 1.0 if scale is None else 1.0 / scale.item()
-        norm = self._gradient_norm(groups, factor) if self._form().norm else 0.0
+        steps, begun = self.__dict__.get("_distributed", (None, None))
+        if steps is not None:
+            factor *= begun.factor
+            norm = begun.clipped_norm
+        else:
+            norm = self._gradient_norm(groups, factor) if self._form().norm else 0.0
         for group, mine in zip(self.param_groups, groups, strict=True):
-            mine.step(self._values(group), factor, norm)
+            mine.step(self._values(group), factor, norm, steps)
         self._states_known = len(self.state)
         return loss
+
+    def takes_any_gradient(self) -> bool:
+        """True where the step is the engine's, which takes gradients of any dtype and multiplies them itself."""
+        return self._updates([self._group(place) for place in range(len(self.param_groups))])
+
+    def _updates(self, groups: list[_lamina.OptimizerGroup]) -> bool:
+        return all(group.on_cpu for group in groups) and not any(map(_is_recorded, self.param_groups))
 
     def _gradient_norm(self, groups: list[_lamina.OptimizerGroup], factor: float) -> float:
         """The norm of all gradients, those of other ranks' parameters included."""

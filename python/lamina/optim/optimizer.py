@@ -6,16 +6,27 @@ from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.shards import require_elementwise
 from lamina.util.checks import require_booleans, require_positive
 
+# Names in dynamic_loss_args, and types of their values.
+_DYNAMIC = {
+    "init_scale": (float, int),
+    "scale_factor": (float, int),
+    "scale_window": (int,),
+    "min_scale": (float, int),
+    "delayed_shift": (int,),
+    "consecutive_hysteresis": (bool,),
+}
+
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
-    static_loss_scale: float = 1.0,
+    static_loss_scale: float | None = 1.0,
     dynamic_loss_scale: bool = False,
     dynamic_loss_args: Mapping[str, Any] | None = None,
 ) -> torch.optim.Optimizer:
@@ -26,7 +37,17 @@ def DistributedOptimizer(  # noqa: N802
 
     Args:
         optimizer: any torch optimizer that updates each parameter by itself, made before or after the DistributedModel.
-        static_loss_scale, dynamic_loss_scale, dynamic_loss_args: not available yet: only the defaults.
+        static_loss_scale: what `model.backward` multiplies losses by, and `step` divides gradients by; None is 1. A job
+            has one loss scale.
+        dynamic_loss_scale: whether it moves instead: an overflow of gradients makes it smaller, a window of steps
+            without one larger.
+        dynamic_loss_args: how: `init_scale` (2**32), `scale_factor` (2), `scale_window` (1000 steps), `min_scale` (1),
+            `delayed_shift` (1: so many overflows make it smaller), `consecutive_hysteresis` (False: whether one step
+            without makes them count anew).
+
+    With the configuration `fp16` or `bf16` the groups hold masters, float32 copies of this rank's parameters, and with
+    `shard_optimizer_state` this rank's part of each, from when the model is partitioned. A step in which gradients
+    overflow on any rank is left out on all, and `optimizer.overflow` says so.
 
     Returns:
         The same optimizer, with the methods of `optimizer_state.OptimizerState`: `state_dict` is the whole optimizer's,
@@ -34,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802
 
     Errors:
         UsageError: not an optimizer, one that measures all parameters at once (LBFGS) over several partitions, a loss
-            scale, or no `init`.
+            scale that makes no sense or is not the job's, or no `init`.
     """
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         raise UsageError(
@@ -43,10 +64,6 @@ def DistributedOptimizer(  # noqa: N802
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    require_positive(static_loss_scale=static_loss_scale)
-    require_booleans(dynamic_loss_scale=dynamic_loss_scale)
-    if static_loss_scale != 1.0 or dynamic_loss_scale or dynamic_loss_args:
-        raise UsageError("loss scaling is not available yet: DistributedOptimizer takes the optimizer alone")
     job = current.job()
     if job.pipelined and isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
@@ -54,13 +71,46 @@ def DistributedOptimizer(  # noqa: N802
             "partitions take an optimizer that updates each parameter by itself",
             code="model-one-rank-optimizer",
         )
+    scale = _loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
     if state is None:
-        state = OptimizerState(optimizer)
+        state = OptimizerState(optimizer, _shared(job, scale))
         state.install()
         job.optimizers.append(state)
     if job.session.config.sharded_data_parallel_degree > 1:
         require_elementwise(optimizer)
     if job.model is not None and job.model.partitioned:
-        state.roster.trim(job.cut.model)
+        state.trim(job.cut.model)
     return optimizer
+
+
+def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | None) -> _lamina.LossScale:
+    static = 1.0 if static is None else static
+    require_positive(static_loss_scale=static)
+    require_booleans(dynamic_loss_scale=dynamic)
+    args = dict(args or {})
+    if unknown := [name for name in args if name not in _DYNAMIC]:
+        raise UsageError(f"dynamic_loss_args has {', '.join(map(str, unknown))}; its names are {', '.join(_DYNAMIC)}")
+    for name, value in args.items():
+        if type(value) not in _DYNAMIC[name]:
+            raise UsageError(f"dynamic_loss_args[{name!r}] is {_DYNAMIC[name][0].__name__}, not {value!r}")
+    moving = _lamina.LossScale(
+        **{name: _DYNAMIC[name][0](value) for name, value in args.items()}
+    )  # whose values are checked anyway
+    return moving if dynamic else _lamina.LossScale(static)
+
+
+def _shared(job: current.Job, scale: _lamina.LossScale) -> _lamina.LossScale:
+    """The job's loss scale, which is this one."""
+    if job.loss_scale is None:
+        job.loss_scale = scale
+        if job.model is not None:
+            job.model.backwards.scale_by(scale)
+            job.cut.see_to_norms()
+    elif job.loss_scale.is_dynamic or scale.is_dynamic or job.loss_scale.value != scale.value:
+        raise UsageError(
+            "a job has one loss scale, which model.backward() takes: give every DistributedOptimizer the same static "
+            "one, or have one optimizer, with the parameters as groups",
+            code="optimizer-loss-scale",
+        )
+    return job.loss_scale

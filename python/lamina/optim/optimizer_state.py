@@ -2,18 +2,29 @@
 """The state of an optimizer whose parameters live on several ranks: as one dictionary, and in parts."""
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.job import current, seeds
+from lamina.job import current, groups, seeds
 from lamina.model import shards
+from lamina.model.partitioned import PartitionedModel
 from lamina.optim import named_state
 from lamina.optim import shards as sharded
+from lamina.optim.flat_groups import FlatGroups, lie_together
+from lamina.optim.functional import FunctionalOptimizer
 from lamina.optim.param_groups import Layout, Roster
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
+from lamina.util.checks import require_positive
+
+_MASTER, _MASTERS = "master", "masters"  # a parameter's, between ranks; of all, in a state dict
+_SCALE = "loss_scale"
 
 
 class OptimizerState:
@@ -21,26 +32,116 @@ class OptimizerState:
 
     Args:
         optimizer: of the parameters of the model, all of them or those of this rank.
+        scale: what its losses are multiplied by; the job's.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer, scale: _lamina.LossScale):
+        job = current.job()
+        if job.session.config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+            groups.of_job()
         self.optimizer = optimizer
-        self.roster = Roster(optimizer)
+        self._scale = scale
+        self._steps = _lamina.OptimizerSteps(job.session, scale)
+        self.roster = Roster(optimizer, self._steps)
         self._torchs = type(optimizer)
+        self._step = optimizer.step  # which a scheduler may have wrapped
+        self._measured: _lamina.BegunStep | None = None  # of the gradients that are there
+        self._backwards = 0  # of the model, until the last step
         self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
 
     def install(self) -> None:
-        """Gives the optimizer these methods."""
+        """Gives the optimizer these methods, and what scripts read of it: `overflow`, whether its last step was left
+        out because gradients were not finite; `_global_grad_norm`, what the last step measured; `optimizer`, itself."""
         for name in METHODS:
             setattr(self.optimizer, name, getattr(self, name))
-        self.optimizer.register_step_pre_hook(lambda _, *given: self._before_step(*given))
-        self.optimizer.register_step_post_hook(lambda *_: sharded.after_step())
+        # A method of the optimizer, which schedulers take apart.
+        self.optimizer.step = types.MethodType(lambda _, closure=None: self.step(closure), self.optimizer)
+        self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
+        self.optimizer.optimizer = self.optimizer
+
+    def trim(self, model: PartitionedModel) -> None:
+        """Makes the groups this rank's part of the model: see Roster.trim."""
+        self._steps.set_model(lambda: model.table, model.sharding)
+        self.roster.trim(model)
+        self._name_groups()
+
+    def follow(self) -> None:
+        """Gives masters the values of parameters that have changed."""
+        self._steps.follow()
+        self._measured = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        self._torchs.add_param_group(self.optimizer, param_group)
+        job = current.job_if_any()
+        if job is not None and job.model is not None and job.model.partitioned:
+            self.trim(job.cut.model)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As torch's. With a loss scale, or sharded parameters, collective over the ranks of the model and its copies:
+        gradients are measured first, and none of them makes the step where they are not finite.
+
+        Errors:
+            UsageError: inside the step function of a pipeline; losses that were not scaled; with sharded parameters, a
+                closure.
+        """
+        current.everywhere("optimizer.step()")
+        job = current.job_if_any()
+        if self.roster.has_others:
+            self._require_job("step()", job)
+        if job is None or not (self._scale.is_on or self.roster.has_others or self._measured):
+            return self._step() if closure is None else self._step(closure)
+        loss = self._closed(job, closure)
+        begun = self._measured or self._measure(job, self._limit(job))
+        self._measured = None
+        self.optimizer.overflow = begun.overflow
+        if begun.overflow:
+            self._steps.leave_out()
+            return loss
+        takes_any = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.takes_any_gradient()
+        self._steps.give_gradients(self.roster.places(), begun, takes_any)
+        if takes_any:
+            self.optimizer._distributed = (self._steps, begun)
+        try:
+            self._step()
+        finally:
+            self.optimizer.__dict__.pop("_distributed", None)
+        self._steps.end(takes_any)
+        return loss
+
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Has the next step clip the gradients to that norm, of all of the model's on all ranks, without the loss
+        scale. Collective, as `step` is with a loss scale.
+
+        Returns:
+            The norm as it was; -1 where gradients are not finite, so that the step will be left out.
+
+        Errors:
+            UsageError: another norm than the Euclidean, inside a step function.
+        """
+        require_positive(max_norm=max_norm)
+        if norm_type != 2:
+            raise UsageError(f"clip_master_grads() knows norm_type 2, not {norm_type!r}")
+        job = self._job("clip_master_grads()")
+        self._measured = self._measure(job, float(max_norm))
+        return -1.0 if self._measured.overflow else self._measured.norm
+
+    def holders(self) -> list[torch.Tensor]:
+        """Lists what has the gradients of this rank: parameters and shards of the model."""
+        return [self._steps.holder_of(place) for place in self.roster.places()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; UsageError inside the step function of a pipeline."""
         current.everywhere("optimizer.zero_grad()")
+        self._measured = None
         self._torchs.zero_grad(self.optimizer, set_to_none)
-        sharded.zero_grad(self.optimizer, set_to_none)
+        sharding = shards.of_job()
+        for place in self.roster.places():
+            holder = self._steps.holder_of(place)
+            if sharding is not None and (number := sharding.find_shard(holder)) is not None:
+                sharding.zero_grad(number, set_to_none)
+            elif holder is not place and holder.grad is not None:
+                holder.grad = None if set_to_none else holder.grad.zero_()
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """The whole optimizer's state, which the plain optimizer loads as it is. With `seed` it has where the random
@@ -56,11 +157,11 @@ class OptimizerState:
         """
         self._nothing_waits()
         if self.roster.is_whole() and not _cut():
-            return seeds.with_steps(self._torchs.state_dict(self.optimizer))
+            return seeds.with_steps(self._torchs.state_dict(self.optimizer) | self._scales())
         session = self._job("state_dict()").session
         layout = self.roster.layout()
         parts = session.gather_state(named_state.in_parts(self._named(), session.group_rank("pp")), gather_to_rank0)
-        return seeds.with_steps(named_state.by_number(parts, layout)) if parts else {}
+        return seeds.with_steps(_masters_apart(named_state.by_number(parts, layout))) if parts else {}
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """The state of the parameters that this rank owns, by name: a partial dictionary, marked `_smp_is_partial`.
@@ -80,7 +181,8 @@ class OptimizerState:
                 code="state-before-cut",
             )
         place = (job.session.group_rank("pp"), job.session.group_size("pp"))
-        return seeds.with_steps(self._named(gather_if_shard) | {PARTIAL: True, SAVED_BY: place})
+        named = _masters_apart(self._named(gather_if_shard))
+        return seeds.with_steps(named | {PARTIAL: True, SAVED_BY: place})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state, full or partial: every rank keeps what it owns. Before the model is partitioned the options of
@@ -96,6 +198,7 @@ class OptimizerState:
         job = current.job_if_any()
         if self.roster.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
             self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
+            self._load_scale(state_dict)
             return
         job = self._job("load_state_dict()")
         if job.model is not None and job.model.partitioned:
@@ -118,6 +221,7 @@ class OptimizerState:
 
     def load_what_waits(self) -> None:
         """Loads what came before the model was partitioned. What schedulers have written to the groups since stays."""
+        self.follow()
         if self._waiting is None:
             return
         waited, self._waiting = self._waiting, None
@@ -132,8 +236,11 @@ class OptimizerState:
 
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:
         layout, own = self.roster.layout(), self.roster.own_names()
-        named = self._by_name(state_dict, layout, own, job)
-        self._torchs.load_state_dict(self.optimizer, named_state.own_part(_in_shards(named), own, layout))
+        named = self._by_name(_with_masters(state_dict), layout, own, job)
+        named = self._in_parts(_in_shards(named))
+        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+        self._take_masters()
+        self._load_scale(state_dict)
 
     def _by_name(
         self, state_dict: Mapping[str, Any], layout: Layout, own: list[list[str]], job: current.Job
@@ -164,18 +271,116 @@ class OptimizerState:
             return saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
         return named_state.check_lengths(state_dict, layout)
 
-    def _before_step(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        current.everywhere("optimizer.step()")
-        if self.roster.has_shards:
-            self._require_job("step()", current.job_if_any())
-        given = (*args[1:], *kwargs.values())  # besides the optimizer
-        sharded.before_step(self.optimizer, closure=next(iter(given), None))
+    def _closed(self, job: current.Job, closure: Callable[[], Any] | None) -> Any:
+        """Calls the closure, if there is one, and returns what it does."""
+        if closure is None:
+            return None
+        if job.cut is not None and job.cut.model is not None and job.cut.model.sharding is not None:
+            raise UsageError(
+                "optimizer.step(closure) with sharded parameters: their gradients are clipped before the step; call "
+                "the closure yourself, and then optimizer.step()",
+                code="shard-not-with",
+            )
+        with torch.enable_grad():
+            return closure()
+
+    def _limit(self, job: current.Job) -> float:
+        """The norm that gradients are clipped to."""
+        if job.cut is not None and job.cut.model is not None and job.cut.model.sharding is not None:
+            return job.session.config.sdp_gradient_clipping
+        needs_norm = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer._form().norm
+        return sys.float_info.max if needs_norm else math.inf
+
+    def _measure(self, job: current.Job, limit: float) -> _lamina.BegunStep:
+        self._require_scaled(job)
+        joining = job.replicas is not None and job.replicas.reducer.joining
+        begun = self._steps.begin(self.roster.places(), limit, with_copies=not joining)
+        self.optimizer._global_grad_norm = begun.norm
+        return begun
+
+    def _require_scaled(self, job: current.Job) -> None:
+        """UsageError where gradients came from losses that nobody has scaled."""
+        if not self._scale.is_on or job.model is None or not job.leads:
+            return
+        before, self._backwards = self._backwards, job.model.backwards.count
+        if before == self._backwards and any(holder.grad is not None for holder in self.holders()):
+            raise UsageError(
+                f"the optimizer has a loss scale ({self._scale.value:g}), and divides gradients by it, but there was "
+                "no model.backward() since its last step: call model.backward(loss), which multiplies the loss by it, "
+                "in the place of loss.backward()",
+                code="optimizer-not-scaled",
+            )
+
+    def _name_groups(self) -> None:
+        """Sets what scripts read of the groups: `fp16_groups`, the model's own parameters;
+        `fp32_partitioned_groups_flat`, per group one tensor of this rank's elements, whose parts the masters are;
+        `ds_param_shard_group`, torch's process group of the sharding group."""
+        optimizer = self.optimizer
+        optimizer.fp16_groups = [
+            list(map(self.roster.parameter_of, group["params"])) for group in optimizer.param_groups
+        ]
+        if shards.of_job() is not None:
+            optimizer.ds_param_shard_group = groups.of_job().get("shard")
+        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer)
+        for group in optimizer.param_groups:
+            masters = [place for place in group["params"] if self._steps.holder_of(place).dtype != place.dtype]
+            if masters and len(masters) == len(group["params"]):
+                lie_together(masters)
 
     def _named(self, gathers: bool = True) -> dict[str, Any]:
         """The state of this rank, by name; with `gathers` that of whole parameters, collective over the sharding
         group."""
-        named = named_state.by_name(self._torchs.state_dict(self.optimizer), self.roster.own_names())
+        own = self.roster.own_names()
+        named = named_state.by_name(self._torchs.state_dict(self.optimizer), own)
+        state = {key: dict(value) if isinstance(value, dict) else value for key, value in named["state"].items()}
+        named["state"] = state
+        for name, place in self._stand_ins():
+            if place.dtype != self._steps.holder_of(place).dtype:
+                state.setdefault(name, {})[_MASTER] = place.detach()
+            if gathers and name in state:
+                state[name] = _of_each_like(state[name], place.shape, lambda value, own=place: self._whole(own, value))
+        named |= self._scales()
         return _of_each_shard(named, sharded.gathered) if gathers else named
+
+    def _scales(self) -> dict[str, Any]:
+        """Says what goes into a state dict of the loss scale."""
+        return {_SCALE: self._scale.state} if self._scale.is_on else {}
+
+    def _load_scale(self, state_dict: Mapping[str, Any]) -> None:
+        """A dynamic one goes on where it was; a static one is the script's."""
+        if self._scale.is_dynamic and _SCALE in state_dict:
+            self._scale.state = state_dict[_SCALE]
+
+    def _stand_ins(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those in the groups, with the names of their parameters."""
+        for names, group in zip(self.roster.own_names(), self.optimizer.param_groups, strict=True):
+            for name, place in zip(names, group["params"], strict=True):
+                if self._steps.holder_of(place) is not place:
+                    yield name, place
+
+    def _whole(self, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return self._steps.whole_of(place, value)
+
+    def _in_parts(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """A state by name with this rank's parts of the states of parameters that others have parts of, too."""
+        state = dict(named["state"])
+        for name, place in self._stand_ins():
+            holder = self._steps.holder_of(place)
+            if name in state:
+                state[name] = _of_each_like(
+                    state[name], holder.shape, lambda value, own=place: self._steps.part_of(own, value)
+                )
+        return {**named, "state": state}
+
+    def _take_masters(self) -> None:
+        """Takes the values of masters out of the state that was loaded."""
+        for _, place in self._stand_ins():
+            state = self.optimizer.state.get(place, {})
+            if (value := state.pop(_MASTER, None)) is not None:
+                with torch.no_grad():
+                    place.copy_(value.reshape(place.shape))
+            if not state:
+                self.optimizer.state.pop(place, None)
 
     def _job(self, what: str) -> current.Job:
         job = current.outside_step(f"optimizer.{what}")
@@ -195,6 +400,34 @@ class OptimizerState:
                 "after the first step",
                 code="state-before-cut",
             )
+
+
+def _of_each_like(state: Mapping[str, Any], shape: torch.Size, make: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    """A parameter's state with what `make` gives for what has that shape."""
+
+    def made(value: Any) -> Any:
+        return make(value) if isinstance(value, torch.Tensor) and value.shape == shape and value.dim() > 0 else value
+
+    return {name: made(value) for name, value in state.items()}
+
+
+def _masters_apart(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict with masters, by parameter, beside its states, which the plain optimizer then knows all of."""
+    state = {key: dict(value) if isinstance(value, dict) else value for key, value in state_dict["state"].items()}
+    masters = {key: value.pop(_MASTER) for key, value in state.items() if isinstance(value, dict) and _MASTER in value}
+    if not masters:
+        return state_dict
+    return {**state_dict, "state": {key: value for key, value in state.items() if value != {}}, _MASTERS: masters}
+
+
+def _with_masters(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Undoes `_masters_apart`."""
+    if _MASTERS not in state_dict:
+        return state_dict
+    state = dict(state_dict["state"])
+    for key, master in state_dict[_MASTERS].items():
+        state[key] = {**state.get(key, {}), _MASTER: master}
+    return {key: value for key, value in state_dict.items() if key != _MASTERS} | {"state": state}
 
 
 def _in_shards(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +455,8 @@ def _cut() -> bool:
 
 
 METHODS = (
+    "add_param_group",
+    "clip_master_grads",
     "zero_grad",
     "state_dict",
     "local_state_dict",

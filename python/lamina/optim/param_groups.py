@@ -8,9 +8,11 @@ the model's goes by its place, "group:position".
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.model import shards
@@ -36,12 +38,14 @@ class Roster:
 
     Args:
         optimizer: of the parameters of the model, all of them or those of this rank.
+        steps: knows what stands in for them in the groups.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: _lamina.OptimizerSteps):
         self._optimizer = optimizer
+        self._steps = steps
         self._made_with: list[list[tuple[torch.Tensor, str | None]]] = []  # per group
-        self.has_shards = False  # in the places of parameters
+        self.has_others = False  # than parameters in their places: shards, or stand-ins
 
     def trim(self, model: PartitionedModel) -> None:
         """Drops the parameters that other ranks own from the optimizer, in place, and remembers them."""
@@ -54,21 +58,45 @@ class Roster:
         _drop(self._optimizer, foreign)
         if model.sharding is not None:
             give_shards(self._optimizer, model.sharding)
-            self.has_shards = True
+            self.has_others = True
+        self._give_stand_ins({id(tensor) for _, tensor, _ in model.tensors()}, model.sharding)
+
+    def _give_stand_ins(self, of_model: set[int], sharding: _lamina.Sharding | None) -> None:
+        """Puts stand-ins into the places of parameters and shards, in place."""
+        for group in self._optimizer.param_groups:
+            for place, held in enumerate(group["params"]):
+                if id(parameter_of(held, sharding)) not in of_model or (own := self._steps.place_of(held)) is held:
+                    continue
+                group["params"][place] = own
+                self.has_others = True
+                if (state := self._optimizer.state.pop(held, None)) is not None:
+                    self._optimizer.state[own] = {name: self._part(held, own, value) for name, value in state.items()}
+
+    def _part(self, held: torch.Tensor, own: torch.Tensor, value: Any) -> Any:
+        is_like = isinstance(value, torch.Tensor) and value.shape == held.shape and value.dim() > 0
+        return self._steps.part_of(own, value).to(own.dtype) if is_like else value
+
+    def parameter_of(self, place: torch.Tensor) -> torch.Tensor:
+        """The parameter of the model that a tensor of the groups is, or stands for."""
+        return parameter_of(self._steps.holder_of(place), shards.of_job())
+
+    def places(self) -> list[torch.Tensor]:
+        """Lists what the groups hold."""
+        return [place for group in self._optimizer.param_groups for place in group["params"]]
 
     def is_whole(self) -> bool:
         """True where no parameter was dropped, or made a shard."""
         groups = zip(self._made_with, self._optimizer.param_groups, strict=False)
-        return not self.has_shards and all(len(whole) <= len(group["params"]) for whole, group in groups)
+        return not self.has_others and all(len(whole) <= len(group["params"]) for whole, group in groups)
 
     def members(self) -> list[list[Member]]:
         """Per group, its members as far as this rank knows them."""
         job = current.job()
-        model, sharding = job.model, shards.of_job()
+        model = job.model
         names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
         groups = []
         for number, group in enumerate(self._optimizer.param_groups):
-            local = {id(parameter_of(parameter, sharding)) for parameter in group["params"]}
+            local = {id(self.parameter_of(place)) for place in group["params"]}
             whole = self._made_with[number] if number < len(self._made_with) else []
             if not local <= {id(parameter) for parameter, _ in whole}:
                 whole = _given(group)  # others have come in since

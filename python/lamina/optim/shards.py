@@ -10,8 +10,6 @@ from torch import optim
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.job import current
-from lamina.model import shards
 from lamina.optim import functional
 
 _ELEMENTWISE: set[type[optim.Optimizer]] = {
@@ -70,34 +68,3 @@ def gathered(state: Mapping[str, Any], parameter: torch.Tensor, sharding: _lamin
         return sharding.gather(number, value) if is_like else value
 
     return {name: whole(value) for name, value in state.items()}
-
-
-def zero_grad(optimizer: optim.Optimizer, set_to_none: bool) -> None:
-    """Forgets the gradients of its shards, and what their next ones would be made of."""
-    if (sharding := shards.of_job()) is None:
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if (number := sharding.find_shard(parameter)) is not None:
-                sharding.zero_grad(number, set_to_none)
-
-
-def before_step(optimizer: optim.Optimizer, closure: Any = None) -> None:
-    """Clips the gradients to the norm `sdp_gradient_clipping`; collective over the model's copy and the sharding
-    group. UsageError with a closure, whose gradients come later."""
-    if (sharding := shards.of_job()) is not None:
-        if closure is not None:
-            raise UsageError(
-                "optimizer.step(closure) with sharded parameters: their gradients are clipped before the step; call "
-                "the closure yourself, and then optimizer.step()",
-                code="shard-not-with",
-            )
-        members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        limit = current.session().config.sdp_gradient_clipping
-        optimizer._global_grad_norm = sharding.before_step(members, limit)
-
-
-def after_step() -> None:
-    """The shards are as they are to be; collective over the sharding group."""
-    if (sharding := shards.of_job()) is not None:
-        sharding.after_update()

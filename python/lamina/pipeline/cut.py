@@ -108,19 +108,18 @@ class Cut:
         tree = ModuleTree(self._module())
         model = partition(tree, job.session, propose(tree, job.session, tracer))
         for optimizer in job.optimizers:
-            optimizer.roster.trim(model)
+            optimizer.trim(model)
         self.model = model
         if model.sharding is not None:
             self._use_shards(job, model)
         self._statistics = Statistics(self._module(), model)
         self.watch()
-        if not model.whole_everywhere:
-            clipping.install(lambda: model.table, shards.holder, shards.measured)
-            job.on_end.callback(clipping.remove)
+        self.see_to_norms()
         if self.pipelined:
             foreign.install()
             averages.install(update_average)
-            for patch in (foreign, averages, compiled):
+            grad_scaler.refuse()
+            for patch in (foreign, averages, compiled, grad_scaler):
                 job.on_end.callback(patch.remove)
         self._load_what_waits()
         for optimizer in job.optimizers:
@@ -144,6 +143,14 @@ class Cut:
             id(model.tree.modules[node]): functools.partial(session.begin_call, node)
             for node in session.hooked_modules(model.tree.names)
         }
+
+    def see_to_norms(self) -> None:
+        """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut."""
+        job = current.job()
+        scaled = job.loss_scale is not None and job.loss_scale.is_on
+        if self.model is not None and (scaled or not self.model.whole_everywhere):
+            clipping.install(lambda: self.model.table, shards.holder, shards.measured)
+            job.on_end.callback(clipping.remove)
 
     def watch(self) -> None:
         """Has the replicas, if any, notice backwards into what the parameters are now: those may begin anywhere, by
@@ -263,7 +270,7 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             "lamina.DistributedOptimizer(optimizer), which updates their shards",
             code="shard-plain-optimizer",
         )
-    known.roster.trim(job.cut.model)
+    known.trim(job.cut.model)
 
 
 def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:

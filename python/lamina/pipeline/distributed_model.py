@@ -14,7 +14,7 @@ from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.errors import UsageError
 from lamina.job import current, groups
-from lamina.model import shards
+from lamina.model import precision, shards
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -27,7 +27,8 @@ class DistributedModel(SavedModel):
 
     With more than one partition the model is cut at the first call of a step function, and is called inside step
     functions only; with one it is ready at once and may be called anywhere. Names of parameters, buffers and modules
-    are those of the module that is wrapped.
+    are those of the module that is wrapped. With the configuration `fp16` or `bf16` its parameters and buffers of
+    floating-point numbers become half, and so do such arguments of its calls.
 
     With several replicas and `ddp`, gradients are their mean over the replicas when a step function, or a backward
     outside of one, returns. Every replica runs as many backward passes; one that fails on a replica fails on all, and
@@ -94,9 +95,14 @@ class DistributedModel(SavedModel):
         trace_options = options_of(trace_device, trace_execution_times, trace_memory_usage, job.session.local_rank)
         require_count(backward_passes_per_step=backward_passes_per_step)
         require_positive(bucket_cap_mb=bucket_cap_mb)
+        if (dtype := precision.half_of(job.session.config)) is not None:
+            precision.convert_model(module, dtype)
+        self._dtype = dtype
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
         self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
+        if job.loss_scale is not None:
+            self._backwards.scale_by(job.loss_scale)
         self._overlapping = overlapping_allreduce
         self._replicas: Replicas | None = None  # with `ddp`
         if job.session.config.ddp:
@@ -120,6 +126,8 @@ class DistributedModel(SavedModel):
         replicas = job.replicas if job is not None else None
         if replicas is not None:
             replicas.note_call()
+        if self._dtype is not None:
+            args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
         output = self.module(*args, **kwargs)
         if replicas is not None:
             replicas.note_forward(output)
@@ -133,7 +141,8 @@ class DistributedModel(SavedModel):
         """The backward pass of `tensors` over all ranks, as torch.autograd.backward does it on one.
 
         In a step the gradients are divided by the number of microbatches, unless the model was made with
-        average_grads_across_microbatches=False.
+        average_grads_across_microbatches=False. They are multiplied by the loss scale that a DistributedOptimizer has,
+        whose step divides them by it.
 
         Args:
             tensors: outputs, or what was computed from them; scalars unless their gradient is given.
@@ -235,6 +244,11 @@ class DistributedModel(SavedModel):
             A handle; its `remove()` takes the hook back.
         """
         return self._after_step.add(self, hook)
+
+    @property
+    def backwards(self) -> _lamina.Backwards:
+        """Its own backwards, which multiply by the loss scale."""
+        return self._backwards
 
     def in_step(self, uneven: str) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""

@@ -99,7 +99,9 @@ class SavedModel(CutModel):
                     "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"
                 )
             self._cut.make_again()
-            return self._cut.state().load(state_dict, strict, same_partition_load)
+            loaded = self._cut.state().load(state_dict, strict, same_partition_load)
+            self._tell_optimizers()
+            return loaded
         waits = is_partial(state_dict) or self._cut.waiting or any(map(is_delayed, self.parameters()))
         if self._cut.pipelined and waits:
             if problem := saved_elsewhere(state_dict, self._own_job("load_state_dict()").session):
@@ -107,6 +109,14 @@ class SavedModel(CutModel):
             self._cut.waiting.append((state_dict, strict, same_partition_load))
             return nn.modules.module._IncompatibleKeys([], [])
         loaded = self.module.load_state_dict(without_mark(state_dict), strict, assign)
+        self._tell_optimizers()
         if assign:
             self._cut.watch()  # its parameters are others now
         return loaded
+
+    def _tell_optimizers(self) -> None:
+        """Has optimizers take the values of parameters that were loaded."""
+        job = current.job_if_any()
+        if job is not None and job.model is self:
+            for optimizer in job.optimizers:
+                optimizer.follow()

@@ -29,6 +29,7 @@ While a model is cut over several ranks, until `shutdown`:
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average is one of this rank's part |
 | torch._dynamo.eval_frame._callback_from_stance | compiled | compiled code gets values, where it is imported |
 | torch._dynamo.convert_frame.CatchErrorsWrapper.__call__ | compiled | nobody waits in the compiler's lock |
+| torch.amp.GradScaler._check_scale_growth_tracker | grad_scaler | torch's own is refused over partitions |
 | torch._tensor_str._str | printing | a tensor without a value says where that is; for good |
 
 Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`). By torch's

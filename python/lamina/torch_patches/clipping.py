@@ -2,7 +2,8 @@
 """Norms over the whole of a partitioned model, in torch's own functions.
 
 While a model is partitioned, `torch.nn.utils.clip_grad_norm_` and `get_total_norm` count what other ranks own when they
-are given tensors of it, and all ranks of the pipeline call them. Other tensors are torch's business as before.
+are given tensors of it, and all ranks of the pipeline call them. Norms are those without the loss scale, of partitioned
+models and others. Other tensors are torch's business as before.
 """
 
 from collections.abc import Callable, Iterable
@@ -124,8 +125,9 @@ def _norm(
     plain, table = _originals[nn.utils.get_total_norm], _tables[0]()
     if pairs and not table.has_any([tensor for tensor, _ in pairs]):
         return plain([tensor for _, tensor in pairs if tensor is not None], norm_type, error_if_nonfinite, foreach)
-    session = current.outside_step("the norm of a partitioned model").session
-    norms = session.norms(table, pairs, float(norm_type))
+    job = current.outside_step("the norm of a partitioned model")
+    norms = job.session.norms(table, pairs, float(norm_type))
     if not norms:
         return torch.tensor(0.0)
-    return plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
+    total = plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
+    return total if job.loss_scale is None or not job.loss_scale.is_on else total / job.loss_scale.value

@@ -3,6 +3,7 @@
 
 import lamina
 from lamina import *  # noqa: F403
+from smdistributed.modelparallel.torch import amp as amp
 from smdistributed.modelparallel.torch import core as core
 from smdistributed.modelparallel.torch import model as model
 from smdistributed.modelparallel.torch import nn as nn

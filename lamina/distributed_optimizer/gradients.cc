@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/distributed_optimizer/gradients.h"
+
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "lamina/optim/step.h"
+
+namespace lamina::distributed_optimizer {
+namespace {
+
+constexpr double kNotHere = -1;
+
+// Squares of this rank's gradients: of the model's rows, kNotHere for those of others, and of all that is not the
+// model's, which comes last.
+at::Tensor own_squares(std::span<const at::Tensor> holders, const Measurers& measurers, optim::Threads& threads) {
+  std::vector<at::Tensor> parameters, gradients;
+  std::vector<std::size_t> shards;
+  for (std::size_t i = 0; i < holders.size(); ++i) {
+    const auto number = measurers.sharding == nullptr ? std::nullopt : measurers.sharding->find_shard(holders[i]);
+    parameters.push_back(number ? measurers.sharding->named(*number).parameter : holders[i]);
+    gradients.push_back(holders[i].grad());
+    if (number) shards.push_back(i);
+  }
+  auto squares = optim::squared_norms(gradients, threads);
+  if (measurers.sharding != nullptr) {
+    std::vector<double> parts;
+    for (const auto shard : shards) parts.push_back(squares[shard]);
+    const auto summed = measurers.sharding->sum_before_update(std::move(parts));
+    for (std::size_t i = 0; i < shards.size(); ++i) squares[shards[i]] = summed[i];
+  }
+  const auto rows = measurers.table == nullptr ? 0 : measurers.table->all().size();
+  auto result = at::full({static_cast<std::int64_t>(rows) + 1}, kNotHere, at::kDouble);
+  auto* of_rows = result.mutable_data_ptr<double>();
+  of_rows[rows] = 0;
+  for (std::size_t i = 0; i < holders.size(); ++i) {
+    const auto* row = measurers.table == nullptr ? nullptr : measurers.table->find(parameters[i]);
+    if (row == nullptr) {
+      of_rows[rows] += squares[i];
+    } else {
+      of_rows[row - measurers.table->all().data()] = squares[i];
+    }
+  }
+  return result;
+}
+
+std::span<const double> numbers(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr<double>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+}  // namespace
+
+Measure measure_gradients(std::span<const at::Tensor> holders, const Measurers& measurers, optim::Threads& threads) {
+  auto mine = own_squares(holders, measurers, threads);
+  std::vector<value::Value> told{value::Value(mine)};
+  if (measurers.everyone.size() > 1) {
+    told = measurers.mailbox.all_gather(measurers.everyone, value::Value(mine), measurers.patience);
+  }
+  Measure measure;
+  std::vector<double> squares(numbers(mine).begin(), numbers(mine).end());
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    const auto of_rank = numbers(told[i].as<at::Tensor>());
+    if (std::ranges::any_of(of_rank, [](double each) { return !std::isfinite(each); })) measure.overflow = true;
+    const bool same_model = told.size() > 1 && std::ranges::count(measurers.pipeline, measurers.everyone[i]) > 0;
+    for (std::size_t row = 0; same_model && row + 1 < of_rank.size() && row + 1 < squares.size(); ++row) {
+      if (of_rank[row] != kNotHere) squares[row] = of_rank[row];
+    }
+  }
+  double sum = 0;
+  for (const double each : squares) sum += each == kNotHere ? 0 : each;
+  measure.norm = std::sqrt(sum);
+  return measure;
+}
+
+}  // namespace lamina::distributed_optimizer

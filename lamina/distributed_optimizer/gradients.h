@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "lamina/base/wait.h"
+#include "lamina/messaging/mailbox.h"
+#include "lamina/model/parameter_table.h"
+#include "lamina/optim/functional.h"
+#include "lamina/sharding/sharding.h"
+
+namespace lamina::distributed_optimizer {
+
+// What is measured of all gradients before an update, with one exchange beside that of the shards.
+struct Measure {
+  double norm = 0;        // of the model's, each element once
+  bool overflow = false;  // of some gradient of some rank, a copy's included
+};
+
+// Who measures together.
+struct Measurers {
+  const model::ParameterTable* table = nullptr;  // nullptr: no model
+  sharding::Sharding* sharding = nullptr;        // nullptr where nothing is
+  std::vector<base::Rank> pipeline;
+  std::vector<base::Rank> everyone;  // those of the pipeline and of its copies, who all call it
+  messaging::Mailbox& mailbox;
+  base::Patience patience;
+};
+
+// Collective over `everyone`, and the sharding group. `holders`: those that have the gradients on this rank, parameters
+// and shards. Squares are added in the table's order: the same bits on all ranks of the pipeline.
+Measure measure_gradients(std::span<const at::Tensor> holders, const Measurers& measurers, optim::Threads& threads);
+
+}  // namespace lamina::distributed_optimizer

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace lamina::optim {
+
+// How a dynamic loss scale moves.
+struct DynamicLossScale {
+  double init_scale = 4294967296;  // 2 to the power of 32
+  double scale_factor = 2;         // it is divided by that after an overflow, and multiplied after a window without one
+  int scale_window = 1000;         // steps
+  double min_scale = 1;
+  int delayed_shift = 1;  // so many overflows make it smaller once
+  // Whether a step without overflow makes them count anew; else a window of them does.
+  bool consecutive_hysteresis = false;
+};
+
+// What the loss is multiplied by before the backward, and gradients are divided by before the update: small gradients
+// of half precision would else be zeros. Where they overflow, the step is left out.
+class LossScale {
+ public:
+  // What goes on after a restart.
+  struct State {
+    double scale = 1;
+    int overflows_left = 1;   // until it becomes smaller
+    long steps = 0;           // that were taken or left out
+    long last_overflow = -1;  // the number of that step
+  };
+
+  // One that stays. Throws UsageError unless it is finite and above 0.
+  explicit LossScale(double scale = 1);
+  // Throws UsageError for values that make no sense.
+  explicit LossScale(const DynamicLossScale& dynamic);
+
+  double value() const { return state_.scale; }
+  bool is_dynamic() const { return is_dynamic_; }
+  // False for one that is always 1.
+  bool is_on() const { return is_dynamic_ || state_.scale != 1; }
+
+  // A step has been taken, or left out for an overflow.
+  void update(bool overflow);
+
+  const State& state() const { return state_; }
+  // Throws UsageError for what cannot be a state.
+  void set_state(const State& state);
+
+ private:
+  DynamicLossScale dynamic_;
+  bool is_dynamic_;
+  State state_;
+};
+
+}  // namespace lamina::optim

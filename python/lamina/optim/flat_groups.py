@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The elements of a group of an optimizer as one tensor, as scripts for sharded optimizers have it."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def lie_together(tensors: list[torch.Tensor]) -> None:
+    """Gives tensors of one dtype memory in one piece, one after the other. Each stays the same object."""
+    whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    for tensor, own in zip(tensors, whole.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.data = own.view(tensor.shape)
+
+
+class FlatGroups(Sequence):
+    """Per group a tensor of one dimension, of all that this rank updates of it: its own memory where that lies together
+    (masters do), else a copy that is made when it is asked for."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._groups = optimizer.param_groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, group: int) -> torch.Tensor:
+        places = [place.detach() for place in self._groups[group]["params"]]
+        if not places:
+            return torch.zeros(0)
+        at, first = 0, places[0]
+        for place in places:
+            together = place.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            if not (together and place.is_contiguous() and place.storage_offset() == first.storage_offset() + at):
+                return torch.cat([place.reshape(-1) for place in places])
+            at += place.numel()
+        return first.as_strided((at,), (1,), first.storage_offset())

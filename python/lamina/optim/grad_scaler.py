@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's GradScaler for models that are spread over ranks."""
+
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from lamina.errors import UsageError
+from lamina.job import current
+
+_OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+
+
+class GradScaler(torch.amp.GradScaler):
+    """As torch's, alike on all ranks of the model and its copies: also on those that never scale a loss, because step
+    functions run their bodies elsewhere. An infinity that one rank finds has all leave the step out; `unscale_` and
+    `step` are collective over them.
+
+    Args:
+        device: of the scale, as of torch.amp.GradScaler, whose first argument it may be, too: the accelerator, or the
+            CPU where there is none.
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
+
+    Errors:
+        UsageError: of its methods, with the configuration `fp16` or `bf16`, where DistributedOptimizer scales.
+    """
+
+    def __init__(self, *args: Any, device: str | torch.device | None = None, **kwargs: Any):
+        if args and isinstance(args[0], str | torch.device):
+            device, *args = args
+        if device is None:
+            device = torch.accelerator.current_accelerator() or "cpu"
+        super().__init__(str(device), **dict(zip(_OPTIONS, args, strict=False)), **kwargs)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+            self.unscale_(optimizer)
+        return super().step(optimizer, *args, **kwargs)
+
+    def _check_scale_growth_tracker(self, funcname: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+        return self._scale, self._growth_tracker
+
+    def _unscale_grads_(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> dict:
+        job = current.job_if_any()
+        known = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job else None
+        if known is None:
+            return super()._unscale_grads_(optimizer, *args, **kwargs)
+        config = job.session.config
+        if config.fp16 or config.bf16:
+            raise UsageError(
+                f"GradScaler with {'fp16' if config.fp16 else 'bf16'}: DistributedOptimizer(optimizer, "
+                "dynamic_loss_scale=True) scales losses there; leave the GradScaler out",
+                code="optimizer-loss-scale",
+            )
+        holders = types.SimpleNamespace(param_groups=[{"params": known.holders()}])
+        found = super()._unscale_grads_(holders, *args, **kwargs)
+        here = max((each.item() for each in found.values()), default=0.0)
+        joining = job.replicas is not None and job.replicas.reducer.joining
+        everywhere = max(job.session.all_gather("mp" if joining else "world", here))
+        return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
+
+
+_torchs = inspect.signature(torch.amp.GradScaler).parameters
+GradScaler.__signature__ = inspect.Signature([_torchs[name] for name in _OPTIONS])

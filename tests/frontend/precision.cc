@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loss scales, masters of half-precision models and divided states over four ranks, as
+// tests/multiprocess/cases_precision.py has them for Python. Each check begins a job of its own.
+//
+//     lamina run -n 4 -c frontend_precision
+#include <cmath>
+#include <limits>
+
+#include "tests/frontend/expect.h"
+#include "tests/frontend/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+struct NetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> in, hidden, out;
+  NetImpl() {
+    in = register_module("in", torch::nn::Linear(6, 9));
+    hidden = register_module("hidden", torch::nn::Linear(9, 5));
+    out = register_module("out", torch::nn::Linear(5, 1));
+  }
+  Tensor forward(const Tensor& x) { return out(torch::tanh(hidden(torch::tanh(in(x))))); }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+Net seeded() {
+  torch::manual_seed(0);
+  return Net();
+}
+
+// The rows of the whole batch that this copy reads.
+Tensor batch() {
+  torch::manual_seed(7);
+  return torch::randn({8, 6});
+}
+Tensor share() {
+  const auto copies = size_of(Group::kDp);
+  return batch().chunk(copies)[rank_in(Group::kDp)];
+}
+
+struct Layout {
+  int partitions, degree;
+  bool shared_states;
+  std::string half;  // "fp16", "bf16", or nothing
+
+  void start() const {
+    init({{"ddp", true},
+          {"pipeline_parallel_degree", partitions},
+          {"sharded_data_parallel_degree", degree},
+          {"shard_optimizer_state", shared_states},
+          {"sdp_param_persistence_threshold", 10},
+          {"sdp_gradient_clipping", 1e9},
+          {"fp16", half == "fp16"},
+          {"bf16", half == "bf16"},
+          {"timeout_s", 30}});
+  }
+  torch::Dtype dtype() const { return half.empty() ? torch::kFloat : half == "fp16" ? torch::kHalf : torch::kBFloat16; }
+};
+
+// Compared with the plain loop over the whole batch, which has masters.
+void train(const Layout& layout) {
+  layout.start();
+  auto plain = seeded();
+  plain->to(layout.dtype());
+  std::vector<Tensor> masters;
+  for (const auto& parameter : plain->parameters()) {
+    masters.push_back(parameter.detach().to(torch::kFloat).clone().requires_grad_());
+  }
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  torch::optim::SGD theirs(masters, options);
+  DistributedModel model(seeded());
+  DistributedOptimizer ours(torch::optim::SGD(model.parameters(), options), LossScale(128));
+  const auto step_once = step([&](const Tensor& x) { model.backward(model(x).to(torch::kFloat).square().mean()); });
+  for (int number = 0; number < 4; ++number) {
+    step_once(share().to(layout.dtype()));
+    plain->forward(batch().to(layout.dtype())).to(torch::kFloat).square().mean().backward();
+    auto parameters = plain->parameters();
+    for (std::size_t i = 0; i < masters.size(); ++i) {
+      masters[i].mutable_grad() = parameters[i].grad().to(torch::kFloat);
+      parameters[i].mutable_grad().reset();
+    }
+    const auto norm = torch::nn::utils::clip_grad_norm_(masters, 0.3);
+    expect(std::abs(ours.clip_master_grads(0.3) - norm) < 2e-2 * norm, "the norm of the gradients");
+    theirs.step();
+    for (std::size_t i = 0; i < masters.size(); ++i) parameters[i].set_data(masters[i].detach().to(layout.dtype()));
+    ours.step();
+    expect(!ours.overflow(), "no overflow");
+    ours.zero_grad();
+  }
+  const double tolerance = layout.half.empty() ? 1e-6 : layout.half == "fp16" ? 3e-3 : 2e-2;
+  const auto state = model.state_dict();
+  for (const auto& named : plain->named_parameters()) {
+    expect(torch::allclose(state[named.key()], named.value(), tolerance, tolerance), named.key() + " after four steps");
+  }
+  shutdown();
+}
+
+void infinities(const Layout& layout) {
+  layout.start();
+  DistributedModel model(seeded());
+  DistributedOptimizer ours(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(1e-2)),
+                            LossScale(DynamicLossScale{.init_scale = 256}));
+  const auto step_once = step([&](const Tensor& x) { model.backward(model(x).to(torch::kFloat).square().mean()); });
+  for (int where = 0; where < 4; ++where) {
+    const auto x = share().to(layout.dtype());
+    const auto loss = where == rank_in(Group::kDp) * layout.partitions ? std::numeric_limits<float>::infinity() : 1.f;
+    step_once(x * loss);
+    const auto before = model.state_dict();
+    ours.step();
+    ours.zero_grad();
+    const bool left_out = where % layout.partitions == 0;
+    expect(ours.overflow() == left_out, "a step is left out where a copy reads infinities");
+    const auto after = model.state_dict();
+    for (const auto& named : before) {
+      if (left_out) expect(torch::equal(named.value(), after[named.key()]), named.key() + " stays");
+    }
+  }
+  expect(ours.loss_scale() == 256 / std::pow(2, 4 / layout.partitions), "the scale is smaller after each");
+  shutdown();
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  for (const auto* half : {"", "fp16", "bf16"}) {
+    train({4, 1, false, half});
+    train({2, 1, false, half});
+    train({1, 1, true, half});
+    train({2, 1, true, half});
+    train({1, 4, false, half});
+    train({2, 2, false, half});
+  }
+  infinities({2, 1, false, "fp16"});
+  infinities({1, 4, false, "fp16"});
+  infinities({1, 1, true, "fp16"});
+  return exit_code();
+}

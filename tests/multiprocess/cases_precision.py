@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks: loss scales, masters of half-precision models, states of optimizers that copies divide."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lamina
+
+ROWS = 8  # of the whole batch
+BATCH = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(7))
+SHARDED = {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9}
+LAYOUTS = {
+    "pp4": {"partitions": 4},
+    "pp2 dp2": {"partitions": 2, "ddp": True},
+    "dp4": {"ddp": True},
+    "dp4 shared states": {"ddp": True, "shard_optimizer_state": True},
+    "pp2 dp2 shared states": {"partitions": 2, "ddp": True, "shard_optimizer_state": True},
+    "sharded 4": {"ddp": True, "sharded_data_parallel_degree": 4, **SHARDED},
+    "sharded 2, two copies": {"ddp": True, "sharded_data_parallel_degree": 2, **SHARDED},
+    "sharded 4, small ones whole": {
+        **SHARDED,
+        "ddp": True,
+        "sharded_data_parallel_degree": 4,
+        "sdp_param_persistence_threshold": 10,
+    },
+    "pp2 sharded 2": {"partitions": 2, "ddp": True, "sharded_data_parallel_degree": 2, **SHARDED},
+}
+
+
+def start(layout, **keys):
+    lamina.init(**({"microbatches": 1, "timeout_s": 30} | LAYOUTS[layout] | keys))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)
+    )
+
+
+def share():
+    """This copy's rows of the batch."""
+    rows = ROWS // lamina.dp_size()
+    return BATCH[lamina.dp_rank() * rows :][:rows]
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adamw(parameters):
+    return lamina.optim.AdamW(parameters, lr=1e-2)
+
+
+def adam_of_torch(parameters):
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def lamb(parameters):
+    return lamina.optim.LAMB(parameters, lr=1e-2)
+
+
+@lamina.step
+def train(model, x):
+    loss = model(x).float().square().mean()
+    model.backward(loss)
+    return loss
+
+
+def reference(make, dtype, steps, clip=math.inf):
+    """The parameters of a plain loop over the whole batch, with masters, after each step."""
+    model = network().to(dtype)
+    parameters = list(model.parameters())
+    masters = [parameter.detach().float().requires_grad_() for parameter in parameters]
+    optimizer = make(masters)
+    for _ in range(steps):
+        model(BATCH.to(dtype)).float().square().mean().backward()
+        for master, parameter in zip(masters, parameters, strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(masters, clip)
+        optimizer.step()
+        for master, parameter in zip(masters, parameters, strict=True):
+            parameter.data.copy_(master)
+        yield dict(model.named_parameters())
+
+
+def masters(optimizer):
+    """The whole masters, by number."""
+    return optimizer.state_dict()["masters"]
+
+
+# Of bfloat16: a gradient of the whole batch is rounded once, that of copies once each and their mean again.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def trains_like_the_plain_loop(layout, dtype, make, clip=None, **scale):
+    keys = {torch.float16: {"fp16": True}, torch.bfloat16: {"bf16": True}}.get(dtype, {})
+    start(layout, **keys)
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(make(model.parameters()), **scale)
+    for expected in reference(make, dtype, 4, clip or math.inf):
+        train(model, share())
+        if clip:
+            assert optimizer.clip_master_grads(clip) > clip
+        optimizer.step()
+        assert not optimizer.overflow
+        optimizer.zero_grad()
+        for name, parameter in model.local_named_parameters():
+            assert parameter.dtype == dtype and parameter.grad is None
+            ours = lamina.get_full_parameter(parameter)
+            torch.testing.assert_close(ours, expected[name].detach(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    lamina.shutdown()
+
+
+def case_half_models_train_like_the_plain_loop_with_masters():
+    for layout in LAYOUTS:
+        trains_like_the_plain_loop(layout, torch.bfloat16, sgd)
+        trains_like_the_plain_loop(layout, torch.float16, sgd, static_loss_scale=128.0)
+
+
+def case_states_that_copies_divide_change_nothing():
+    for layout in ("dp4 shared states", "pp2 dp2 shared states"):
+        for make in (sgd, adamw, adam_of_torch):
+            trains_like_the_plain_loop(layout, torch.float32, make)
+
+
+def case_a_scale_without_half_precision_changes_nothing():
+    for layout in LAYOUTS:
+        trains_like_the_plain_loop(layout, torch.float32, adamw, static_loss_scale=1024.0)
+
+
+def case_master_gradients_are_clipped():
+    for layout in LAYOUTS:
+        trains_like_the_plain_loop(layout, torch.float32, sgd, clip=0.05, static_loss_scale=64.0)
+
+
+def case_pipelines_of_half_models_are_exact():
+    """With one microbatch a pipeline computes what one process does: bit by bit."""
+    for make in (sgd, adamw, adam_of_torch, lamb):
+        start("pp4", bf16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(make(model.parameters()))
+        for expected in reference(make, torch.bfloat16, 4):
+            train(model, BATCH)
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, parameter in model.local_named_parameters():
+                if make is not lamb:  # whose global norm is a float64 here
+                    assert torch.equal(parameter, expected[name]), (make, name)
+                torch.testing.assert_close(parameter, expected[name], rtol=1e-2, atol=1e-3)
+        lamina.shutdown()
+
+
+def plant(model, where):
+    """Puts an infinity into one gradient of this rank."""
+    parameter = next(iter(model.local_parameters()), None)
+    if parameter is not None and lamina.rank() == where:
+        holder = getattr(parameter, "ds_tensor", parameter)
+        holder.grad.reshape(-1)[0] = math.inf
+
+
+def case_an_infinity_on_any_rank_has_all_leave_the_step_out():
+    for layout in LAYOUTS:
+        start(layout, fp16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(
+            adamw(model.parameters()),
+            dynamic_loss_scale=True,
+            dynamic_loss_args={"init_scale": 256.0, "scale_window": 3},
+        )
+        train(model, share())
+        optimizer.step()
+        optimizer.zero_grad()
+        for where in range(4):
+            before = masters(optimizer)
+            train(model, share())
+            plant(model, where)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert lamina.allgather(optimizer.overflow, lamina.WORLD) == [True] * 4, (layout, where)
+            assert optimizer.state_dict()["loss_scale"]["scale"] == 256.0 / 2 ** (where + 1)
+            after = masters(optimizer)
+            assert all(torch.equal(before[number], after[number]) for number in before)
+        for _ in range(3):
+            assert optimizer.state_dict()["loss_scale"]["scale"] == 16.0
+            train(model, share())
+            optimizer.step()
+            assert not optimizer.overflow
+            optimizer.zero_grad()
+        assert optimizer.state_dict()["loss_scale"]["scale"] == 32.0
+        lamina.shutdown()
+
+
+def case_a_loss_that_overflows_on_one_rank_is_left_out_by_all():
+    start("dp4", fp16=True)
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), dynamic_loss_scale=True)
+    left_out = 0
+    for _ in range(40):
+        train(model, share())
+        optimizer.step()
+        optimizer.zero_grad()
+        left_out += optimizer.overflow
+    scale = optimizer.state_dict()["loss_scale"]["scale"]
+    assert left_out >= 14 and scale == 2.0 ** (32 - left_out)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def case_training_goes_on_from_a_state_as_if_it_had_not_stopped():
+    scaled = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 512.0, "scale_window": 3}}
+    for layout in LAYOUTS:
+
+        def steps(model, optimizer, count):
+            for _ in range(count):
+                train(model, share())
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def state(model, optimizer):
+            return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+        start(layout, fp16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(adamw(model.parameters()), **scaled)
+        steps(model, optimizer, 4)
+        values, states = state(model, optimizer)
+        local = copy.deepcopy(optimizer.local_state_dict())
+        steps(model, optimizer, 4)
+        expected, expected_states = state(model, optimizer)
+        lamina.shutdown()
+
+        for saved in (states, local):
+            for optimizer_first in (False, True):
+                start(layout, fp16=True)
+                torch.manual_seed(9)
+                model = lamina.DistributedModel(network())
+                optimizer = lamina.DistributedOptimizer(adamw(model.parameters()), **scaled)
+                if optimizer_first:
+                    optimizer.load_state_dict(copy.deepcopy(saved))
+                model.load_state_dict(values)
+                if not optimizer_first:
+                    optimizer.load_state_dict(copy.deepcopy(saved))
+                steps(model, optimizer, 4)
+                found, found_states = state(model, optimizer)
+                apart = [name for name in expected if not torch.equal(found[name], expected[name])]
+                assert not apart, (layout, saved is local, optimizer_first, apart)
+                assert found_states["loss_scale"] == expected_states["loss_scale"]
+                for number, master in expected_states["masters"].items():
+                    assert torch.equal(found_states["masters"][number], master), layout
+                lamina.shutdown()
+
+
+def case_what_scripts_read_of_the_optimizer():
+    start("sharded 4", fp16=True)
+    model = lamina.DistributedModel(network())
+    sizes = [parameter.ds_tensor.ds_numel for parameter in model.parameters()]
+    optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+    flat = optimizer.fp32_partitioned_groups_flat[0]
+    assert flat.dtype == torch.float32 and flat.numel() == sum(sizes)
+    for parameter, named in zip(optimizer.fp16_groups[0], model.module.named_parameters(), strict=True):
+        assert parameter is named[1] and parameter.dtype == torch.float16
+    for parameter, part in zip(optimizer.fp16_groups[0], flat.split(sizes), strict=True):
+        assert torch.equal(part.half(), parameter.ds_tensor)
+    assert optimizer.optimizer is optimizer and not optimizer.overflow
+    assert torch.distributed.get_world_size(optimizer.ds_param_shard_group) == 4
+    train(model, share())
+    optimizer.step()
+    assert optimizer._global_grad_norm > 0
+    assert torch.equal(flat.half(), torch.cat([parameter.ds_tensor for parameter in model.parameters()]))
+
+
+def case_a_loss_that_was_not_scaled_is_an_error():
+    start("dp4")
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=8.0)
+    model(share()).square().mean().backward()
+    with pytest.raises(lamina.UsageError, match=r"call model.backward\(loss\)"):
+        optimizer.step()
+    with pytest.raises(lamina.UsageError, match="one loss scale"):
+        lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=4.0)
+
+
+def case_a_grad_scaler_is_alike_on_all_ranks():
+    for layout in LAYOUTS:
+        start(layout)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(sgd(model.parameters()))
+        scaler = lamina.amp.GradScaler(init_scale=64.0, growth_interval=2)
+
+        @lamina.step
+        def scaled(model, scaler, x):
+            model.backward(scaler.scale(model(x).square().mean()))
+
+        expected = reference(sgd, torch.float32, 4)
+        scales = []
+        for where in (None, 0, None, 3, None, None):
+            scaled(model, scaler, share())
+            if where is not None:
+                plant(model, where)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+            if where is None:
+                values = next(expected)
+                for name, parameter in model.local_named_parameters():
+                    ours = lamina.get_full_parameter(parameter)
+                    torch.testing.assert_close(ours, values[name].detach(), rtol=1e-6, atol=1e-6)
+        assert scales == [64.0, 32.0, 32.0, 16.0, 16.0, 32.0], (layout, scales)
+        lamina.shutdown()
+
+
+def case_torchs_own_grad_scaler_names_ours():
+    start("pp4")
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()))
+    train(model, share())
+    for use in (lambda scaler: scaler.step(optimizer), lambda scaler: scaler.update()):
+        with pytest.raises(lamina.UsageError, match=r"take lamina\.amp\.GradScaler"):
+            use(torch.amp.GradScaler("cpu"))
+
+
+def case_norms_of_torchs_are_those_without_the_scale():
+    for layout in LAYOUTS:
+        norms = []
+        for scale in (1.0, 256.0):
+            start(layout)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=scale)
+            train(model, share())
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
+            optimizer.step()
+            norms.append(sum(value.double().square().sum().item() for value in model.state_dict().values()))
+            lamina.shutdown()
+        assert norms[:2] == pytest.approx(norms[2:], rel=1e-5), layout
