@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of each optimizer in one thread, in float32, without Python (optim_bench.cc), in turns with torch's fused one.
+"""A step of each optimizer in one thread, in float32, without Python (optim_bench.cc), in turns with those of others.
 
     python benchmarks/optim.py PATH_TO_optim_bench
 
-`torch over lamina` is the median, over the turns, of torch's time over ours: `torch.optim(fused=True)`, called from
-Python as a user does, and its kernel alone, called from C++ with lists that are made once. `of memory` is our time over
-that of loops which merely read and write what the passes of the optimizer read and write.
+`over lamina` is the median, over the turns, of a peer's time over ours. `of memory` is our time over that of loops
+which merely read and write what the passes of the optimizer do. Peers are called from Python, as a user does:
+
+  torch.optim, fused    `torch.optim(fused=True)`
+  its kernel from C++   that alone, called with lists that are made once
+  torch's functional    `torch.distributed.optim._FunctionalAdamW`, compiled as torch's DistributedOptimizer compiles it
+  lamina.optim          our own class, which a user has in the place of torch's
+  DeepSpeed             its CPU Adam, where it is installed
 """
 
+import importlib.util
 import statistics
 import time
+import warnings
+from collections.abc import Callable
 
 import torch
 from measure import Report, arguments, output_of
+from torch import nn
+
+import lamina.optim
 
 OPTIMIZERS = ("AdamW", "SGD", "LAMB", "NovoGrad", "QHM")
-PEERS = {"AdamW": (torch.optim.AdamW, {}), "SGD": (torch.optim.SGD, {"momentum": 0.9})}
-
+KEYS = {"SGD": {"momentum": 0.9}, "QHM": {"momentum": 0.9, "nu": 0.7}}
+FUSED_BY_TORCH = ("AdamW", "SGD")
 
 LAYER = [parameter.numel() for parameter in torch.nn.TransformerEncoderLayer(512, 8).parameters()]
 CASES = {
@@ -26,24 +37,63 @@ CASES = {
 }
 
 
-class Peer:
-    """torch's optimizer over parameters of these sizes, as a script has it."""
+Step = Callable[[], object]
 
-    def __init__(self, name: str, sizes: list[int]):
-        parameters = [torch.randn(size, requires_grad=True) for size in sizes]
-        for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter)
-        made, options = PEERS[name]
-        self._optimizer = made(parameters, lr=1e-3, fused=True, **options)
 
-    def seconds(self, rounds: int) -> float:
-        """Median of a step."""
-        samples = []
-        for _ in range(rounds + 3):
-            begin = time.perf_counter()
-            self._optimizer.step()
-            samples.append(time.perf_counter() - begin)
-        return statistics.median(samples[3:])
+def parameters_of(sizes: list[int]) -> list[torch.Tensor]:
+    """Parameters with gradients."""
+    parameters = [torch.randn(size, requires_grad=True) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    return parameters
+
+
+class Compiled(nn.Module):
+    """A functional optimizer of torch's as its DistributedOptimizer has it."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.optim = form
+
+    @torch.jit.export
+    def step(self, gradients: list[torch.Tensor | None]) -> None:
+        self.optim.step(gradients)
+
+
+def torchs_functional(sizes: list[int]) -> Step:
+    parameters = parameters_of(sizes)
+    gradients = [parameter.grad for parameter in parameters]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        from torch.distributed.optim import _FunctionalAdamW
+
+        compiled = torch.jit.script(Compiled(_FunctionalAdamW(parameters, lr=1e-3)))
+    return lambda: compiled.step(gradients)
+
+
+def peers_of(name: str, sizes: list[int]) -> dict[str, Step]:
+    """Steps over parameters of these sizes."""
+    keys = {"lr": 1e-3, **KEYS.get(name, {})}
+    peers: dict[str, Step] = {"lamina.optim": getattr(lamina.optim, name)(parameters_of(sizes), **keys).step}
+    if name in FUSED_BY_TORCH:
+        peers["torch.optim, fused"] = getattr(torch.optim, name)(parameters_of(sizes), fused=True, **keys).step
+    if name == "AdamW":
+        peers["torch's functional"] = torchs_functional(sizes)
+        if importlib.util.find_spec("deepspeed"):
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            peers["DeepSpeed"] = DeepSpeedCPUAdam(parameters_of(sizes), lr=1e-3, adamw_mode=True).step
+    return peers
+
+
+def seconds_of(step: Step, rounds: int) -> float:
+    """Median of a step."""
+    samples = []
+    for _ in range(rounds + 3):
+        begin = time.perf_counter()
+        step()
+        samples.append(time.perf_counter() - begin)
+    return statistics.median(samples[3:])
 
 
 def main() -> None:
@@ -54,20 +104,24 @@ def main() -> None:
     rounds = options.pick(5, 15, 31)
     for name in OPTIMIZERS:
         for case, sizes in CASES.items():
-            peer = Peer(name, sizes) if name in PEERS else None
-            ours, torchs, kernels, memory = [], [], [], []
+            peers = peers_of(name, sizes)
+            ours, kernels, memory = [], [], []
+            theirs: dict[str, list[float]] = {peer: [] for peer in peers}
             for _ in range(turns):
                 mine, kernel, touched = map(float, output_of(options.program, name, rounds, *sizes).split())
                 ours.append(1e3 * mine)
                 kernels.append(1e3 * kernel)
                 memory.append(1e3 * touched)
-                if peer:
-                    torchs.append(1e3 * peer.seconds(rounds))
+                for peer, step in peers.items():
+                    theirs[peer].append(1e3 * seconds_of(step, rounds))
             label = f"{name}, {case}"
             report.add(label, "lamina", "ms", ours, of_memory=ratio(ours, memory))
-            if peer:
-                report.add(label, "torch.optim, fused", "ms", torchs, torch_over_lamina=ratio(torchs, ours))
-                report.add(label, "its kernel from C++", "ms", kernels, torch_over_lamina=ratio(kernels, ours))
+            for peer, times in theirs.items():
+                report.add(label, peer, "ms", times, over_lamina=ratio(times, ours))
+            if name in FUSED_BY_TORCH:
+                report.add(label, "its kernel from C++", "ms", kernels, over_lamina=ratio(kernels, ours))
+    if not importlib.util.find_spec("deepspeed"):
+        report.note("DeepSpeed is not installed, and left out")
     report.finish()
 
 

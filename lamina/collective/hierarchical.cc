@@ -65,6 +65,13 @@ class HierarchicalBackend : public c10d::Backend {
         [this, tensor = tensors.front()](const auto& timed, const Check&) { return all_reduce(tensor, timed); });
   }
 
+  // Each part goes from one member to one other: levels would send none of them less often.
+  WorkPtr alltoall_base(at::Tensor& received, at::Tensor& sent, std::vector<std::int64_t>& received_rows,
+                        std::vector<std::int64_t>& sent_rows, const c10d::AllToAllOptions& options) override {
+    if (!levels_.flat) throw base::UsageError("all_to_all by levels goes over a flat group, and there is none");
+    return levels_.flat->all_to_all_single(received, sent, received_rows, sent_rows, options);
+  }
+
   // A member crosses when all of its host have come.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     return start(OpType::BARRIER, "lamina:barrier", {}, options, [this](const auto& timed, const Check&) {

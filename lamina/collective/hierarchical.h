@@ -22,13 +22,13 @@ namespace lamina::collective {
 
 struct Levels {
   c10::intrusive_ptr<c10d::ProcessGroup> within, across;  // torch's, of any backend; nobody else uses them
-  c10::intrusive_ptr<c10d::ProcessGroup> flat;            // gathers what is too large for `limits`; nullptr: nothing is
+  c10::intrusive_ptr<c10d::ProcessGroup> flat;  // all_to_all, and gathers too large for `limits`; nullptr: none are
   GatherLimits limits;
   std::shared_ptr<PostedGather> posted;  // crosses in all-gathers of tensors of the CPU; nullptr: `across` does
 };
 
-// torch's group over both, for tensors of the CPU and of CUDA: all_gather and reduce_scatter of single tensors,
-// all_reduce and barrier, which lie as those of a flat group. They run in the order in which they are started,
+// torch's group over both, for tensors of the CPU and of CUDA: all_gather, reduce_scatter and all_to_all of single
+// tensors, all_reduce and barrier, which lie as those of a flat group. They run in the order in which they are started,
 // whichever is awaited first. Sums are made of the hosts' sums: each member has the same bits, which may differ from a
 // flat group's in the last one. One that is under way cannot be given up, as Gloo's, but while it crosses by `posted`.
 // Of n elements of each member all_gather sends (hosts - 1) * n across, reduce_scatter into n elements as many, and

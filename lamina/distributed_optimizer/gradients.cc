@@ -22,7 +22,10 @@ at::Tensor own_squares(std::span<const at::Tensor> holders, const Measurers& mea
     const auto number = measurers.sharding == nullptr ? std::nullopt : measurers.sharding->find_shard(holders[i]);
     parameters.push_back(number ? measurers.sharding->named(*number).parameter : holders[i]);
     gradients.push_back(holders[i].grad());
-    if (number) shards.push_back(i);
+    if (!number) continue;
+    shards.push_back(i);
+    auto& part = gradients.back();
+    if (part.defined()) part = part.narrow(0, 0, measurers.sharding->elements(*number));  // without what pads it
   }
   auto squares = optim::squared_norms(gradients, threads);
   if (measurers.sharding != nullptr) {

@@ -13,13 +13,13 @@
 
 namespace lamina::distributed_optimizer {
 
-// What is measured of all gradients before an update, with one exchange beside that of the shards.
+// Tells of all gradients, measured before an update with one exchange beside that of the shards.
 struct Measure {
   double norm = 0;        // of the model's, each element once
   bool overflow = false;  // of some gradient of some rank, a copy's included
 };
 
-// Who measures together.
+// Those who measure together, and what they know.
 struct Measurers {
   const model::ParameterTable* table = nullptr;  // nullptr: no model
   sharding::Sharding* sharding = nullptr;        // nullptr where nothing is

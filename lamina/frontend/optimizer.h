@@ -26,7 +26,7 @@ class OptimizerPart {
   // Gives gradients to what is updated. False where they overflow: the step is to be left out.
   bool begin_step(bool has_closure);
   void end_step();
-  // What torch's does not reach: gradients of shards, and of parameters that others stand in for.
+  // Forgets what torch's zero_grad() does not reach: gradients of shards, and of parameters that others stand in for.
   void zero_rest(bool set_to_none);
   double clip(double max_norm);
 

@@ -19,10 +19,10 @@ constexpr HyperField kHyper[] = {lr(1e-2),
 constexpr StateField kStateFields[] = {
     {"step", StateKind::kNumber}, {"prev"}, {"step_size", StateKind::kLikeParameter, "lr"}};
 
-// NaN where `decides` is NaN.
+// As torch's: what is no number has the sign of zero, and moves nothing.
 template <class T>
 T by_sign(T decides, T negative, T zero, T positive) {
-  const T not_positive = decides < 0 ? negative : decides == 0 ? zero : decides;
+  const T not_positive = decides < 0 ? negative : zero;
   return decides > 0 ? positive : not_positive;
 }
 

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +34,7 @@ struct Update {
   State* state = nullptr;  // what its first step makes is kept there
   at::Tensor copy;         // gets the new values too, in its own type and in the same pass; undefined for none
   Norms norms{};           // from `measure`; combined over the holders, if there are others
+  std::optional<std::int64_t> elements{};  // the first of them, where others merely pad what is held here
 };
 
 // Values that hold for all parameters of a group.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/optim/fused_functional.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full_like.h>
@@ -59,6 +60,13 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const cha
   }
 }
 
+// Refuses a parameter of which several elements are one in memory: they cannot all have their values.
+void check_alone(const at::Tensor& parameter, const char* optimizer) {
+  if (at::has_internal_overlap(parameter) != at::MemOverlap::Yes) return;
+  throw UsageError(base::str(optimizer, ": unsupported operation: more than one element of a parameter of shape ",
+                             parameter.sizes(), " refers to a single memory location; clone() it before"));
+}
+
 // The spans of a list of updates, with the copies that some of them need.
 class Spans {
  public:
@@ -97,6 +105,7 @@ class Spans {
     const char* name = declaration_.name;
     const at::Tensor& parameter = update.parameter;
     check_fits(parameter, parameter, "parameter", name);
+    if (!parameter.is_same(update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
     check_fits(update.gradient, parameter, "gradient", name);
     if (update.copy.defined()) check_fits(update.copy, parameter, "copy", name);
     for (const at::Tensor& tensor : update.state->tensors) {
@@ -106,7 +115,8 @@ class Spans {
 
   void add(Update& update, Hyper hyper) {
     const at::Tensor& parameter = update.parameter;
-    fused::Part part{.count = static_cast<std::size_t>(parameter.numel()) * (parameter.is_complex() ? 2 : 1),
+    const auto elements = static_cast<std::size_t>(update.elements.value_or(parameter.numel()));
+    fused::Part part{.count = elements * (parameter.is_complex() ? 2 : 1),
                      .dtype = reals_of(parameter),
                      .gradient_dtype = reals_of(update.gradient),
                      .first = !update.state->started};

@@ -10,15 +10,15 @@ struct DynamicLossScale {
   int scale_window = 1000;         // steps
   double min_scale = 1;
   int delayed_shift = 1;  // so many overflows make it smaller once
-  // Whether a step without overflow makes them count anew; else a window of them does.
+  // Says whether one step without overflow makes them count anew; else a window does.
   bool consecutive_hysteresis = false;
 };
 
-// What the loss is multiplied by before the backward, and gradients are divided by before the update: small gradients
-// of half precision would else be zeros. Where they overflow, the step is left out.
+// Multiplies the loss before the backward, and divides gradients before the update: small ones of half precision would
+// else be zeros. Where they overflow, the step is left out.
 class LossScale {
  public:
-  // What goes on after a restart.
+  // The part of it that goes on after a restart.
   struct State {
     double scale = 1;
     int overflows_left = 1;   // until it becomes smaller

@@ -45,11 +45,18 @@ std::shared_ptr<Threads> shared_threads() {
 }
 
 double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads) {
-  std::vector<at::Tensor> gradients;
-  for (const Update& update : updates) gradients.push_back(update.gradient);
+  std::vector<State> none(updates.size());
+  std::vector<Update> measured;
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    measured.push_back({.parameter = updates[i].gradient,
+                        .gradient = updates[i].gradient,
+                        .state = &none[i],
+                        .elements = updates[i].elements});
+  }
+  FusedFunctional(fused::kGradientNorm).measure({{}, gradient_scale}, measured, threads);
   double sum = 0;
-  for (const double squares : squared_norms(gradients, threads)) sum += squares;
-  return sum * gradient_scale * gradient_scale;
+  for (const Update& update : measured) sum += update.norms[0];
+  return sum;
 }
 
 void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor> parameters,

@@ -27,7 +27,7 @@ class OptimizerSteps {
 
   // When the model is cut. `table` gives nullptr where there is none; so may be the sharding.
   void set_model(Table table, std::shared_ptr<sharding::Sharding> sharding);
-  // What an optimizer is to have in the place of a parameter, or of this rank's shard of one: a stand-in, or itself.
+  // Gives what an optimizer is to have in the place of a parameter, or of this rank's shard: a stand-in, or itself.
   at::Tensor place_of(const at::Tensor& held);
   distributed_optimizer::StandIns& stand_ins() { return stand_ins_; }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/session/optimizer_steps.h"
+#include "lamina/sharding/sharding.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -26,6 +28,7 @@ namespace {
 using fused::StateKind;
 using optim::Functional;
 using Shared = std::shared_ptr<const Functional>;
+using sharding::Sharding;
 
 optim::Registry& registry() {
   static optim::Registry registry;
@@ -63,8 +66,11 @@ struct Fields {
 // float32, as torch's, other numbers float64.
 class Slot {
  public:
-  Slot(py::object parameter, const py::dict& states) : key_(std::move(parameter)) {
-    parameter_ = THPVariable_Unpack(key_.ptr());
+  // `sharding`: may be null.
+  Slot(py::object parameter, const py::dict& states, const Sharding* sharding) : key_(std::move(parameter)) {
+    if (sharding != nullptr) {
+      if (const auto number = sharding->find_shard(this->parameter())) elements_ = sharding->elements(*number);
+    }
     if (auto* found = PyDict_GetItemWithError(states.ptr(), key_.ptr()))
       entry_ = py::reinterpret_borrow<py::dict>(found);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -72,17 +78,19 @@ class Slot {
 
   const py::object& key() const { return key_; }
 
-  const at::Tensor& parameter() const { return parameter_; }
+  // Not kept: torch.utils.swap_tensors gives the object of Python another one.
+  const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
+  bool is_shard() const { return elements_.has_value(); }
 
   // Takes what somebody has put into the dict meanwhile.
-  optim::Update begin(const Fields& fields) {
-    const auto& gradient = parameter_.grad();
-    if (gradient.defined() && entry_) read(fields);
-    return {.parameter = parameter_, .gradient = gradient, .state = &state_};
+  optim::Update begin(const Fields& fields, const at::Tensor& gradient) {
+    changes_ = gradient.defined();
+    if (changes_ && entry_) read(fields);
+    return {.parameter = parameter(), .gradient = gradient, .state = &state_, .elements = elements_};
   }
 
   void end(const Fields& fields, const py::dict& states) {
-    if (!parameter_.grad().defined()) return;
+    if (!changes_) return;
     if (!entry_) {
       entry_ = py::dict();
       states[key_] = entry_;
@@ -125,6 +133,9 @@ class Slot {
       any = any || fields_[i].defined();
       if (fields.all[i].kind != StateKind::kNumber) {
         state_.tensors.push_back(fields_[i]);
+      } else if (found != nullptr && (PyFloat_Check(found) || PyLong_Check(found))) {
+        state_.numbers.push_back(PyFloat_AsDouble(found));
+        any = true;
       } else {
         state_.numbers.push_back(fields_[i].defined() ? number_of(fields_[i]) : 0);
       }
@@ -134,73 +145,199 @@ class Slot {
   }
 
   py::object key_;
-  at::Tensor parameter_;
+  std::optional<std::int64_t> elements_;  // of a shard, without those that pad it
   py::dict entry_{py::reinterpret_steal<py::dict>(py::handle())};
+  bool changes_ = false;  // in this step
   optim::State state_;
   std::vector<at::Tensor> fields_;  // the state's tensors, numbers too; undefined where unused
 };
 
+// One for each parameter of a group; None where it is left alone.
+using Gradients = std::vector<std::optional<at::Tensor>>;
+
 // The parameters of a group, in the list that the optimizer has.
 class OptimizerGroup {
  public:
-  OptimizerGroup(Shared functional, const py::list& parameters, py::dict states)
-      : functional_(std::move(functional)), fields_(*functional_), states_(std::move(states)) {
-    for (const auto& parameter : parameters)
-      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter), states_);
-    on_cpu_ = std::ranges::all_of(slots_, [](const auto& slot) { return slot.parameter().is_cpu(); });
+  // `sharding`: of which some may be shards; may be null.
+  OptimizerGroup(Shared functional, const py::list& parameters, py::dict states, std::shared_ptr<Sharding> sharding)
+      : functional_(std::move(functional)),
+        fields_(*functional_),
+        states_(std::move(states)),
+        sharding_(std::move(sharding)) {
+    for (const auto& parameter : parameters) {
+      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter), states_, sharding_.get());
+    }
+    has_shards_ = std::ranges::any_of(slots_, &Slot::is_shard);
+    std::vector<const void*> objects;
+    for (const auto& slot : slots_) objects.push_back(slot.key().ptr());
+    std::ranges::sort(objects);
+    each_once_ = std::ranges::adjacent_find(objects) == objects.end();
   }
 
-  bool on_cpu() const { return on_cpu_; }
+  // They may have been moved.
+  bool on_cpu() const {
+    return std::ranges::all_of(slots_, [](const auto& slot) { return slot.parameter().is_cpu(); });
+  }
+  bool each_once() const { return each_once_; }
+  bool has_shards() const { return has_shards_; }
+  const Functional& functional() const { return *functional_; }
+  Sharding* sharding() const { return sharding_.get(); }  // the model's, if it has one
 
-  // True while the list has the same parameters and the dict is the same.
-  bool is_of(const py::list& parameters, const py::dict& states) const {
-    if (states.ptr() != states_.ptr() || parameters.size() != slots_.size()) return false;
+  // True while the list has the same parameters, and the others are the same.
+  bool is_of(const py::list& parameters, const py::dict& states, const Sharding* sharding) const {
+    if (states.ptr() != states_.ptr() || sharding != sharding_.get() || parameters.size() != slots_.size())
+      return false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       if (PyList_GET_ITEM(parameters.ptr(), static_cast<Py_ssize_t>(i)) != slots_[i].key().ptr()) return false;
     }
     return true;
   }
 
-  double squared_gradient_norm(double scale) {
-    auto updates = begin();
-    const auto helpers = optim::shared_threads();
-    const py::gil_scoped_release release;
-    return optim::squared_gradient_norm(updates, scale, *helpers);
+  std::vector<optim::Update> begin() {
+    return begin([this](std::size_t i) { return slots_[i].parameter().grad(); });
+  }
+  std::vector<optim::Update> begin(const Gradients& gradients) {
+    return begin([&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
   }
 
-  // Updates those that have gradients, which are multiplied by `scale` first; `gradient_norm`: of all of the model's.
-  // Halves that parameters stand in for, which `steps` knows, get their values, too.
-  void step(const std::vector<double>& hyper, double scale, double gradient_norm, session::OptimizerSteps* steps) {
-    auto updates = begin();
-    for (auto& update : updates) {
-      if (const auto number = steps == nullptr ? std::nullopt : steps->stand_ins().find(update.parameter)) {
-        update.copy = steps->stand_ins().half_copy(*number);
-      }
-    }
-    {
-      const auto helpers = optim::shared_threads();
-      const py::gil_scoped_release release;
-      const optim::Step given{.hyper = hyper, .gradient_scale = scale, .gradient_norm = gradient_norm};
-      functional_->check(given.hyper);
-      functional_->measure(given, updates, *helpers);
-      functional_->update(given, updates, *helpers);
-    }
+  void end() {
     for (auto& slot : slots_) slot.end(fields_, states_);
   }
 
  private:
-  std::vector<optim::Update> begin() {
+  template <class GradientOf>
+  std::vector<optim::Update> begin(const GradientOf& gradient_of) {
     std::vector<optim::Update> updates;
     updates.reserve(slots_.size());
-    for (auto& slot : slots_) updates.push_back(slot.begin(fields_));
+    for (std::size_t i = 0; i < slots_.size(); ++i) updates.push_back(slots_[i].begin(fields_, gradient_of(i)));
     return updates;
   }
 
   const Shared functional_;
   const Fields fields_;
   const py::dict states_;
+  const std::shared_ptr<Sharding> sharding_;
   std::vector<Slot> slots_;
-  bool on_cpu_ = true;
+  bool has_shards_ = false, each_once_ = true;
+};
+
+// The groups of one optimizer, all of one form, in a step; the optimizer takes one at a time.
+class Groups {
+ public:
+  // `gradients`: of the only group; else each parameter has its own. `steps` may be nullptr.
+  Groups(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients,
+         session::OptimizerSteps* steps = nullptr)
+      : groups_(groups), helpers_(optim::shared_threads()) {
+    base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+    for (auto* group : groups_) {
+      updates_.push_back(gradients ? group->begin(*gradients) : group->begin());
+      if (group->has_shards()) sharding_ = group->sharding();
+    }
+    if (steps != nullptr) look_behind(steps->stand_ins());
+  }
+
+  // Measures all gradients of these parameters, so scaled; of shards those of all holders.
+  double squared_gradient_norm(double scale) {
+    const py::gil_scoped_release release;
+    double whole = 0, of_shards = 0;
+    for (auto& updates : updates_) {
+      // Shards come last.
+      const auto shards = std::ranges::stable_partition(updates, [](const auto& update) { return !update.elements; });
+      whole += optim::squared_gradient_norm({updates.begin(), shards.begin()}, scale, *helpers_);
+      of_shards += optim::squared_gradient_norm(shards, scale, *helpers_);
+    }
+    return whole + (sharding_ != nullptr ? sharding_->sum(of_shards) : of_shards);
+  }
+
+  // With the hyper-parameters of each group, which are checked, as torch's, where groups are made: a program that
+  // writes others to a group later means them.
+  void step(const std::vector<std::vector<double>>& hypers, double scale, double gradient_norm) {
+    {
+      const py::gil_scoped_release release;
+      std::vector<optim::Step> steps;
+      for (std::size_t i = 0; i < groups_.size(); ++i) {
+        steps.push_back({.hyper = hypers.at(i), .gradient_scale = scale, .gradient_norm = gradient_norm});
+      }
+      for (std::size_t i = 0; i < groups_.size(); ++i) {
+        groups_[i]->functional().measure(steps[i], updates_[i], *helpers_);
+      }
+      combine();
+      for (std::size_t i = 0; i < groups_.size(); ++i) {
+        groups_[i]->functional().update(steps[i], updates_[i], *helpers_);
+      }
+    }
+    for (auto* group : groups_) group->end();
+  }
+
+ private:
+  // Masters of shards are parts of their parameters, too; halves get the values of their masters.
+  void look_behind(distributed_optimizer::StandIns& stand_ins) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      auto* sharding = groups_[i]->sharding();
+      for (auto& update : updates_[i]) {
+        const auto number = stand_ins.find(update.parameter);
+        if (!number) continue;
+        update.copy = stand_ins.half_copy(*number);
+        const auto shard = sharding == nullptr ? std::nullopt : sharding->find_shard(stand_ins.of(*number));
+        if (!shard) continue;
+        update.elements = sharding->elements(*shard);
+        sharding_ = sharding;
+      }
+    }
+  }
+
+  // Norms of shards become those of all holders.
+  void combine() {
+    if (sharding_ == nullptr) return;
+    std::vector<optim::Update*> shards;
+    for (auto& updates : updates_) {
+      for (auto& update : updates) {
+        if (update.elements) shards.push_back(&update);
+      }
+    }
+    sharding_->combine(shards, groups_.front()->functional().declaration().norms);
+  }
+
+  const std::vector<OptimizerGroup*>& groups_;
+  const std::shared_ptr<optim::Threads> helpers_;
+  std::vector<std::vector<optim::Update>> updates_;
+  Sharding* sharding_ = nullptr;  // where there are shards
+};
+
+const char* needs(const Functional& functional) {
+  switch (functional.declaration().needs) {
+    case fused::Needs::kElements:
+      return "elements";
+    case fused::Needs::kNorms:
+      return "norms";
+    case fused::Needs::kWhole:
+      return "whole";
+  }
+  throw base::InternalError("an optimizer with other needs");
+}
+
+// The entries that a dict of states had, by their identity: looking them up would ask each tensor for its hash, which
+// is a function of Python's.
+class StateEntries {
+ public:
+  explicit StateEntries(const py::dict& states) {
+    for (const auto& [key, entry] : states) {
+      entries_.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(entry));
+    }
+  }
+
+  bool are_of(const py::dict& states) const {
+    if (states.size() != entries_.size()) return false;
+    auto known = entries_.begin();
+    for (const auto& [key, entry] : states) {
+      if (!known->first.is(key) || !known->second.is(entry)) return false;
+      ++known;
+    }
+    return true;
+  }
+
+ private:
+  std::vector<std::pair<py::object, py::object>> entries_;
 };
 
 py::list hyper_fields(const Functional& functional) {
@@ -221,23 +358,37 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("hyper", &hyper_fields)
       .def_property_readonly("norm",
                              [](const Functional& functional) { return functional.declaration().gradient_norm; })
-      .def_property_readonly(
-          "needs_elements_alone",
-          [](const Functional& functional) { return functional.declaration().needs == fused::Needs::kElements; })
+      .def_property_readonly("needs", &needs)
       .def(
           "check", [](const Functional& functional, const std::vector<double>& hyper) { functional.check(hyper); },
           py::arg("hyper"));
   module.def(
       "functional", [](const std::string& name) { return std::const_pointer_cast<Functional>(registry().find(name)); },
       py::arg("name"));
+  module.def("load_functional", [](const std::string& path) { return registry().load(path); }, py::arg("path"));
   py::class_<OptimizerGroup>(module, "OptimizerGroup")
-      .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
-           py::arg("states"))
+      .def(py::init<Shared, const py::list&, py::dict, std::shared_ptr<Sharding>>(), py::arg("functional"),
+           py::arg("parameters"), py::arg("states"), py::arg("sharding"))
       .def_property_readonly("on_cpu", &OptimizerGroup::on_cpu)
-      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"))
-      .def("squared_gradient_norm", &OptimizerGroup::squared_gradient_norm, py::arg("scale"))
-      .def("step", &OptimizerGroup::step, py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
-           py::arg("steps").none(true) = nullptr);
+      .def_property_readonly("each_once", &OptimizerGroup::each_once)
+      .def_property_readonly("has_shards", &OptimizerGroup::has_shards)
+      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"), py::arg("sharding"));
+  py::class_<StateEntries>(module, "StateEntries")
+      .def(py::init<const py::dict&>(), py::arg("states"))
+      .def("are_of", &StateEntries::are_of, py::arg("states"));
+  module.def(
+      "squared_gradient_norm",
+      [](const std::vector<OptimizerGroup*>& groups, double scale, const std::optional<Gradients>& gradients) {
+        return Groups(groups, gradients).squared_gradient_norm(scale);
+      },
+      py::arg("groups"), py::arg("scale"), py::arg("gradients") = py::none());
+  module.def(
+      "optimizer_step",
+      [](const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
+         double gradient_norm, const std::optional<Gradients>& gradients,
+         session::OptimizerSteps* steps) { Groups(groups, gradients, steps).step(hyper, scale, gradient_norm); },
+      py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
+      py::arg("gradients") = py::none(), py::arg("steps") = py::none());
 }
 
 }  // namespace lamina::python

@@ -426,33 +426,73 @@ class Functional:
     def norm(self) -> bool:
         """True where it needs the norm of all gradients."""
     @property
-    def needs_elements_alone(self) -> bool:
-        """True where it updates each element of a parameter by itself."""
+    def needs(self) -> Literal["elements", "norms", "whole"]:
+        """Says what it has to know of a parameter: see [Note: needs] in lamina/fused/declaration.h."""
     def check(self, hyper: Sequence[float]) -> None:
         """UsageError for values that it does not take."""
 
 def functional(name: str) -> Functional:
     """The form of the optimizer of that name."""
 
+def load_functional(path: str) -> str:
+    """Adds the optimizer of a shared library, see lamina/fused/plugin.h, and returns its name."""
+
 class OptimizerGroup:
     """Parameters of a group, with the states that the optimizer's `state` has of them."""
 
     def __init__(
-        self, functional: Functional, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]
+        self,
+        functional: Functional,
+        parameters: list[torch.Tensor],
+        states: dict[torch.Tensor, Any],
+        sharding: Sharding | None,
     ) -> None: ...
     @property
     def on_cpu(self) -> bool: ...
-    def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
+    @property
+    def each_once(self) -> bool:
+        """False where a parameter is listed twice."""
+    @property
+    def has_shards(self) -> bool: ...
+    def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any], sharding: Sharding | None) -> bool:
         """True where these are its parameters, and this its dict."""
-    def squared_gradient_norm(self, scale: float) -> float: ...
-    def step(
-        self, hyper: Sequence[float], scale: float, gradient_norm: float, steps: OptimizerSteps | None = None
-    ) -> None:
-        """Updates parameters that have gradients, which are multiplied by `scale` first. Halves that `steps` knows get
-        the values of what stands in for them. Releases the GIL."""
+
+class StateEntries:
+    """The entries of an optimizer's `state`, as they were."""
+
+    def __init__(self, states: dict[torch.Tensor, Any]) -> None: ...
+    def are_of(self, states: dict[torch.Tensor, Any]) -> bool:
+        """True where the dict has these and no others, in this order."""
+
+def squared_gradient_norm(
+    groups: list[OptimizerGroup], scale: float, gradients: Sequence[torch.Tensor | None] | None = None
+) -> float:
+    """Sum of the squares of all gradients, which are multiplied by `scale` first; with shards collective over the
+    sharding group, of all of the parameters.
+
+    Args:
+        gradients: those of the only group; each parameter's own where they are not given.
+    """
+
+def optimizer_step(
+    groups: list[OptimizerGroup],
+    hyper: Sequence[Sequence[float]],
+    scale: float,
+    gradient_norm: float,
+    gradients: Sequence[torch.Tensor | None] | None = None,
+    steps: OptimizerSteps | None = None,
+) -> None:
+    """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with shards and
+    an optimizer that needs norms collective over the sharding group. From one thread at a time for the same groups.
+
+    Args:
+        hyper: of each group, the hyper-parameters.
+        gradients: those of the only group; each parameter's own where they are not given.
+        steps: knows halves that parameters stand in for, which get their values, too.
+    """
 
 class LossScale:
-    """What losses are multiplied by; see lamina/optim/loss_scale.h. `LossScale(scale)` stays as it is."""
+    """Multiplies losses; see lamina/optim/loss_scale.h. `LossScale(scale)` stays as it is."""
 
     @overload
     def __init__(self, scale: float) -> None: ...
@@ -477,13 +517,13 @@ class LossScale:
     state: dict[str, float]
 
 class BegunStep:
-    """What was measured before a step of an optimizer."""
+    """Measures taken before a step of an optimizer."""
 
     @property
     def overflow(self) -> bool: ...
     @property
     def factor(self) -> float:
-        """What gradients are to be multiplied by."""
+        """The number that gradients are to be multiplied by."""
     @property
     def norm(self) -> float:
         """The norm of all gradients, without the loss scale and before they are clipped; 0 where not measured."""
@@ -492,7 +532,7 @@ class BegunStep:
         """The norm of what the update is given."""
 
 class OptimizerSteps:
-    """What stands in the groups of an optimizer, and what is done around its steps; see
+    """Knows what stands in the groups of an optimizer, and what is to be done around its steps; see
     lamina/session/optimizer_steps.h."""
 
     def __init__(self, session: Session, scale: LossScale) -> None: ...
@@ -549,6 +589,15 @@ class Sharding(ShardedGradients):
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Parameters and gradients with the norm of all of a gradient, as a tensor, in the place of a shard's;
         collective over the sharding group."""
+    def to_owners(
+        self, owners: Sequence[tuple[int, int]], parts: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Wholes of those parameters that this rank owns, of which each rank gives its part; `owners` are numbers of
+        parameters, and ranks in the sharding group, over which it is collective."""
+    def from_owners(
+        self, owners: Sequence[tuple[int, int]], wholes: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """This rank's parts of wholes that their owners have; collective over the sharding group."""
     def gather(self, number: int, part: torch.Tensor) -> torch.Tensor:
         """The whole of which each rank has such a part, in the parameter's shape; collective over the sharding
         group."""

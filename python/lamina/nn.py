@@ -8,8 +8,8 @@ __all__ = ["FusedLayerNorm"]
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """torch's LayerNorm, which computes in the type of its parameters where the input has another one: half inputs may
-    have float32 parameters. The result has the input's type.
+    """torch's LayerNorm, whose parameters may be of another floating-point type than its input, as float32 for half
+    inputs. It computes in the type that both fit into; the result has the input's.
 
     Args:
         normalized_shape, eps, elementwise_affine: torch's.
@@ -21,6 +21,11 @@ class FusedLayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps=eps, elementwise_affine=elementwise_affine)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if self.weight is None or self.weight.dtype == input.dtype:
-            return super().forward(input)
-        return super().forward(input.to(self.weight.dtype)).to(input.dtype)
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None or weight.dtype == input.dtype or not input.is_floating_point():
+            return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        dtype = torch.promote_types(weight.dtype, input.dtype)
+        out = nn.functional.layer_norm(
+            input.to(dtype), self.normalized_shape, weight.to(dtype), bias.to(dtype), self.eps
+        )
+        return out.to(input.dtype)

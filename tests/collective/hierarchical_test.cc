@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -233,6 +234,23 @@ TEST_P(Hierarchical, WhatIsTooLargeForTheLimitsIsGatheredFlat) {
       EXPECT_TRUE(at::equal(all, flat));
     }
     group->barrier()->wait();
+  });
+}
+
+TEST_P(Hierarchical, PartsOfAllToAllGoOverTheFlatGroup) {
+  together([](Member& member) {
+    auto levels = member.under;
+    levels.flat = member.flat;
+    const auto group = make_hierarchical(levels, kTimeout);
+    // Member i gives each member i + 1 rows that say whose they are.
+    std::vector<std::int64_t> sent_rows(member.size, member.rank + 1), received_rows(member.size);
+    std::iota(received_rows.begin(), received_rows.end(), 1);
+    auto sent = at::full({member.size * (member.rank + 1)}, static_cast<float>(member.rank));
+    auto received = at::empty({member.size * (member.size + 1) / 2});
+    group->all_to_all_single(received, sent, received_rows, sent_rows, c10d::AllToAllOptions())->wait();
+    std::vector<float> expected;
+    for (int from = 0; from < member.size; ++from) expected.insert(expected.end(), from + 1, static_cast<float>(from));
+    EXPECT_TRUE(at::equal(received, at::tensor(expected))) << received;
   });
 }
 

@@ -56,7 +56,7 @@ def cases(world: int, count: int) -> list[ShardedCase]:
             draw.choice(THRESHOLDS),
             draw.choice(BUCKETS),
             draw.choice((1, 10**9)),
-            draw.choice(("sgd", "adamw")),
+            draw.choice(("sgd", "adamw", "lamb", "novograd", "adafactor")),
             draw.choice(("auto", "auto", "nccl")) if partitions == 1 else "auto",
         )
         found[case.name] = case
@@ -74,6 +74,13 @@ def make_optimizer(case: ShardedCase, parameters) -> torch.optim.Optimizer:
     if case.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
     groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "lr": 3e-3}]
+    # Gradients that are zero but for rounding are not to be made large by what divides by them.
+    if case.optimizer == "lamb":
+        return lamina.optim.LAMB(groups, lr=1e-2, eps=1e-4, max_grad_norm=0.5)
+    if case.optimizer == "novograd":
+        return lamina.optim.NovoGrad(groups, lr=1e-2, eps=1e-4)
+    if case.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=1e-2, eps=(1e-4, 1e-3))
     return torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
 
 

@@ -94,7 +94,7 @@ def masters(optimizer):
     return optimizer.state_dict()["masters"]
 
 
-# Of bfloat16: a gradient of the whole batch is rounded once, that of copies once each and their mean again.
+# Half precision rounds a gradient of the whole batch once, that of copies once each and their mean again.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -338,3 +338,22 @@ def case_norms_of_torchs_are_those_without_the_scale():
             norms.append(sum(value.double().square().sum().item() for value in model.state_dict().values()))
             lamina.shutdown()
         assert norms[:2] == pytest.approx(norms[2:], rel=1e-5), layout
+
+
+def case_optimizers_that_a_rank_cannot_run_on_its_part_are_refused():
+    for layout, keys, make, words in (
+        ("dp4 shared states", {}, lamb, "LAMB with shard_optimizer_state"),
+        ("dp4 shared states", {}, torch.optim.Adafactor, "Adafactor with shard_optimizer_state"),
+        ("sharded 4", {"fp16": True}, torch.optim.Adafactor, "Adafactor with sharded_data_parallel_degree and fp16"),
+    ):
+        start(layout, **keys)
+        model = lamina.DistributedModel(network())
+        with pytest.raises(lamina.UsageError, match=words):
+            lamina.DistributedOptimizer(make(model.parameters()))
+        lamina.DistributedOptimizer(adamw(model.parameters()))
+        lamina.shutdown()
+
+
+def case_lamb_measures_masters_of_shards_over_all_holders():
+    for layout in ("sharded 4", "sharded 2, two copies", "sharded 4, small ones whole", "pp2 sharded 2", "pp4"):
+        trains_like_the_plain_loop(layout, torch.bfloat16, lamb)

@@ -147,6 +147,54 @@ TEST_P(Tensors, ThatDoNotFitAreErrorsBeforeAnythingIsChanged) {
       "the gradients passed in does not equal to the size of the parameters! Params length: 2. Gradients length: 1");
 }
 
+// Two holders of five and four elements each, padded to six with what must not be looked at.
+TEST_P(Tensors, InPartsThatAreMeasuredAndCombinedAreTheWhole) {
+  auto whole = make(GetParam());
+  const auto& combines = whole.functional->declaration().norms;
+  const auto value = at::randn({9});
+  const auto parameter = value.clone();
+  std::vector<at::Tensor> parts;
+  std::vector<State> states(2);
+  const std::vector<std::int64_t> sizes{5, 4};
+  const auto cut = [&](const at::Tensor& tensor) {
+    std::vector<at::Tensor> found;
+    for (const auto& part : tensor.split_with_sizes(sizes)) {
+      found.push_back(at::cat({part, at::full({6 - part.numel()}, NAN)}));
+    }
+    return found;
+  };
+  parts = cut(value);
+  for (int i = 0; i < 3; ++i) {
+    const auto gradient = at::randn({9});
+    whole.step({parameter}, {gradient});
+    const auto gradients = cut(gradient);
+    std::vector<Update> updates;
+    for (std::size_t k = 0; k < 2; ++k) {
+      updates.push_back({.parameter = parts[k], .gradient = gradients[k], .state = &states[k], .elements = sizes[k]});
+    }
+    const Step step{.hyper = whole.hyper, .gradient_norm = std::sqrt(squared_gradient_norm(updates, 1, whole.threads))};
+    for (auto& update : updates) whole.functional->measure(step, {&update, 1}, whole.threads);
+    Norms all{};
+    for (std::size_t k = 0; k < combines.size(); ++k) {
+      all[k] = fused::combined(combines[k], updates[0].norms[k], updates[1].norms[k]);
+    }
+    for (auto& update : updates) {
+      update.norms = all;
+      whole.functional->update(step, {&update, 1}, whole.threads);
+    }
+  }
+  expect_same(at::cat({parts[0].narrow(0, 0, 5), parts[1].narrow(0, 0, 4)}), parameter);
+  EXPECT_TRUE(at::cat({parts[0].narrow(0, 5, 1), parts[1].narrow(0, 4, 2)}).isnan().all().item<bool>());
+}
+
+TEST_P(Tensors, WhoseElementsAreOneInMemoryAreRefusedBeforeAnythingChanges) {
+  auto optimizer = make(GetParam());
+  const auto plain = at::ones({3}), expanded = at::ones({1}).expand({3});
+  EXPECT_THAT(usage_error_of([&] { optimizer.step({plain, expanded}, {at::ones({3}), at::ones({3})}); }),
+              HasSubstr("more than one element of a parameter of shape [3]"));
+  EXPECT_TRUE(plain.eq(1).all().item<bool>());
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Tensors, ::testing::ValuesIn(kAll), [](const auto& info) { return info.param; });
 
 TEST(Step, BadHyperparametersAreErrors) {

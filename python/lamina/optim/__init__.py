@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers: torch's and others with the engine's update, and those of a model that is cut."""
 
+from lamina.errors import UsageError
 from lamina.optim.functional import (
     LAMB,
     QHM,
@@ -16,6 +17,7 @@ from lamina.optim.functional import (
     RMSprop,
     Rprop,
 )
+from lamina.optim.registry import functional_forms, register_functional_optimizer
 
 __all__ = [
     "LAMB",
@@ -26,18 +28,24 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "DistributedOptimizer",
     "NAdam",
     "NovoGrad",
     "RAdam",
     "RMSprop",
     "Rprop",
+    "register_functional_optimizer",
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "DistributedOptimizer":
-        raise AttributeError(
+class DistributedOptimizer:
+    """An optimizer over remote parameters, not available yet. The optimizer of a model that is cut is
+    `lamina.DistributedOptimizer(optimizer)`."""
+
+    functional_optim_map = functional_forms()  # by optimizer class, see [Note: functional forms] in registry.py
+
+    def __init__(self, *_: object, **__: object):
+        raise UsageError(
             "lamina.optim.DistributedOptimizer, over remote parameters, is not available yet; the optimizer of a model "
             "that is cut is lamina.DistributedOptimizer(optimizer)"
         )
-    raise AttributeError(f"lamina.optim has no {name!r}")

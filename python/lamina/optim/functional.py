@@ -2,7 +2,8 @@
 """Optimizers whose update is one pass of the engine's over memory: without the GIL, and without a call per tensor."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import optim
 
 from lamina import _lamina
 from lamina.errors import UsageError
+from lamina.job import current
+from lamina.model import shards
 from lamina.torch_patches import clipping
 
 # Hyper-parameters of the engine's that are parts of one of torch's.
@@ -42,18 +45,12 @@ class FunctionalOptimizer(optim.Optimizer):
             values.append(float(choices.index(value) if choices else value))
         return values
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.pop("_groups", None)
-
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state.pop("_groups", None)
-        return state
+        own = {name: self.__dict__[name] for name in ("_functional", "set_grad_none") if name in self.__dict__}
+        return super().__getstate__() | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.__dict__.pop("_groups", None)
         # torch gives numbers the parameter's type; they keep their own.
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -64,8 +61,9 @@ class FunctionalOptimizer(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of all parameters that have a gradient. A group that is `differentiable` or `capturable`, or has
-        parameters of another device than the CPU, takes torch's own update, where torch has one.
+        """One update of all parameters that have a gradient. Where a group is `differentiable` or `capturable`, has a
+        parameter twice, or parameters of another device than the CPU, it is torch's own, where torch has one. Threads
+        take turns.
 
         Args:
             closure: computes the loss again, and the gradients; called first.
@@ -74,14 +72,9 @@ class FunctionalOptimizer(optim.Optimizer):
             What the closure returned.
 
         Raises:
-            UsageError: for sparse gradients.
+            UsageError: for sparse gradients, and parameters whose elements overlap in memory.
         """
-        if self.__dict__.get("_states_known") != len(self.state):  # a program has taken some away
-            self.__dict__.pop("_groups", None)
-        groups = [self._group(place) for place in range(len(self.param_groups))]
-        if not self._updates(groups):
-            if type(self).__mro__[2] is optim.Optimizer:
-                raise UsageError(f"{type(self).__name__} updates parameters of the CPU, and nothing is recorded")
+        if not self.is_fused():
             return super().step(closure)
         loss = None
         if closure is not None:
@@ -91,37 +84,74 @@ class FunctionalOptimizer(optim.Optimizer):
         if (found := getattr(self, "found_inf", None)) is not None and found.item():
             return loss
         scale = getattr(self, "grad_scale", None)
-        factor = 1.0 if scale is None else 1.0 / scale.item()
-        steps, begun = self.__dict__.get("_distributed", (None, None))
-        if steps is not None:
-            factor *= begun.factor
-            norm = begun.clipped_norm
-        else:
-            norm = self._gradient_norm(groups, factor) if self._form().norm else 0.0
-        for group, mine in zip(self.param_groups, groups, strict=True):
-            mine.step(self._values(group), factor, norm, steps)
-        self._states_known = len(self.state)
+        self._update(1.0 if scale is None else 1.0 / scale.item())
         return loss
 
-    def takes_any_gradient(self) -> bool:
-        """True where the step is the engine's, which takes gradients of any dtype and multiplies them itself."""
-        return self._updates([self._group(place) for place in range(len(self.param_groups))])
+    def is_fused(self) -> bool:
+        """False where an update is torch's own; UsageError where torch has none."""
+        with self._turn():
+            groups = self._known_groups()
+        if all(group.on_cpu and group.each_once for group in groups) and not any(map(_is_recorded, self.param_groups)):
+            return True
+        kinds = type(self).__mro__
+        if kinds[kinds.index(FunctionalOptimizer) + 1] is optim.Optimizer:
+            raise UsageError(
+                f"{type(self).__name__} updates parameters that are on the CPU, each listed once, with nothing recorded"
+            )
+        return False
 
-    def _updates(self, groups: list[_lamina.OptimizerGroup]) -> bool:
-        return all(group.on_cpu for group in groups) and not any(map(_is_recorded, self.param_groups))
+    def step_with(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """One update of the only group, which `is_fused`, with gradients that are no attributes of the parameters: one,
+        or None, for each. No hooks are called.
 
-    def _gradient_norm(self, groups: list[_lamina.OptimizerGroup], factor: float) -> float:
+        Raises:
+            UsageError: as `step`.
+        """
+        self._update(1.0, gradients)
+
+    def _update(self, factor: float, gradients: Sequence[torch.Tensor | None] | None = None) -> None:
+        with self._turn():
+            groups = self._known_groups()
+            steps, begun = self.__dict__.get("_distributed", (None, None))
+            if steps is not None:
+                factor, norm = factor * begun.factor, begun.clipped_norm
+            else:
+                norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
+            values = [self._values(group) for group in self.param_groups]
+            _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
+            if not self._entries.are_of(self.state):
+                self._entries = _lamina.StateEntries(self.state)
+
+    def _turn(self) -> threading.Lock:
+        """Held by the thread that takes a step: others wait for it."""
+        return self.__dict__.setdefault("_lock", threading.Lock())
+
+    def _known_groups(self) -> list[_lamina.OptimizerGroup]:
+        entries = self.__dict__.get("_entries")
+        if entries is None or not entries.are_of(self.state):  # a program has taken some away, or put others in
+            self._groups: dict[int, _lamina.OptimizerGroup] = {}
+            self._entries = _lamina.StateEntries(self.state)
+        return [self._group(place) for place in range(len(self.param_groups))]
+
+    def _gradient_norm(
+        self,
+        groups: list[_lamina.OptimizerGroup],
+        factor: float,
+        gradients: Sequence[torch.Tensor | None] | None,
+    ) -> float:
         """The norm of all gradients, those of other ranks' parameters included."""
-        if clipping.are_global():
-            own = [parameter for group in self.param_groups for parameter in group["params"]]
-            return factor * clipping.grad_norm(own, 2.0, error_if_nonfinite=False, foreach=None).item()
-        return math.sqrt(sum(group.squared_gradient_norm(factor) for group in groups))
+        squares = _lamina.squared_gradient_norm(groups, factor, gradients)
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        if gradients is None and (any(group.has_shards for group in groups) or clipping.are_global(own)):
+            squares = sum(current.outside_step("optimizer.step()").session.all_gather("pp", squares))
+        return math.sqrt(squares)
 
     def _group(self, place: int) -> _lamina.OptimizerGroup:
-        known = self.__dict__.setdefault("_groups", {})
+        known = self._groups
         parameters = self.param_groups[place]["params"]
-        if place not in known or not known[place].is_of(parameters, self.state):
-            known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
+        sharding = shards.of_job()
+        if place not in known or not known[place].is_of(parameters, self.state, sharding):
+            known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state, sharding)
         return known[place]
 
 

@@ -10,7 +10,8 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
-from lamina.optim.shards import require_elementwise
+from lamina.optim.registry import needs_of
+from lamina.optim.shards import require_known
 from lamina.util.checks import require_booleans, require_positive
 
 # Names in dynamic_loss_args, and types of their values.
@@ -72,16 +73,35 @@ def DistributedOptimizer(  # noqa: N802
             code="model-one-rank-optimizer",
         )
     scale = _loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
+    _require_known(optimizer, job)
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
     if state is None:
         state = OptimizerState(optimizer, _shared(job, scale))
         state.install()
         job.optimizers.append(state)
-    if job.session.config.sharded_data_parallel_degree > 1:
-        require_elementwise(optimizer)
     if job.model is not None and job.model.partitioned:
         state.trim(job.cut.model)
     return optimizer
+
+
+def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
+    """UsageError for an optimizer that needs more of a parameter than a rank has."""
+    config, kind = job.session.config, type(optimizer).__name__
+    if config.sharded_data_parallel_degree > 1:
+        if require_known(optimizer) == "whole" and (config.fp16 or config.bf16):
+            raise UsageError(
+                f"{kind} with sharded_data_parallel_degree and {'fp16' if config.fp16 else 'bf16'}: it needs all of a "
+                "parameter, and a rank has a master of its shard alone, which is not available yet: take one of these "
+                "keys, or an optimizer that updates each element by itself",
+                code="shard-optimizer",
+            )
+    elif config.shard_optimizer_state and job.session.group_size("rdp") > 1 and needs_of(type(optimizer)) != "elements":
+        raise UsageError(
+            f"{kind} with shard_optimizer_state: a rank updates a part of each parameter, and only optimizers that are "
+            "known to update each element by itself give what they give with all of it. For a class of yours say so "
+            f'before: lamina.optim.register_functional_optimizer({kind}, needs="elements")',
+            code="optimizer-divided",
+        )
 
 
 def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | None) -> _lamina.LossScale:
@@ -94,9 +114,8 @@ def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | N
     for name, value in args.items():
         if type(value) not in _DYNAMIC[name]:
             raise UsageError(f"dynamic_loss_args[{name!r}] is {_DYNAMIC[name][0].__name__}, not {value!r}")
-    moving = _lamina.LossScale(
-        **{name: _DYNAMIC[name][0](value) for name, value in args.items()}
-    )  # whose values are checked anyway
+    # Its values are checked whether it is taken or not.
+    moving = _lamina.LossScale(**{name: _DYNAMIC[name][0](value) for name, value in args.items()})
     return moving if dynamic else _lamina.LossScale(static)
 
 

@@ -92,20 +92,26 @@ class OptimizerState:
         if job is None or not (self._scale.is_on or self.roster.has_others or self._measured):
             return self._step() if closure is None else self._step(closure)
         loss = self._closed(job, closure)
+        self._restore()
         begun = self._measured or self._measure(job, self._limit(job))
         self._measured = None
         self.optimizer.overflow = begun.overflow
         if begun.overflow:
             self._steps.leave_out()
             return loss
-        takes_any = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.takes_any_gradient()
+        takes_any = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.is_fused()
         self._steps.give_gradients(self.roster.places(), begun, takes_any)
+        wholes = self.roster.wholes
         if takes_any:
             self.optimizer._distributed = (self._steps, begun)
+        if wholes is not None:
+            wholes.begin()
         try:
             self._step()
         finally:
             self.optimizer.__dict__.pop("_distributed", None)
+        if wholes is not None:
+            wholes.end()
         self._steps.end(takes_any)
         return loss
 
@@ -133,6 +139,7 @@ class OptimizerState:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; UsageError inside the step function of a pipeline."""
         current.everywhere("optimizer.zero_grad()")
+        self._restore()
         self._measured = None
         self._torchs.zero_grad(self.optimizer, set_to_none)
         sharding = shards.of_job()
@@ -235,9 +242,11 @@ class OptimizerState:
     # Inside.
 
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:
+        self._restore()
         layout, own = self.roster.layout(), self.roster.own_names()
         named = self._by_name(_with_masters(state_dict), layout, own, job)
-        named = self._in_parts(_in_shards(named))
+        wholes = self.roster.wholes
+        named = self._in_parts(_in_shards(named) if wholes is None else wholes.own_part(named))
         self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
         self._take_masters()
         self._load_scale(state_dict)
@@ -327,9 +336,15 @@ class OptimizerState:
             if masters and len(masters) == len(group["params"]):
                 lie_together(masters)
 
+    def _restore(self) -> None:
+        """Undoes what a step that failed has left."""
+        if self.roster.wholes is not None:
+            self.roster.wholes.restore()
+
     def _named(self, gathers: bool = True) -> dict[str, Any]:
         """The state of this rank, by name; with `gathers` that of whole parameters, collective over the sharding
         group."""
+        self._restore()
         own = self.roster.own_names()
         named = named_state.by_name(self._torchs.state_dict(self.optimizer), own)
         state = {key: dict(value) if isinstance(value, dict) else value for key, value in named["state"].items()}
@@ -340,7 +355,10 @@ class OptimizerState:
             if gathers and name in state:
                 state[name] = _of_each_like(state[name], place.shape, lambda value, own=place: self._whole(own, value))
         named |= self._scales()
-        return _of_each_shard(named, sharded.gathered) if gathers else named
+        if not gathers:
+            return named
+        wholes = self.roster.wholes
+        return _of_each_shard(named, sharded.gathered) if wholes is None else wholes.gathered(named)
 
     def _scales(self) -> dict[str, Any]:
         """Says what goes into a state dict of the loss scale."""

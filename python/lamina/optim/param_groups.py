@@ -18,6 +18,7 @@ from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.shards import give_shards, parameter_of
+from lamina.optim.whole import WholeParameters
 
 # Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
 Layout = list[list[tuple[str, str | None]]]
@@ -46,6 +47,7 @@ class Roster:
         self._steps = steps
         self._made_with: list[list[tuple[torch.Tensor, str | None]]] = []  # per group
         self.has_others = False  # than parameters in their places: shards, or stand-ins
+        self.wholes: WholeParameters | None = None  # for an optimizer that needs all of a parameter
 
     def trim(self, model: PartitionedModel) -> None:
         """Drops the parameters that other ranks own from the optimizer, in place, and remembers them."""
@@ -57,7 +59,7 @@ class Roster:
                 self._made_with[number] = _given(group)
         _drop(self._optimizer, foreign)
         if model.sharding is not None:
-            give_shards(self._optimizer, model.sharding)
+            self.wholes = give_shards(self._optimizer, model.sharding, self.wholes)
             self.has_others = True
         self._give_stand_ins({id(tensor) for _, tensor, _ in model.tensors()}, model.sharding)
 

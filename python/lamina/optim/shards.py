@@ -10,36 +10,59 @@ from torch import optim
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.optim import functional
-
-_ELEMENTWISE: set[type[optim.Optimizer]] = {
-    *(optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.Adamax),
-    *(optim.ASGD, optim.NAdam, optim.RAdam),
-    *(functional.SGD, functional.Adam, functional.AdamW, functional.Adagrad, functional.Adadelta, functional.RMSprop),
-    *(functional.Rprop, functional.Adamax, functional.NAdam, functional.RAdam, functional.QHM, functional.FusedAdam),
-}
+from lamina.optim.registry import Needs, needs_of
+from lamina.optim.whole import WholeParameters
 
 
-def require_elementwise(optimizer: optim.Optimizer) -> None:
-    """UsageError for an optimizer that may look at more of a parameter than the element that it updates."""
-    if type(optimizer) not in _ELEMENTWISE:
+def require_known(optimizer: optim.Optimizer) -> Needs:
+    """Returns what an optimizer needs of a parameter; UsageError where that is unknown, or all parameters at once."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, optim.LBFGS):
         raise UsageError(
-            f"{type(optimizer).__name__} with sharded_data_parallel_degree: a rank has a shard of each parameter, and "
-            "only optimizers that update each element by itself give what they give with all of it; these do: "
-            f"{', '.join(sorted({kind.__name__ for kind in _ELEMENTWISE}))}",
+            f"{kind} with sharded_data_parallel_degree: it measures all parameters of a model at once, and a rank has "
+            "a shard of each: take an optimizer that updates each parameter by itself",
             code="shard-optimizer",
         )
+    if (needs := needs_of(type(optimizer))) is None:
+        raise UsageError(
+            f"{kind} with sharded_data_parallel_degree: a rank has a shard of each parameter, and it is not known "
+            f"whether {kind} looks at more of one than the element that it updates. Say so before: "
+            f'lamina.optim.register_functional_optimizer({kind}, needs="elements"), or needs="whole", with which each '
+            "parameter is updated on one rank that has all of it",
+            code="shard-optimizer",
+        )
+    return needs
 
 
-def give_shards(optimizer: optim.Optimizer, sharding: _lamina.Sharding) -> None:
-    """Puts the shards into the places of their parameters, in place."""
-    require_elementwise(optimizer)
+def give_shards(
+    optimizer: optim.Optimizer, sharding: _lamina.Sharding, wholes: WholeParameters | None
+) -> WholeParameters | None:
+    """Puts the shards into the places of their parameters, in place.
+
+    Args:
+        wholes: what this returned the last time.
+
+    Returns:
+        Owners of the parameters, for an optimizer that needs all of one.
+    """
+    if require_known(optimizer) == "whole" and wholes is None:
+        wholes = WholeParameters(optimizer, sharding)
+    states = {}
     for group in optimizer.param_groups:
         for place, parameter in enumerate(group["params"]):
             if (number := sharding.find(parameter)) is not None:
                 group["params"][place] = parameter.ds_tensor
                 if (state := optimizer.state.pop(parameter, None)) is not None:
-                    optimizer.state[parameter.ds_tensor] = part_of(state, parameter, sharding, number)
+                    states[number] = state
+    if wholes is not None:
+        wholes.spread()
+    for number, state in states.items():
+        parameter = sharding.parameter(number)
+        if wholes is None:
+            optimizer.state[parameter.ds_tensor] = part_of(state, parameter, sharding, number)
+        elif wholes.owns(number):
+            optimizer.state[parameter.ds_tensor] = state
+    return wholes
 
 
 def parameter_of(tensor: torch.Tensor, sharding: _lamina.Sharding | None) -> torch.Tensor:

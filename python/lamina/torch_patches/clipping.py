@@ -71,9 +71,9 @@ def _implementation(function: Callable) -> CellType:
     return function.__closure__[function.__code__.co_freevars.index("func")]
 
 
-def are_global() -> bool:
-    """True while a model is partitioned."""
-    return bool(_tables)
+def are_global(tensors: list[torch.Tensor]) -> bool:
+    """True while a model is partitioned, and one of these is its, or there are none: this rank may have no part."""
+    return bool(_tables) and (not tensors or _tables[0]().has_any(tensors))
 
 
 def _total_norm(
@@ -123,7 +123,7 @@ def _norm(
     """The norm of the second ones, some None; the first ones say what is the model's. A rank that has nothing to give
     takes part: on the others there may be something."""
     plain, table = _originals[nn.utils.get_total_norm], _tables[0]()
-    if pairs and not table.has_any([tensor for tensor, _ in pairs]):
+    if not are_global([tensor for tensor, _ in pairs]):
         return plain([tensor for _, tensor in pairs if tensor is not None], norm_type, error_if_nonfinite, foreach)
     job = current.outside_step("the norm of a partitioned model")
     norms = job.session.norms(table, pairs, float(norm_type))

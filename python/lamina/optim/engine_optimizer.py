@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functional forms of optimizers whose update is the engine's."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lamina.optim.functional import FunctionalOptimizer
+
+
+def require_as_many(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """ValueError, in torch's words, unless there is a gradient, or None, for each parameter."""
+    if len(parameters) != len(gradients):
+        raise ValueError(
+            "the gradients passed in does not equal to the size of the parameters! "
+            f"Params length: {len(parameters)}. Gradients length: {len(gradients)}"
+        )
+
+
+_turn = threading.Lock()
+
+
+def step_eagerly(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor | None]) -> None:
+    """A step of an optimizer with gradients put where it looks for them; the parameters' own are left alone. Threads
+    take turns, whatever the optimizer: a parameter may be in several."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with _turn:
+        own = [parameter.grad for parameter in parameters]
+        try:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+        finally:
+            for parameter, gradient in zip(parameters, own, strict=True):
+                parameter.grad = gradient
+
+
+class EngineOptimizer:
+    """A functional form, see [Note: functional forms]. Threads that call `step` take turns; it releases the GIL, but
+    where torch's own update is taken.
+
+    Args:
+        kind: one of ours, whose arguments follow, and are checked as its own.
+    """
+
+    def __init__(
+        self,
+        kind: type[FunctionalOptimizer],
+        parameters: Iterable[torch.Tensor],
+        *args: Any,
+        _allow_empty_param_list: bool = False,
+        **kwargs: Any,
+    ):
+        parameters = list(parameters)
+        if not parameters and not _allow_empty_param_list:
+            raise ValueError("optimizer got an empty parameter list")
+        self.optimizer = kind([{"params": parameters}], *args, **kwargs)
+
+    @property
+    def state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The states by parameter, with torch's names."""
+        return self.optimizer.state
+
+    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """One update. `gradients`: for each parameter one, or None.
+
+        Errors:
+            ValueError: more or fewer gradients than parameters.
+            UsageError: what `optimizer.step()` refuses.
+        """
+        require_as_many(self.optimizer.param_groups[0]["params"], gradients)
+        if self.optimizer.is_fused():
+            self.optimizer.step_with(gradients)
+        else:
+            step_eagerly(self.optimizer, gradients)
