@@ -9,6 +9,7 @@
 #include "lamina/frontend/job.h"
 #include "lamina/frontend/optimizer.h"
 #include "lamina/frontend/placement.h"
+#include "lamina/frontend/remote.h"
 #include "lamina/frontend/step.h"
 #include "lamina/value/failure.h"
 

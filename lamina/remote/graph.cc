@@ -3,6 +3,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/strides.h>
@@ -75,6 +76,51 @@ void for_each_edge(autograd::edge_list open, const Visit& visit) {
   }
 }
 
+// An end of the graph that nothing flows into. A backward that asks for certain leaves runs the nodes before them
+// alone: asked for this one, it runs the node before it.
+class Sink : public autograd::Node {
+ public:
+  Sink() { add_input_metadata(undefined_input()); }
+  std::string name() const override { return "LaminaSink"; }
+  autograd::variable_list apply(autograd::variable_list&&) override { return {}; }
+};
+
+// Keeps all nodes of a backward in this thread, so that one may wait for another rank.
+class InThisThread {
+ public:
+  InThisThread() { state().set_multithreading_enabled(false); }
+  ~InThisThread() { state().set_multithreading_enabled(before_); }
+  InThisThread(const InThisThread&) = delete;
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+  const bool before_ = state().get_multithreading_enabled();
+};
+
+// Runs a backward that accumulates nothing. Returns the gradients of the leaves that it reaches, then those of `also`.
+Tensors collect(const autograd::edge_list& outputs, const Tensors& gradients, bool keep_graph,
+                const autograd::edge_list& also, LeafGradients& leaves) {
+  autograd::edge_list asked, sinks;
+  std::unordered_set<const autograd::Node*> seen;
+  for_each_edge(outputs, [&](const autograd::Edge& edge) {
+    if (!edge.is_valid() || !seen.insert(edge.function.get()).second) return;
+    if (const auto* leaf = dynamic_cast<const autograd::AccumulateGrad*>(edge.function.get())) {
+      leaves.leaves.push_back(leaf->variable);
+      asked.push_back(edge);
+    } else if (dynamic_cast<const Sink*>(edge.function.get()) != nullptr) {
+      sinks.push_back(edge);
+    }
+  });
+  const auto of_leaves = static_cast<std::ptrdiff_t>(asked.size());
+  asked.insert(asked.end(), also.begin(), also.end());
+  asked.insert(asked.end(), sinks.begin(), sinks.end());
+  if (asked.empty()) return {};  // nobody asks for anything
+  const InThisThread in_this_thread;
+  auto found = execute(outputs, gradients, {.keep_graph = keep_graph, .accumulate = false}, asked);
+  leaves.gradients.insert(leaves.gradients.end(), found.begin(), found.begin() + of_leaves);
+  return {found.begin() + of_leaves, found.begin() + of_leaves + static_cast<std::ptrdiff_t>(also.size())};
+}
+
 // State of the backward that this thread is in.
 BackwardOptions current_options() {
   const auto* asked = autograd::get_current_graph_task_exec_info();
@@ -118,6 +164,12 @@ class CalleeGraph::Entry : public TakesReferences {
 struct CalleeGraph::Holder {
   c10::intrusive_ptr<Entry> entry = c10::make_intrusive<Entry>();
   autograd::edge_list outputs;
+
+  autograd::edge_list arguments() const {
+    autograd::edge_list edges;
+    for (std::uint32_t i = 0; i < entry->num_inputs(); ++i) edges.emplace_back(entry, i);
+    return edges;
+  }
 };
 
 CalleeGraph::CalleeGraph(value::Value& arguments) : graph_(std::make_unique<Holder>()) {
@@ -181,9 +233,13 @@ Tensors CalleeGraph::backward(const Tensors& gradients, const BackwardOptions& o
         base::Code{"step-autograd-grad"});
   });
   if (inputs == 0) return {};  // nobody asks for anything
-  autograd::edge_list asked;
-  for (std::uint32_t i = 0; i < inputs; ++i) asked.emplace_back(graph_->entry, i);
-  return execute(graph_->outputs, gradients, options, asked);
+  return execute(graph_->outputs, gradients, options, graph_->arguments());
+}
+
+Tensors CalleeGraph::collect(const Tensors& gradients, const BackwardOptions& options, LeafGradients& leaves) {
+  base::internal_check(gradients.size() == graph_->outputs.size(), "gradients that are not those of the outputs");
+  for (const auto output : options.watched) require_unused(output, gradients);
+  return remote::collect(graph_->outputs, gradients, options.keep_graph, graph_->arguments(), leaves);
 }
 
 class CallerGraph::Node : public TakesReferences {
@@ -202,11 +258,13 @@ class CallerGraph::Node : public TakesReferences {
       options.watched = watched();
       result = run_(gradients, options, targets());
     });
-    base::internal_check(result.size() == num_outputs(), "gradients that are not those of the arguments");
+    base::internal_check(result.size() == arguments, "gradients that are not those of the arguments");
+    result.resize(num_outputs());  // none for a sink
     return result;
   }
 
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results;  // in the order of their gradients
+  std::size_t arguments = 0;
 
  private:
   // A hook is found by its tensor, and not seen when that is gone.
@@ -233,6 +291,7 @@ class CallerGraph::Node : public TakesReferences {
   GradientTargets targets() const {
     GradientTargets targets;
     for (const auto& edge : next_edges()) targets.push_back(target_of(edge));
+    targets.resize(arguments);
     return targets;
   }
 
@@ -256,11 +315,12 @@ class CallerGraph::Node : public TakesReferences {
 
 struct CallerGraph::Holder {
   c10::intrusive_ptr<Node> node;
+  Part part = Part::kWhereAsked;
   autograd::edge_list arguments;
 };
 
-CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run)
-    : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), owner, std::move(run)))) {
+CallerGraph::CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run, Part part)
+    : node_(std::make_unique<Holder>(c10::make_intrusive<Node>(std::move(name), owner, std::move(run)), part)) {
   node_->arguments = gradient_edges(differentiable_tensors(arguments));
 }
 CallerGraph::~CallerGraph() = default;
@@ -270,6 +330,8 @@ void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
   for (std::size_t i = 0; i < reached.size(); ++i) {
     if (reached[i] == '0') node_->arguments[i] = {};
   }
+  node_->node->arguments = node_->arguments.size();
+  if (node_->part == Part::kAlways) node_->arguments.emplace_back(c10::make_intrusive<Sink>(), 0);
   node_->node->set_next_edges(std::move(node_->arguments));
   for (at::Tensor& tensor : differentiable_tensors(outputs)) {
     tensor.set_requires_grad(false);
@@ -278,8 +340,10 @@ void CallerGraph::attach(value::Value& outputs, const std::string& reached) {
   }
 }
 
-void run_backward(const Tensors& tensors, const Tensors& gradients, double scale) {
-  at::NoGradGuard no_grad;
+namespace {
+
+// The gradients that a backward of `tensors` begins with.
+Tensors seeds(const Tensors& tensors, const Tensors& gradients, double scale) {
   Tensors scaled;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
@@ -293,7 +357,23 @@ void run_backward(const Tensors& tensors, const Tensors& gradients, double scale
     }
     scaled.push_back(given ? (scale == 1 ? gradients[i] : at::mul(gradients[i], scale)) : seed(tensor, scale));
   }
-  execute(gradient_edges(tensors), scaled, {}, {});
+  return scaled;
+}
+
+}  // namespace
+
+void run_backward(const Tensors& tensors, const Tensors& gradients, double scale) {
+  at::NoGradGuard no_grad;
+  const auto given = seeds(tensors, gradients, scale);
+  execute(gradient_edges(tensors), given, {}, {});
+}
+
+LeafGradients collect_backward(const Tensors& tensors, const Tensors& gradients, bool keep_graph) {
+  at::NoGradGuard no_grad;
+  const auto given = seeds(tensors, gradients, 1);
+  LeafGradients found;
+  collect(gradient_edges(tensors), given, keep_graph, {}, found);
+  return found;
 }
 
 }  // namespace lamina::remote

@@ -40,6 +40,11 @@ struct BackwardOptions {
   Tensors asked;
 };
 
+// Leaves that a backward has reached, each once, and the gradient of each; undefined for none.
+struct LeafGradients {
+  Tensors leaves, gradients;
+};
+
 // The owner's end: the graph of one call, from the arguments to the outputs.
 class CalleeGraph {
  public:
@@ -59,6 +64,9 @@ class CalleeGraph {
   // one that is asked for depends on what is behind the arguments alone.
   Tensors backward(const Tensors& gradients, const BackwardOptions& options);
 
+  // Runs it too, and accumulates nothing: what each leaf would get goes to `leaves`.
+  Tensors collect(const Tensors& gradients, const BackwardOptions& options, LeafGradients& leaves);
+
  private:
   class Entry;
   struct Holder;  // keeps torch's types out of this header
@@ -73,7 +81,12 @@ class CallerGraph {
   using Backward =
       std::function<Tensors(const Tensors& gradients, const BackwardOptions& options, const GradientTargets& targets)>;
 
-  CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run);
+  // A call that is `always` part of a backward runs in one that asks for certain leaves, too: on its owner there are
+  // leaves that nobody sees here.
+  enum class Part : std::uint8_t { kWhereAsked, kAlways };
+
+  CallerGraph(const value::Value& arguments, std::string name, base::Rank owner, Backward run,
+              Part part = Part::kWhereAsked);
   ~CallerGraph();
 
   // Gives the differentiable tensors of `outputs`, fresh from the wire, this call as their history. What is behind
@@ -89,5 +102,9 @@ class CallerGraph {
 // The backward of `tensors` in this thread. Where a gradient is undefined its tensor must be a scalar, and counts as 1.
 // All gradients are multiplied by `scale`. Throws base::UsageError for a tensor without graph or a missing gradient.
 void run_backward(const Tensors& tensors, const Tensors& gradients, double scale);
+
+// The backward of `tensors` in this thread, which accumulates nothing. Calls of other ranks' modules are part of it if
+// they are CallerGraph::Part::kAlways. `gradients` and errors as those of run_backward().
+LeafGradients collect_backward(const Tensors& tensors, const Tensors& gradients, bool keep_graph);
 
 }  // namespace lamina::remote

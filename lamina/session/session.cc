@@ -16,6 +16,10 @@ using topology::Group;
 
 std::chrono::seconds seconds(double span) { return std::chrono::seconds(static_cast<std::int64_t>(span) + 1); }
 
+base::Deadline::Clock::duration duration(double seconds) {
+  return std::chrono::duration_cast<base::Deadline::Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 std::unique_ptr<transport::Transport> connect(const config::Config& config, const environment::World& world,
                                               const std::function<void()>& check_interrupt) {
   if (world.size == 1) return std::make_unique<transport::Loopback>();
@@ -87,6 +91,8 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   }
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
   auto blocking = hooks.thread_hooks.blocking;
+  parameter_server_ = std::make_unique<parameter_server::Service>(
+      parameter_server::Options{duration(config_.timeout_s), hooks.thread_hooks, hooks.failures}, *messenger_);
   job_ = std::make_unique<pipeline::Job>(job_options(config_, topology_, world_, std::move(hooks)), *messenger_,
                                          recorder_);
   messenger_->start();
@@ -122,8 +128,7 @@ void Session::require_everywhere(const std::string& what) const {
 }
 
 base::Patience Session::patience() const {
-  const std::chrono::duration<double> timeout(config_.timeout_s);
-  base::Patience patience{std::chrono::duration_cast<base::Deadline::Clock::duration>(timeout), check_interrupt_};
+  base::Patience patience{duration(config_.timeout_s), check_interrupt_};
   patience.call = call_;
   return patience;
 }
@@ -160,9 +165,10 @@ bool Session::leave(bool interrupted) {
 
 bool Session::end(bool orderly) {
   open_ = false;
+  const bool served = parameter_server_->end();
   const bool ended = job_->end(orderly);
   recorder_.save();
-  return ended;
+  return served && ended;
 }
 
 }  // namespace lamina::session

@@ -11,6 +11,7 @@
 #include "lamina/environment/world.h"
 #include "lamina/messaging/messenger.h"
 #include "lamina/observe/recorder.h"
+#include "lamina/parameter_server/service.h"
 #include "lamina/pipeline/job.h"
 #include "lamina/topology/topology.h"
 #include "lamina/value/failure.h"
@@ -45,6 +46,8 @@ class Session {
   messaging::Mailbox& mailbox() { return messenger_->mailbox(); }
   transport::Transport& transport() { return messenger_->transport(); }
   pipeline::Job& job() { return *job_; }
+  // Modules and parameters that ranks own and others use, outside steps.
+  parameter_server::Service& parameter_server() { return *parameter_server_; }
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
 
@@ -86,6 +89,7 @@ class Session {
   observe::Recorder recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
   std::unique_ptr<pipeline::Job> job_;
+  std::unique_ptr<parameter_server::Service> parameter_server_;
   std::unique_ptr<collective::Groups> groups_;
 };
 

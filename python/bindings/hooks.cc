@@ -198,12 +198,13 @@ void bind_hooks(py::module_& module) {
   module.def(
       "set_hooks",
       [](py::object run_module, py::object capture_state, py::object describe_exception, py::object rebuild_exception,
-         py::object pack, py::object unpack, py::object name_call, py::object errors) {
+         py::object pack, py::object unpack, py::object name_call, py::object make_remote, py::object errors) {
         delete std::exchange(installed(), new Hooks{run_module, capture_state, describe_exception, rebuild_exception,
-                                                    pack, unpack, name_call, errors});
+                                                    pack, unpack, name_call, make_remote, errors});
       },
       py::kw_only(), py::arg("run_module"), py::arg("capture_state"), py::arg("describe_exception"),
-      py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("name_call"), py::arg("errors"));
+      py::arg("rebuild_exception"), py::arg("pack"), py::arg("unpack"), py::arg("name_call"), py::arg("make_remote"),
+      py::arg("errors"));
   value::set_rethrow(&raise_in_python);
   py::register_exception_translator([](std::exception_ptr error) {
     try {

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_lamina, module) {
   bind_observe(module);
   bind_offload(module);
   bind_optim(module);
+  bind_parameter_server(module);
   bind_parameters(module);
   module.def("encode_roundtrip", [](py::handle object) {
     auto encoded = lamina::value::encode(to_value(object));

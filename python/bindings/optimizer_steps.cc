@@ -14,7 +14,6 @@ using optim::LossScale;
 using session::OptimizerSteps;
 using session::Session;
 using Release = py::gil_scoped_release;
-using Tensors = std::vector<at::Tensor>;
 
 // The tables that Python makes go by this.
 OptimizerSteps::Table table_from(const py::function& table) {
@@ -89,16 +88,15 @@ void bind_optimizer_steps(py::module_& module) {
       .def("follow", [](OptimizerSteps& steps) { steps.stand_ins().follow(); })
       .def(
           "begin",
-          [](OptimizerSteps& steps, const Tensors& places, double max_norm, bool with_copies) {
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places, double max_norm, bool with_copies) {
             return steps.begin(places, max_norm, with_copies);
           },
           py::arg("places"), py::arg("max_norm"), py::arg("with_copies"), py::call_guard<Release>())
       .def("leave_out", &OptimizerSteps::leave_out)
       .def(
           "give_gradients",
-          [](OptimizerSteps& steps, const Tensors& places, const OptimizerSteps::Begun& begun, bool as_is) {
-            steps.give_gradients(places, begun, as_is);
-          },
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places, const OptimizerSteps::Begun& begun,
+             bool as_is) { steps.give_gradients(places, begun, as_is); },
           py::arg("places"), py::arg("begun"), py::arg("as_is"), py::call_guard<Release>())
       .def("end", &OptimizerSteps::end, py::arg("as_is"), py::call_guard<Release>())
       .def("part_of", &OptimizerSteps::part_of, py::arg("place"), py::arg("whole"))

@@ -10,7 +10,8 @@ namespace lamina::python {
 namespace {
 
 using model::ModuleTree;
-using Tensors = std::vector<std::tuple<std::string, at::Tensor, bool, bool>>;  // name, tensor, is a buffer, has a shape
+using TensorRows =
+    std::vector<std::tuple<std::string, at::Tensor, bool, bool>>;  // name, tensor, is a buffer, has a shape
 
 model::Role role_of(const std::string& role) {
   if (role == "called") return model::Role::kCalled;
@@ -18,7 +19,7 @@ model::Role role_of(const std::string& role) {
 }
 
 void add(ModuleTree& tree, const std::string& path, std::uintptr_t id, const std::string& type, const std::string& role,
-         const Tensors& tensors, bool indivisible, bool same_everywhere, bool draws, bool dynamic,
+         const TensorRows& tensors, bool indivisible, bool same_everywhere, bool draws, bool dynamic,
          bool keeps_statistics, std::optional<int> placed_at) {
   model::Module module{
       path, id, type, role_of(role), indivisible, same_everywhere, draws, dynamic, keeps_statistics, placed_at};

@@ -29,9 +29,20 @@ std::vector<int> group_members(Session& session, const std::string& kind) {
   return members;
 }
 
+// A function of Python's on every rank: what others have it make is made by the face (lamina/remote/making.py).
+constexpr auto kMaker = "lamina.make";
+
+value::Value make_remote(value::Value arguments) {
+  const py::gil_scoped_acquire gil;
+  return to_value(hooks().make_remote(*to_object(arguments).cast<py::tuple>()));
+}
+
 std::shared_ptr<Session> open(const config::Config& config) {
   const Release release;
-  return std::make_shared<Session>(config, environment::read_world(environment::process_environment()), face_hooks());
+  auto session =
+      std::make_shared<Session>(config, environment::read_world(environment::process_environment()), face_hooks());
+  session->parameter_server().place({kMaker, &make_remote, {}});
+  return session;
 }
 
 // Objects.

@@ -26,6 +26,7 @@ from lamina import dist as dist
 from lamina import nn as nn
 from lamina import optim as optim
 from lamina import optimizers as optimizers
+from lamina import remote as remote
 from lamina import state
 from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
 from lamina.deferred_init.creation import model_creation, set_tensor_parallelism, tensor_parallelism
@@ -185,6 +186,7 @@ __all__ = [
     "rdp_rank",
     "rdp_size",
     "recv_from",
+    "remote",
     "rng_step",
     "save",
     "send",

@@ -19,6 +19,7 @@ def set_hooks(
     pack: Callable[[Any], tuple[bytes, list[torch.Tensor]]],
     unpack: Callable[[bytes, list[torch.Tensor]], Any],
     name_call: Callable[[], tuple[str, str, str]],
+    make_remote: Callable[[bytes], Any],
     errors: ModuleType,
 ) -> None:
     """Sets what the engine calls back, once at import. All are called with the GIL held.
@@ -28,8 +29,9 @@ def set_hooks(
     (type, message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
     rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
     name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
-    of ours that is executed. errors has the exception classes by the names of the C++ ones: Error, ConfigError,
-    UsageError, DesyncError, PeerError, TimeoutError, FormatError, CancelledError, InternalError.
+    of ours that is executed. make_remote(data) does what another rank asks the face for. errors has the exception
+    classes by the names of the C++ ones: Error, ConfigError, UsageError, DesyncError, PeerError, TimeoutError,
+    FormatError, CancelledError, InternalError.
     """
 
 def encode_roundtrip(value: Any) -> Any:
@@ -176,6 +178,26 @@ class Session:
         """A collective of a group was left that may never end; also true afterwards."""
     def make_groups_by(self, make: Callable[[Kind], ProcessGroup]) -> None:
         """Has `make` give torch's process group of a kind when the engine first uses it."""
+
+    # Modules and parameters that ranks own and others use: lamina/parameter_server/service.h.
+    parameter_server: ParameterServer
+    def place(
+        self, name: str, function: Callable[..., Any], parameters: list[tuple[str, torch.Tensor]]
+    ) -> tuple[int, int, int, str, list]: ...
+    def find(self, owner: int, name: str) -> tuple[int, int, int, str, list]: ...
+    def call_placed(self, module: Address, label: str, arguments: tuple) -> Any: ...
+    def make_remote_optimizer(
+        self, functional: str, hyper: Sequence[float], parameters: Sequence[Address]
+    ) -> RemoteOptimizer: ...
+    def serve(self) -> None: ...
+    def remote_backward(
+        self,
+        context: RemoteContext,
+        tensors: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        keep_graph: bool,
+    ) -> None: ...
+    def remote_step(self, context: RemoteContext, optimizer: RemoteOptimizer) -> None: ...
 
     # Objects between ranks, outside steps.
     def send(self, rank: int, channel: str, value: Any) -> None: ...
@@ -436,6 +458,55 @@ def functional(name: str) -> Functional:
 
 def load_functional(path: str) -> str:
     """Adds the optimizer of a shared library, see lamina/fused/plugin.h, and returns its name."""
+
+Address = tuple[int, int, int]  # owner, its job, number
+
+class Updater:
+    """The rule of an optimizer, with its states: lamina/parameter_server/optimizer.h."""
+
+def functional_updater(functional: Functional, hyper: Sequence[float], parameters: int) -> Updater:
+    """One of the engine's, for so many parameters."""
+
+def python_updater(function: Callable[[list[torch.Tensor | None]], None]) -> Updater:
+    """A function of the gradients, which holds the GIL."""
+
+def script_updater(module: torch.jit.ScriptModule) -> Updater:
+    """A module of TorchScript with `step(gradients)`, which does not hold the GIL."""
+
+def writable(parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor that a LocalOptimizer writes to: it shares the parameter's memory, and counts writes by itself."""
+
+class LocalOptimizer:
+    """An optimizer of parameters of this process that are no part of a job. From any thread."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], updater: Updater) -> None: ...
+    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Updates those that have a gradient. Releases the GIL."""
+
+class RemoteOptimizer:
+    """An optimizer of parameters on several ranks: its part on each owner."""
+
+    def __init__(self, parts: Sequence[Address], needs_norm: bool = False) -> None: ...
+    parts: list[Address]
+    needs_norm: bool
+
+class RemoteContext:
+    """See [Note: contexts] in lamina/parameter_server/protocol.h."""
+
+    origin: int
+    number: int
+    ended: bool
+    def gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The leaves here that have one, and theirs."""
+
+class ParameterServer:
+    """This rank's end of what ranks own and others use."""
+
+    contexts: int
+    def add_optimizer(self, parameters: Sequence[int], updater: Updater) -> int: ...
+    def writable(self, parameter: int) -> torch.Tensor: ...
+    def begin_context(self) -> RemoteContext: ...
+    def end_context(self, context: RemoteContext) -> None: ...
 
 class OptimizerGroup:
     """Parameters of a group, with the states that the optimizer's `state` has of them."""

@@ -18,6 +18,8 @@ LAUNCHES = {
     "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_timeline": 2,
     "multiprocess.cases_failures": 3,
+    "multiprocess.cases_remote": 3,
+    "multiprocess.cases_rrefs": 2,
     "multiprocess.cases_four": 4,
     "multiprocess.cases_backend": 4,
     "multiprocess.cases_precision": 4,

@@ -275,8 +275,8 @@ def test_the_two_distributed_optimizers_name_each_other():
         lamina.UsageError, match=r"takes an optimizer, as SGD\(model.parameters\(\)\).*lamina.optim.Dist"
     ):
         lamina.DistributedOptimizer(torch.optim.SGD, parameters())
-    with pytest.raises(lamina.UsageError, match=r"not available yet.*lamina.DistributedOptimizer\(optimizer\)"):
-        optim.DistributedOptimizer(parameters())
+    with pytest.raises(lamina.UsageError, match=r"takes a class and remote.*lamina.DistributedOptimizer\(optimizer\)"):
+        optim.DistributedOptimizer(torch.optim.SGD(parameters()), [])
 
 
 def test_sparse_gradients_are_refused():

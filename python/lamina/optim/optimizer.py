@@ -61,7 +61,7 @@ def DistributedOptimizer(  # noqa: N802
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"DistributedOptimizer takes an optimizer, as {optimizer.__name__}(model.parameters()), not its class; the "
-            "one that takes a class and remote parameters will be lamina.optim.DistributedOptimizer, not available yet"
+            "one that takes a class and remote parameters is lamina.optim.DistributedOptimizer"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")

@@ -38,6 +38,8 @@ _OWN |= {kind: kind for kind in (*_OWN.values(), *(functional.QHM, functional.LA
 _forms = FunctionalForms({kind: functools.partial(EngineOptimizer, own) for kind, own in _OWN.items()})
 _forms[functional.FusedAdam] = functools.partial(EngineOptimizer, functional.FusedAdam)
 
+_engines = dict(_forms)
+
 _needs: dict[type[optim.Optimizer], Needs] = {
     **{kind: _lamina.functional(own._functional).needs for kind, own in _OWN.items()},
     **{optim.ASGD: "elements", functional.FusedAdam: "elements", optim.Adafactor: "whole", optim.Muon: "whole"},
@@ -47,6 +49,12 @@ _needs: dict[type[optim.Optimizer], Needs] = {
 def functional_forms() -> FunctionalForms:
     """The mapping that is `lamina.optim.DistributedOptimizer.functional_optim_map`."""
     return _forms
+
+
+def engine_form(optimizer_class: type[optim.Optimizer]) -> type[functional.FunctionalOptimizer] | None:
+    """Returns our class with the engine's form of an optimizer, where that is what its entry says."""
+    form = _forms.get(optimizer_class)
+    return _OWN.get(optimizer_class) if form is not None and form is _engines.get(optimizer_class) else None
 
 
 def needs_of(optimizer_class: type[optim.Optimizer]) -> Needs | None:

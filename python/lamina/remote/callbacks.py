@@ -3,7 +3,7 @@
 
 from lamina import _lamina, errors
 from lamina.exits import failures
-from lamina.remote import calls, codec
+from lamina.remote import calls, codec, placed
 from lamina.util import call_sites
 
 _lamina.set_hooks(
@@ -14,5 +14,6 @@ _lamina.set_hooks(
     pack=codec.pack,
     unpack=codec.unpack,
     name_call=call_sites.name_call,
+    make_remote=placed.make_remote,
     errors=errors,
 )

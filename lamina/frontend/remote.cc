@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/remote.h"
+
+#include "lamina/frontend/current.h"
+
+namespace lamina {
+namespace {
+
+parameter_server::Service& service(const char* what) {
+  return frontend::outside_step(what).session->parameter_server();
+}
+
+base::Patience patience(const char* what, const CallSite& site) {
+  return frontend::patience(*frontend::current().session, what, site);
+}
+
+}  // namespace
+
+namespace remote {
+
+Value RemoteModule::call(Value arguments) const {
+  constexpr auto kWhat = "a call of a module that another rank owns";
+  return service(kWhat).call(module_.address, module_.label(), std::move(arguments), patience(kWhat, {}));
+}
+
+Context::Context(CallSite site)
+    : site_(site), service_(service("lamina::remote::Context")), context_(service_.begin_context()) {}
+
+Context::~Context() { service_.end_context(context_); }
+
+void Context::backward(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& gradients,
+                       bool retain_graph) {
+  constexpr auto kWhat = "lamina::remote::Context::backward()";
+  service(kWhat).backward(*context_, tensors, gradients, retain_graph, patience(kWhat, site_));
+}
+
+RemoteModule find(const std::string& name, int owner, CallSite site) {
+  constexpr auto kWhat = "lamina::remote::find()";
+  if (owner < 0 || owner >= size()) {
+    throw base::UsageError(base::str(kWhat, ": there is no rank ", owner, "; the job has ", size()));
+  }
+  return RemoteModule(service(kWhat).find(base::Rank(owner), name, patience(kWhat, site)));
+}
+
+void serve(CallSite site) {
+  constexpr auto kWhat = "lamina::remote::serve()";
+  service(kWhat).serve(patience(kWhat, site));
+}
+
+RemoteModule place(const std::string& name, const torch::nn::Module& module, Call call) {
+  parameter_server::Placed placed{name, std::move(call), {}};
+  for (const auto& item : module.named_parameters()) placed.parameters.emplace_back(item.key(), item.value());
+  return RemoteModule(service("lamina::remote::place()").place(std::move(placed)));
+}
+
+}  // namespace remote
+
+namespace optim {
+
+DistributedOptimizer::DistributedOptimizer(const std::string& name,
+                                           const std::vector<remote::RemoteParameter>& parameters, Given given,
+                                           CallSite site) {
+  constexpr auto kWhat = "lamina::optim::DistributedOptimizer()";
+  auto& there = service(kWhat);
+  std::vector<parameter_server::Address> addresses;
+  for (const auto& parameter : parameters) addresses.push_back(parameter.address);
+  optimizer_ = there.make_optimizer(name, there.hyper_values(name, given), addresses, patience(kWhat, site));
+}
+
+void DistributedOptimizer::step(remote::Context& context, CallSite site) {
+  constexpr auto kWhat = "lamina::optim::DistributedOptimizer::step()";
+  service(kWhat).step(context.part(), optimizer_, patience(kWhat, site));
+}
+
+}  // namespace optim
+}  // namespace lamina

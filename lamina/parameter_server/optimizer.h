@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lamina/optim/functional.h"
+#include "lamina/parameter_server/parameter.h"
+
+namespace lamina::parameter_server {
+
+using Tensors = std::vector<at::Tensor>;
+
+// The rule of an optimizer, with its states of some parameters.
+class Updater {
+ public:
+  virtual ~Updater() = default;
+
+  // Says that the parameters of a step may be updated in several calls.
+  virtual bool divides() const { return false; }
+
+  // Updates the parameters with these indices, all of which have a gradient; the lists are in the order of the
+  // parameters that it was made for. `norm`: of all gradients of the step, where the rule asks for it and some lie on
+  // other ranks. From several threads at once, each with parameters that it alone has.
+  using Indices = std::span<const std::size_t>;
+  virtual void update(Indices indices, std::span<const at::Tensor> parameters, std::span<const at::Tensor> gradients,
+                      std::optional<double> norm) = 0;
+};
+
+// One of the engine's, without the GIL. Throws base::UsageError for hyper-parameters that it does not take.
+std::shared_ptr<Updater> make_functional_updater(std::shared_ptr<const optim::Functional> functional,
+                                                 std::vector<double> hyper, std::size_t parameters,
+                                                 std::shared_ptr<optim::Threads> threads);
+
+// An optimizer of parameters that lie here. Several threads may step at once: different parameters are updated at the
+// same time, the same one by one after the other.
+class Optimizer {
+ public:
+  Optimizer(std::vector<std::shared_ptr<Parameter>> parameters, std::shared_ptr<Updater> updater);
+
+  // The parameters themselves, in their order.
+  const Tensors& tensors() const { return tensors_; }
+
+  // Updates those whose gradient is defined, each once. Where the rule divides, a step holds some parameters at a time,
+  // so that another one of the same parameters follows it closely.
+  void step(const Tensors& gradients, std::optional<double> norm = {});
+
+ private:
+  const std::vector<std::shared_ptr<Parameter>> parameters_;
+  const std::shared_ptr<Updater> updater_;
+  Tensors tensors_;
+  std::vector<std::size_t> order_;  // in which their mutexes are taken, alike in all optimizers
+};
+
+}  // namespace lamina::parameter_server

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules and parameters that ranks own and others use: python/lamina/remote.
+#include "lamina/parameter_server/service.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "lamina/optim/step.h"
+#include "lamina/session/session.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/convert.h"
+#include "python/bindings/hooks.h"
+
+namespace lamina::python {
+namespace {
+
+using parameter_server::Address;
+using parameter_server::Context;
+using parameter_server::Optimizer;
+using parameter_server::Parameters;
+using parameter_server::RemoteOptimizer;
+using parameter_server::Service;
+using parameter_server::Tensors;
+using parameter_server::Updater;
+using session::Session;
+using Release = py::gil_scoped_release;
+using AddressRow = std::tuple<int, std::int64_t, std::int64_t>;  // owner, job, number
+
+Address to_address(const AddressRow& row) { return {base::Rank(std::get<0>(row)), std::get<1>(row), std::get<2>(row)}; }
+
+AddressRow to_row(const Address& address) {
+  return {static_cast<int>(address.owner.value), address.job, address.number};
+}
+
+// An object of Python that any thread may let go of.
+std::shared_ptr<py::object> shared(py::object object) {
+  const auto destroy = [](py::object* held) {
+    const py::gil_scoped_acquire gil;
+    delete held;
+  };
+  return {new py::object(std::move(object)), destroy};
+}
+
+std::vector<std::optional<at::Tensor>> optional(std::span<const at::Tensor> tensors) {
+  std::vector<std::optional<at::Tensor>> found;
+  for (const auto& tensor : tensors) {
+    found.push_back(tensor.defined() ? std::optional(tensor) : std::nullopt);
+  }
+  return found;
+}
+
+// A gradient that the rule may write to: it may have memory in common with others, or be expanded.
+Tensors own_copies(std::span<const at::Tensor> gradients) {
+  Tensors copies;
+  for (const auto& gradient : gradients) copies.push_back(gradient.defined() ? gradient.clone() : gradient);
+  return copies;
+}
+
+// A rule of Python's, under the GIL: a function of the list of gradients.
+class PythonUpdater : public Updater {
+ public:
+  explicit PythonUpdater(py::object function) : function_(shared(std::move(function))) {}
+
+  void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor> gradients,
+              std::optional<double>) override {
+    const auto copies = own_copies(gradients);
+    const py::gil_scoped_acquire gil;
+    (*function_)(optional(copies));
+  }
+
+ private:
+  const std::shared_ptr<py::object> function_;
+};
+
+// A rule of TorchScript's, without the GIL: a module with `step(gradients: List[Optional[Tensor]])`.
+class ScriptUpdater : public Updater {
+ public:
+  explicit ScriptUpdater(torch::jit::Module module) : module_(std::move(module)) {}
+
+  void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor> gradients,
+              std::optional<double>) override {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& copy : own_copies(gradients)) {
+      list.push_back(copy.defined() ? std::optional(copy) : std::nullopt);
+    }
+    const std::lock_guard guard(mutex_);  // its states are in one dictionary
+    module_.get_method("step")({list});
+  }
+
+ private:
+  std::mutex mutex_;
+  torch::jit::Module module_;
+};
+
+// The parameters of this process that are no part of a job: those behind torch's RRefs.
+Parameters& parameters_of_process() {
+  static auto& parameters = *new Parameters();
+  return parameters;
+}
+
+std::unique_ptr<Optimizer> make_local_optimizer(const Tensors& parameters, std::shared_ptr<Updater> updater) {
+  std::vector<std::shared_ptr<parameter_server::Parameter>> mine;
+  for (const auto& parameter : parameters) mine.push_back(parameters_of_process().of(parameter));
+  return std::make_unique<Optimizer>(std::move(mine), std::move(updater));
+}
+
+void step_local(Optimizer& optimizer, const std::vector<std::optional<at::Tensor>>& gradients) {
+  Tensors given;
+  for (const auto& gradient : gradients) given.push_back(gradient.value_or(at::Tensor()));
+  const Release release;
+  optimizer.step(given);
+}
+
+// In a job.
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+py::object place(Session& session, const std::string& name, py::object function, Named parameters) {
+  const auto held = shared(std::move(function));
+  const auto call = [held](value::Value arguments) {
+    const py::gil_scoped_acquire gil;
+    const py::object given = to_object(arguments);
+    arguments = {};  // the function alone holds them now
+    return to_value((*held)(*given.cast<py::tuple>()));
+  };
+  parameter_server::RemoteModule placed;
+  {
+    const Release release;
+    placed = session.parameter_server().place({name, call, std::move(parameters)});
+  }
+  return to_object(to_value(placed));
+}
+
+py::object find(Session& session, int owner, const std::string& name) {
+  parameter_server::RemoteModule found;
+  {
+    const Release release;
+    found = session.parameter_server().find(base::Rank(owner), name, session.patience());
+  }
+  return to_object(to_value(found));
+}
+
+py::object call(Session& session, const AddressRow& module, const std::string& label, const py::tuple& arguments) {
+  auto value = to_value(arguments);
+  {
+    const Release release;
+    value = session.parameter_server().call(to_address(module), label, std::move(value), session.patience());
+  }
+  return to_object(value);
+}
+
+RemoteOptimizer make_optimizer(Session& session, const std::string& functional, const std::vector<double>& hyper,
+                               const std::vector<AddressRow>& parameters) {
+  std::vector<Address> addresses;
+  for (const auto& row : parameters) addresses.push_back(to_address(row));
+  return session.parameter_server().make_optimizer(functional, hyper, addresses, session.patience());
+}
+
+void backward(Session& session, Context& context, const Tensors& tensors,
+              const std::vector<std::optional<at::Tensor>>& given, bool keep_graph) {
+  Tensors gradients;
+  for (const auto& gradient : given) gradients.push_back(gradient.value_or(at::Tensor()));
+  session.parameter_server().backward(context, tensors, gradients, keep_graph, session.patience());
+}
+
+}  // namespace
+
+void bind_parameter_server(py::module_& module) {
+  py::class_<Updater, std::shared_ptr<Updater>>(module, "Updater");
+  module.def(
+      "functional_updater",
+      [](std::shared_ptr<optim::Functional> functional, std::vector<double> hyper, std::size_t parameters) {
+        return parameter_server::make_functional_updater(std::move(functional), std::move(hyper), parameters,
+                                                         optim::shared_threads());
+      },
+      py::arg("functional"), py::arg("hyper"), py::arg("parameters"));
+  module.def(
+      "python_updater",
+      [](py::object function) -> std::shared_ptr<Updater> {
+        return std::make_shared<PythonUpdater>(std::move(function));
+      },
+      py::arg("function"));
+  module.def(
+      "script_updater",
+      [](const py::object& script) -> std::shared_ptr<Updater> {
+        return std::make_shared<ScriptUpdater>(script.attr("_c").cast<torch::jit::Module>());
+      },
+      py::arg("module"));
+  module.def(
+      "writable", [](const at::Tensor& parameter) { return parameters_of_process().of(parameter)->writable(); },
+      py::arg("parameter"));
+  py::class_<Optimizer>(module, "LocalOptimizer")
+      .def(py::init(&make_local_optimizer), py::arg("parameters"), py::arg("updater"))
+      .def("step", &step_local, py::arg("gradients"));
+  py::class_<RemoteOptimizer>(module, "RemoteOptimizer")
+      .def(py::init([](const std::vector<AddressRow>& parts, bool needs_norm) {
+             RemoteOptimizer optimizer{{}, needs_norm};
+             for (const auto& part : parts) optimizer.parts.push_back(to_address(part));
+             return optimizer;
+           }),
+           py::arg("parts"), py::arg("needs_norm") = false)
+      .def_property_readonly("parts",
+                             [](const RemoteOptimizer& optimizer) {
+                               std::vector<AddressRow> rows;
+                               for (const auto& part : optimizer.parts) rows.push_back(to_row(part));
+                               return rows;
+                             })
+      .def_readonly("needs_norm", &RemoteOptimizer::needs_norm);
+  py::class_<Context, std::shared_ptr<Context>>(module, "RemoteContext")
+      .def_property_readonly("origin", [](const Context& context) { return context.id.origin.value; })
+      .def_property_readonly("number", [](const Context& context) { return context.id.number; })
+      .def_property_readonly("ended", &Context::ended)
+      .def("gradients", [](Context& context) {
+        auto all = context.all_gradients();
+        return std::pair(std::move(all.leaves), std::move(all.gradients));
+      });
+
+  py::class_<Service>(module, "ParameterServer")
+      .def_property_readonly("contexts", &Service::contexts)
+      .def("add_optimizer", &Service::add_optimizer, py::arg("parameters"), py::arg("updater"))
+      .def(
+          "writable", [](Service& service, std::int64_t number) { return service.parameter(number)->writable(); },
+          py::arg("parameter"))
+      .def("begin_context", &Service::begin_context)
+      .def("end_context", &Service::end_context, py::arg("context"), py::call_guard<Release>());
+  py::reinterpret_borrow<py::class_<Session, std::shared_ptr<Session>>>(module.attr("Session"))
+      .def_property_readonly("parameter_server", &Session::parameter_server,
+                             py::return_value_policy::reference_internal)
+      .def("place", &place, py::arg("name"), py::arg("function"), py::arg("parameters"))
+      .def("find", &find, py::arg("owner"), py::arg("name"))
+      .def("call_placed", &call, py::arg("module"), py::arg("label"), py::arg("arguments"))
+      .def("make_remote_optimizer", &make_optimizer, py::arg("functional"), py::arg("hyper"), py::arg("parameters"),
+           py::call_guard<Release>())
+      .def(
+          "serve", [](Session& session) { session.parameter_server().serve(session.patience()); },
+          py::call_guard<Release>())
+      .def("remote_backward", &backward, py::arg("context"), py::arg("tensors"), py::arg("gradients"),
+           py::arg("keep_graph"), py::call_guard<Release>())
+      .def(
+          "remote_step",
+          [](Session& session, Context& context, const RemoteOptimizer& optimizer) {
+            session.parameter_server().step(context, optimizer, session.patience());
+          },
+          py::arg("context"), py::arg("optimizer"), py::call_guard<Release>());
+}
+
+}  // namespace lamina::python

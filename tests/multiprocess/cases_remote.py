@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules and parameters of rank 0 that ranks 1 and 2 train. Each case begins without a job; every rank runs it."""
+
+import os
+
+import pytest
+import torch
+from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, Scale
+from torch import nn
+from torch.nn import functional as F
+
+import lamina
+from lamina import remote
+from lamina.optim import DistributedOptimizer
+
+RANK = int(os.environ.get("RANK", 0))
+TRAINERS = (1, 2)
+
+
+def start(timeout_s=30):
+    lamina.init(timeout_s=timeout_s)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 6, generator=generator, dtype=torch.double), torch.randint(4, (5,), generator=generator)
+
+
+def iteration(net, optimizer, x, y):
+    with remote.context() as context:
+        loss = F.cross_entropy(net(x), y)
+        remote.backward(context, loss)
+        optimizer.step(context)
+    return loss.item()
+
+
+def plain_losses(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def case_a_module_is_placed_found_called_and_trained_as_the_plain_loop_would():
+    start()
+    kinds = [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (lamina.optim.AdamW, {"lr": 0.01})]
+    models = [net(), net()]
+    if RANK == 0:
+        for kind, (model, _) in enumerate(zip(models, kinds, strict=True)):
+            remote.place(model, name=f"net {kind}")
+    lamina.barrier()
+    if RANK == 1:
+        for kind, (Class, arguments) in enumerate(kinds):
+            there = remote.find(f"net {kind}", owner=0)
+            optimizer = DistributedOptimizer(Class, there.parameters(), **arguments)
+            batches = [batch(seed) for seed in range(5)]
+            losses = [iteration(there, optimizer, *each) for each in batches]
+            plain = models[kind]
+            assert losses == pytest.approx(plain_losses(plain, Class(plain.parameters(), **arguments), batches), 1e-9)
+            for (name, parameter), mine in zip(there.named_parameters(), plain.named_parameters(), strict=True):
+                assert name == mine[0]
+                assert parameter.shape == mine[1].shape
+                torch.testing.assert_close(parameter.to_here(), mine[1].detach(), rtol=1e-9, atol=1e-12)
+    lamina.barrier()
+    if RANK == 0:
+        assert all(parameter.grad is None for model in models for parameter in model.parameters())
+
+
+def case_another_rank_has_the_owner_make_a_module_or_sends_it_one():
+    start()
+    if RANK == 1:
+        made = remote.place(Scale, owner=0, args=(3,), kwargs={"value": 2.0})
+        sent = remote.place(Scale(3, 5.0), owner=0, name="sent")
+        alone = remote.place(torch.ones(3, dtype=torch.double, requires_grad=True), owner=2)
+        lamina.send((made, alone), 2, lamina.RankType.WORLD_RANK)
+        x = torch.ones(3, dtype=torch.double)
+        optimizer = DistributedOptimizer(torch.optim.SGD, [*made.parameters(), *sent.parameters(), alone], lr=1.0)
+        with remote.context() as context:
+            remote.backward(context, (sent(made(x)) * alone.to_here()).sum())
+            optimizer.step(context)
+        assert made.parameters()[0].to_here().tolist() == [-3.0] * 3
+        assert sent.parameters()[0].to_here().tolist() == [3.0] * 3
+        assert alone.to_here().tolist() == [-9.0] * 3
+    lamina.barrier()
+    if RANK == 2:
+        made, alone = lamina.recv_from(1, lamina.RankType.WORLD_RANK)
+        assert (made.owner, alone.owner, alone.shape) == (0, 2, (3,))
+        assert made(torch.ones(3)).tolist() == [-3.0] * 3
+        assert remote.find("sent", owner=0).run("state_dict")["weight"].tolist() == [3.0] * 3
+        made.run("eval")
+    lamina.barrier()
+
+
+def case_every_trainer_updates_exactly_once_for_each_of_its_steps():
+    start()
+    steps = 20
+    if RANK == 0:
+        weight = Scale(50, 0.0)
+        remote.place(weight, name="net")
+    else:
+        there = remote.find("net", owner=0)
+        optimizer = DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=1.0)
+        for _ in range(steps):
+            with remote.context() as context:
+                remote.backward(context, there(torch.ones(50, dtype=torch.double)).sum())
+                optimizer.step(context)
+    lamina.barrier()
+    if RANK == 0:
+        assert weight.weight.eq(-steps * len(TRAINERS)).all()
+        assert lamina.job.current.session().parameter_server.contexts == 0
+
+
+def case_an_exception_reaches_its_trainer_only_with_its_type_and_the_owners_traceback():
+    start()
+    if RANK == 0:
+        remote.place(Scale(2), name="net")
+    else:
+        there = remote.find("net", owner=0)
+        optimizer = DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=1.0)
+        x = torch.ones(2, dtype=torch.double)
+        for _ in range(5):
+            if RANK == 1:
+                with remote.context(), pytest.raises(KeyError, match="no such thing here") as caught:
+                    there(x, fails=True)
+                assert isinstance(caught.value, lamina.RemoteError)
+                assert "remote_parts.py" in str(caught.value) or "remote_parts.py" in "".join(caught.value.__notes__)
+            with remote.context() as context:
+                remote.backward(context, there(x).sum())
+                optimizer.step(context)
+    lamina.barrier()
+
+
+def case_a_context_used_wrongly_is_an_error_that_says_what_to_do():
+    start()
+    if RANK == 0:
+        remote.place(Scale(2), name="net")
+    if RANK == 1:
+        there = remote.find("net", owner=0)
+        optimizer = DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=1.0)
+        x = torch.ones(2, dtype=torch.double)
+        with remote.context() as context:
+            loss = there(x).sum()
+            with pytest.raises(lamina.UsageError, match=r"\[remote-no-backward\]"):
+                optimizer.step(context)
+            with pytest.raises(lamina.UsageError, match=r"\[remote-backward\]"):
+                loss.backward()
+            remote.backward(context, loss)
+            assert remote.get_gradients(context) == {}
+            optimizer.step(context)
+            with pytest.raises(lamina.UsageError, match=r"\[remote-context-stepped\]"):
+                optimizer.step(context)
+            with pytest.raises(lamina.UsageError, match=r"\[remote-context-nested\]"), remote.context():
+                pass
+        with pytest.raises(lamina.UsageError, match=r"\[remote-context-ended\]"):
+            optimizer.step(context)
+        with pytest.raises(lamina.UsageError, match=r"\[remote-context-ended\]"), context:
+            pass
+        with pytest.raises(lamina.UsageError, match="takes a context of lamina"):
+            optimizer.step(7)
+        with pytest.raises(ValueError, match="Invalid learning rate: -1"):
+            DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=-1)
+        with pytest.raises(lamina.UsageError, match="LBFGS"):
+            DistributedOptimizer(torch.optim.LBFGS, there.parameters())
+        with pytest.raises(lamina.UsageError, match="there is no rank 3; the job has 3"):
+            remote.find("net", owner=3)
+        assert there.parameters()[0].to_here().tolist() == [0.0, 0.0]
+    lamina.barrier()
+    lamina.shutdown()
+    start()
+    if RANK == 1:
+        with pytest.raises(lamina.UsageError, match=r"\[remote-other-job\]"):
+            optimizer.step(context)
+        with pytest.raises(lamina.UsageError, match=r"\[remote-other-job\]"):
+            there(x)
+    lamina.barrier()
+
+
+def case_local_leaves_have_their_gradients_in_the_context_too():
+    start()
+    if RANK == 0:
+        remote.place(Scale(2, 3.0), name="net")
+    if RANK == 1:
+        head = Scale(2, 2.0)
+        there, mine = remote.find("net", owner=0), remote.place(head)
+        optimizer = DistributedOptimizer(torch.optim.SGD, [*there.parameters(), *mine.parameters()], lr=1.0)
+        with remote.context() as context:
+            remote.backward(context, head(there(torch.ones(2, dtype=torch.double))).sum())
+            (gradient,) = remote.get_gradients(context).values()
+            assert gradient.tolist() == [3.0, 3.0]
+            optimizer.step(context)
+        assert head.weight.tolist() == [-1.0, -1.0]
+        assert head.weight.grad is None
+        assert there.parameters()[0].to_here().tolist() == [1.0, 1.0]
+    lamina.barrier()
+
+
+def case_a_users_optimizer_is_the_plain_one_scripted_or_of_python_or_eager():
+    start()
+    arguments = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
+    if RANK == 0:
+        for number in range(3):
+            remote.place(net(), name=f"net {number}")
+    for number, form in enumerate((FunctionalQHM, PlainFunctionalQHM, None)):
+        DistributedOptimizer.functional_optim_map.pop(QHM, None)
+        if form is not None:
+            lamina.optim.register_functional_optimizer(QHM, form)
+        lamina.barrier()
+        if RANK == 1:
+            there, plain = remote.find(f"net {number}", owner=0), net()
+            optimizer = DistributedOptimizer(QHM, there.parameters(), **arguments)
+            batches = [batch(seed) for seed in range(4)]
+            losses = [iteration(there, optimizer, *each) for each in batches]
+            assert losses == pytest.approx(plain_losses(plain, QHM(plain.parameters(), **arguments), batches), 1e-9)
+        lamina.barrier()
+
+
+def case_an_optimizer_that_is_sent_to_another_trainer_shares_its_states():
+    start()
+    if RANK == 0:
+        remote.place(Scale(1, 0.0), name="net")
+    there = remote.find("net", owner=0)
+    mine = DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=1.0, momentum=1.0) if RANK == 1 else None
+    optimizer = lamina.allgather(mine, lamina.CommGroup.WORLD)[1]
+    for rank in TRAINERS:
+        if rank == RANK:
+            with remote.context() as context:
+                remote.backward(context, there(torch.ones(1, dtype=torch.double)).sum())
+                optimizer.step(context)
+        lamina.barrier()
+    assert there.parameters()[0].to_here().item() == -3.0, "the second step has the momentum of the first"
+    lamina.barrier()

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that docs/sharding.md promises, as the system counts it."""
+
+from pathlib import Path
+
+import pytest
+from launch.launcher_harness import PRELOAD
+
+PROGRAM = Path(__file__).with_name("sharded_memory.py")
+UNDER_WAY = 64  # MiB
+
+
+@pytest.mark.parametrize(("width", "layers"), [(2048, 14), (1024, 56)])
+def test_a_rank_takes_no_more_than_10_per_cent_above_the_prediction(width, layers, launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, width, layers)
+    assert run.returncode == 0, run.stderr
+    parameters = 4 * width * width * layers / 2**20
+    # Halves of values, of gradients, and of two states of the optimizer.
+    predicted = 4 * parameters / 2 + UNDER_WAY
+    for rank in range(2):
+        taken = float((launcher.folder / str(rank)).read_text())
+        assert taken < 1.1 * predicted, f"{taken:.0f} MiB where {predicted:.0f} are predicted"
