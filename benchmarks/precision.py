@@ -4,8 +4,9 @@ divide, beside torch's ZeroRedundancyOptimizer.
 
     lamina run -n 2 benchmarks/precision.py
 
-`times plain` of a row is the median of the ratios to the same step without what the row says. Bytes are those of states
-and masters on this rank. The gradients are there: only `step()` is measured, after a barrier.
+`step` is `optimizer.step()` alone, after a barrier; `iteration` a forward and a backward of 64 rows, too. `times plain`
+of a row is the median of the ratios to the same without what the row says. Bytes are those of states and masters on
+this rank.
 """
 
 import os
@@ -48,22 +49,26 @@ def state_bytes(optimizer: torch.optim.Optimizer, model: nn.Module) -> int:
     return sum(each.nbytes for each in (*states, *masters))
 
 
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, barrier) -> list[float]:
-    """Milliseconds of steps with the gradients of one backward."""
-    x = torch.randn(4, WIDTH, dtype=next(model.parameters()).dtype)
-    taken = []
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, barrier) -> tuple[float, float]:
+    """Milliseconds of a step, and of a whole iteration; medians."""
+    x = torch.randn(64, WIDTH, dtype=next(model.parameters()).dtype)
+    taken, whole = [], []
     for _ in range(count + 1):
+        barrier()
+        start = time.perf_counter()
         loss = model(x).float().square().mean()
         model.backward(loss) if isinstance(model, lamina.DistributedModel) else loss.backward()
+        middle = time.perf_counter()
         barrier()
         begin = time.perf_counter()
         optimizer.step()
         taken.append(1e3 * (time.perf_counter() - begin))
+        whole.append(1e3 * (middle - start) + taken[-1])
         optimizer.zero_grad()
-    return taken[1:]
+    return statistics.median(taken[1:]), statistics.median(whole[1:])
 
 
-def of_lamina(count: int, scale: float = 1.0, **keys: bool) -> tuple[list[float], int]:
+def of_lamina(count: int, scale: float = 1.0, **keys: bool) -> tuple[tuple[float, float], int]:
     lamina.init(ddp=True, **keys)
     model = lamina.distribute(network())
     optimizer = lamina.DistributedOptimizer(lamina.optim.AdamW(model.parameters()), static_loss_scale=scale)
@@ -72,14 +77,11 @@ def of_lamina(count: int, scale: float = 1.0, **keys: bool) -> tuple[list[float]
     return result
 
 
-def of_torch(count: int) -> tuple[list[float], int]:
-    dist.init_process_group("gloo")
+def of_torch(count: int) -> tuple[tuple[float, float], int]:
     model = network()
     data_parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, fused=True)
-    result = steps(data_parallel, optimizer, count, dist.barrier), state_bytes(optimizer.optim, model)
-    dist.destroy_process_group()
-    return result
+    return steps(data_parallel, optimizer, count, dist.barrier), state_bytes(optimizer.optim, model)
 
 
 ROWS = {
@@ -95,20 +97,21 @@ ROWS = {
 def main() -> None:
     options = arguments(__doc__)
     torch.set_num_threads(1)
+    dist.init_process_group("gloo")  # once: another one would meet what is left of it in the store
     report = Report(options.name or "precision", "A step of AdamW, 25 M parameters, one thread a rank")
     count = options.pick(2, 5, 9)
-    taken: dict[str, list[float]] = {}
+    taken: dict[tuple[str, str], list[float]] = {}
     held: dict[str, int] = {}
     for _ in range(options.pick(1, 3, 7)):
-        for name, (keys, _) in ROWS.items():
-            samples, held[name] = of_lamina(count, **keys)
-            taken.setdefault(name, []).append(statistics.median(samples))
-        samples, held["ZeroRedundancyOptimizer"] = of_torch(count)
-        taken.setdefault("ZeroRedundancyOptimizer", []).append(statistics.median(samples))
-    for name, samples in taken.items():
-        plain = taken[ROWS.get(name, ({}, "float32"))[1] or name]
+        for name, of in [(name, of_lamina) for name in ROWS] + [("ZeroRedundancyOptimizer", of_torch)]:
+            samples, held[name] = of(count, **ROWS.get(name, ({}, None))[0])
+            for what, sample in zip(("step", "iteration"), samples, strict=True):
+                taken.setdefault((what, name), []).append(sample)
+    for (what, name), samples in taken.items():
+        plain = taken[what, ROWS.get(name, ({}, "float32"))[1] or name]
         ratio = statistics.median(own / other for own, other in zip(samples, plain, strict=True))
-        report.add("step", name, "ms", samples, **{"times plain": ratio, "state MiB": held[name] / 2**20})
+        report.add(what, name, "ms", samples, **{"times plain": ratio, "state MiB": held[name] / 2**20})
+    dist.destroy_process_group()
     if os.environ.get("RANK", "0") == "0":
         report.finish()
 

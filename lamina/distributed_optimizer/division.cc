@@ -23,7 +23,7 @@ std::pair<std::int64_t, std::int64_t> Division::own(const at::Tensor& parameter)
   return {begin, std::min(parameter.numel(), begin + share(parameter))};
 }
 
-void Division::gather(std::span<const at::Tensor> parameters) const {
+void Division::gather(std::span<const at::Tensor> parameters) {
   while (!parameters.empty()) {
     std::size_t count = 0;
     std::int64_t bytes = 0;
@@ -35,19 +35,28 @@ void Division::gather(std::span<const at::Tensor> parameters) const {
   }
 }
 
-void Division::gather_portion(std::span<const at::Tensor> parameters) const {
+at::Tensor Division::scratch(std::size_t number, std::int64_t length, const at::TensorOptions& options) {
+  auto& memory = scratch_.at(number);
+  const auto bytes = length * static_cast<std::int64_t>(options.dtype().itemsize());
+  if (!memory.defined() || memory.numel() < bytes || memory.device() != options.device()) {
+    memory = at::empty({bytes}, at::TensorOptions(at::kByte).device(options.device()));
+  }
+  return memory.narrow(0, 0, bytes).view(c10::typeMetaToScalarType(options.dtype()));
+}
+
+void Division::gather_portion(std::span<const at::Tensor> parameters) {
   const at::NoGradGuard no_grad;
   std::int64_t length = 0;
   for (const auto& parameter : parameters) length += share(parameter);
   const auto options = parameters[0].options().requires_grad(false);
-  const auto mine = at::zeros({length}, options);
+  const auto mine = scratch(0, length, options);
   std::int64_t at = 0;
   for (const auto& parameter : parameters) {
     const auto [begin, end] = own(parameter);
     mine.narrow(0, at, end - begin).copy_(parameter.detach().view({-1}).narrow(0, begin, end - begin));
     at += share(parameter);
   }
-  const auto all = at::empty({length * group_.size()}, options);
+  const auto all = scratch(1, length * group_.size(), options);
   group_.all_gather(all, mine, {"gathering updated parameters", patience_})->wait();
   at = 0;
   for (const auto& parameter : parameters) {

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -23,7 +25,7 @@ class Division {
   std::pair<std::int64_t, std::int64_t> own(const at::Tensor& parameter) const;
 
   // Collective: each has updated its part of these; all get all of them. In portions of some 32 MiB.
-  void gather(std::span<const at::Tensor> parameters) const;
+  void gather(std::span<const at::Tensor> parameters);
   // Collective: the members' parts of something that is like the parameter.
   at::Tensor gather_parts(const at::Tensor& parameter, const at::Tensor& part) const;
 
@@ -31,10 +33,13 @@ class Division {
   std::int64_t share(const at::Tensor& parameter) const {
     return (parameter.numel() + group_.size() - 1) / group_.size();
   }
-  void gather_portion(std::span<const at::Tensor> parameters) const;
+  void gather_portion(std::span<const at::Tensor> parameters);
+  // Memory for so many elements, which the next call has again: new pages would cost more than the copies.
+  at::Tensor scratch(std::size_t number, std::int64_t length, const at::TensorOptions& options);
 
   collective::Group& group_;
   const base::Patience patience_;
+  std::array<at::Tensor, 2> scratch_;
 };
 
 }  // namespace lamina::distributed_optimizer

@@ -35,6 +35,28 @@ def test_it_is_the_same_optimizer(start):
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_schedulers_made_before_and_after_it_see_its_steps(start):
+    model = lamina.distribute(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+    lamina.DistributedOptimizer(optimizer)
+    schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_scale_without_a_model_is_an_error(start):
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), dynamic_loss_scale=True)
+    parameter.sum().backward()
+    with pytest.raises(lamina.UsageError, match=r"call model.backward\(loss\)"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_foreign_parameters_leave_the_live_groups(make, start):
     module, model = cut(partition=1)

@@ -54,8 +54,13 @@ class OptimizerState:
         out because gradients were not finite; `_global_grad_norm`, what the last step measured; `optimizer`, itself."""
         for name in METHODS:
             setattr(self.optimizer, name, getattr(self, name))
-        # A method of the optimizer, which schedulers take apart.
-        self.optimizer.step = types.MethodType(lambda _, closure=None: self.step(closure), self.optimizer)
+
+        def step(_: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self.step(closure)
+
+        if hasattr(self._step, "_wrapped_by_lr_sched"):  # by a scheduler, which else warns that it was overridden
+            step._wrapped_by_lr_sched = True
+        self.optimizer.step = types.MethodType(step, self.optimizer)  # which schedulers take apart
         self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
         self.optimizer.optimizer = self.optimizer
 
@@ -309,9 +314,9 @@ class OptimizerState:
 
     def _require_scaled(self, job: current.Job) -> None:
         """UsageError where gradients came from losses that nobody has scaled."""
-        if not self._scale.is_on or job.model is None or not job.leads:
+        if not self._scale.is_on or not job.leads:
             return
-        before, self._backwards = self._backwards, job.model.backwards.count
+        before, self._backwards = self._backwards, 0 if job.model is None else job.model.backwards.count
         if before == self._backwards and any(holder.grad is not None for holder in self.holders()):
             raise UsageError(
                 f"the optimizer has a loss scale ({self._scale.value:g}), and divides gradients by it, but there was "
