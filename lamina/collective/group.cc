@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/collective/group.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -36,6 +40,7 @@ ReduceOp operator_of(Reduction reduction) {
   throw base::UsageError("no such reduction");
 }
 
+constexpr auto kGloo = "gloo";
 constexpr int kTag = 0;  // sends and receives of two members go in order
 
 template <class Options>
@@ -44,6 +49,25 @@ Options options_for(const Terms& terms) {
   options.timeout = backend_timeout(terms);
   return options;
 }
+
+// Gloo's reduce_scatter is an all_reduce, which sends twice as much, and nobody can give it up: parts that every member
+// was sent, which it sums once they are there.
+class SumOfParts : public Work {
+ public:
+  SumOfParts(Started begun, at::Tensor parts, at::Tensor sum)
+      : begun_(std::move(begun)), parts_(std::move(parts)), sum_(std::move(sum)) {}
+  bool done() override { return begun_->done(); }
+  void wait() override {
+    begun_->wait();
+    const at::NoGradGuard no_grad;
+    at::sum_out(sum_, parts_, /*dim=*/0);
+  }
+
+ private:
+  const Started begun_;
+  const at::Tensor parts_;
+  at::Tensor sum_;
+};
 
 class C10dGroup : public Group {
  public:
@@ -121,6 +145,11 @@ class C10dGroup : public Group {
   Started reduce_scatter(at::Tensor mine, at::Tensor all, Reduction reduction, Terms terms) override {
     require_parts("reduce_scatter", all, mine);
     flatten(all, mine);
+    if (reduction == Reduction::kSum && mine.is_cpu() && mine.numel() > 0 && backend()->getBackendName() == kGloo) {
+      auto parts = at::empty({size(), mine.numel()}, mine.options());
+      auto begun = exchange("reduce_scatter", parts, all.view({size(), -1}), terms, {});
+      return std::make_unique<SumOfParts>(std::move(begun), std::move(parts), std::move(mine));
+    }
     auto options = options_for<c10d::ReduceScatterOptions>(terms);
     options.reduceOp = operator_of(reduction);
     const auto begin = [&] { return group_->reduce_scatter_single(mine, all, options); };
@@ -130,9 +159,7 @@ class C10dGroup : public Group {
   Started all_to_all(at::Tensor received, at::Tensor sent, Terms terms, Rows rows) override {
     require_rows(received, rows.received);
     require_rows(sent, rows.sent);
-    const auto options = options_for<c10d::AllToAllOptions>(terms);
-    const auto begin = [&] { return group_->all_to_all_single(received, sent, rows.received, rows.sent, options); };
-    return start("all_to_all", {sent, received}, terms, begin);
+    return exchange("all_to_all", std::move(received), std::move(sent), terms, std::move(rows));
   }
 
   Started gather(at::Tensor all, at::Tensor mine, int root, Terms terms) override {
@@ -185,6 +212,12 @@ class C10dGroup : public Group {
                             bytes,
                             left_};
     return start_work(std::move(options), links_, terms, begin);
+  }
+
+  Started exchange(const char* operation, at::Tensor received, at::Tensor sent, const Terms& terms, Rows rows) {
+    const auto options = options_for<c10d::AllToAllOptions>(terms);
+    const auto begin = [&] { return group_->all_to_all_single(received, sent, rows.received, rows.sent, options); };
+    return start(operation, {sent, received}, terms, begin);
   }
 
   // From one member to another; what goes there is counted apart.

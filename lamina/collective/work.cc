@@ -38,33 +38,37 @@ struct End {
   }
 };
 
-// The end of a send or receive, of which Gloo tells only who waits: a thread does.
+// The end of work of which a backend tells only who waits, as Gloo of a send or receive: a thread does.
 class Watcher {
  public:
   Watcher(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<End> end, std::chrono::milliseconds timeout)
-      : work_(std::move(work)), end_(std::move(end)), thread_([this, timeout] {
+      : work_(std::move(work)), end_(std::move(end)), thread_([timeout, work = work_, end = end_, error = error_] {
           try {
-            work_->wait(timeout);
+            work->wait(timeout);
           } catch (...) {
-            error_ = std::current_exception();
+            *error = std::current_exception();
           }
-          end_->reach();
+          end->reach();
         }) {}
   ~Watcher() {
-    if (!end_->reached()) work_->abort();
-    thread_.join();
+    try {
+      if (!end_->reached()) work_->abort();
+      thread_.join();
+    } catch (const c10::Error&) {  // it cannot be given up: the thread ends with it
+      thread_.detach();
+    }
   }
   Watcher(const Watcher&) = delete;
 
   // After the end.
   void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
+    if (*error_) std::rethrow_exception(*error_);
   }
 
  private:
   const c10::intrusive_ptr<c10d::Work> work_;
   const std::shared_ptr<End> end_;
-  std::exception_ptr error_;
+  const std::shared_ptr<std::exception_ptr> error_ = std::make_shared<std::exception_ptr>();
   std::thread thread_;
 };
 
