@@ -46,14 +46,14 @@ class CollectiveTransfer : public Transfer {
     const std::lock_guard lock(mutex_);
     auto found = coming_.extract(parameter);
     auto gather = found ? std::move(found.mapped()) : begin_gather(parameter, "values");
-    await(gather);
+    await(gather, patience_);
     return value::memory_that_keeps(std::move(gather.result));
   }
 
   at::Tensor copy(std::size_t parameter) override {
     const std::lock_guard lock(mutex_);
     auto gather = begin_gather(parameter, "copies");
-    await(gather);
+    await(gather, patience_);
     return gather.result.narrow(0, 0, own_[parameter].spec.numel);
   }
 
@@ -65,18 +65,17 @@ class CollectiveTransfer : public Transfer {
     const bool fits =
         bucket_.empty() || (own_[bucket_.front().first].spec.dtype == spec.dtype &&
                             own_[bucket_.front().first].spec.device == spec.device && in_bucket_ + spec.numel <= most);
-    if (!fits) send_bucket();
+    if (!fits) send_bucket(patience_);
     in_bucket_ += spec.numel;
     bucket_.emplace_back(parameter, std::move(gradient));
-    if (in_bucket_ >= most) send_bucket();
+    if (in_bucket_ >= most) send_bucket(patience_);
   }
 
   void reduce(std::int64_t /*pass*/, const base::Patience& patience) override {
     const std::lock_guard lock(mutex_);
-    patience_ = patience;
-    send_bucket();
-    while (!sent_.empty()) take_bucket();
-    for (auto& [parameter, gather] : std::exchange(coming_, {})) await(gather);
+    send_bucket(patience);
+    while (!sent_.empty()) take_bucket(patience);
+    for (auto& [parameter, gather] : std::exchange(coming_, {})) await(gather, patience);
   }
 
   at::Tensor take_sum(std::size_t parameter) override {
@@ -113,8 +112,8 @@ class CollectiveTransfer : public Transfer {
     return order_ ? order_->begin(what, parameters) : 0;
   }
 
-  void await(Begun& begun) {
-    if (order_) order_->check(begun.number, patience_);
+  void await(Begun& begun, const base::Patience& patience) {
+    if (order_) order_->check(begun.number, patience);
     begun.work->wait();
   }
 
@@ -128,10 +127,10 @@ class CollectiveTransfer : public Transfer {
   }
 
   // All shards of the first member, of the second one, ...
-  void send_bucket() {
+  void send_bucket(const base::Patience& patience) {
     if (bucket_.empty()) return;
     const at::NoGradGuard no_grad;
-    while (sent_.size() >= kBucketsAtOnce) take_bucket();
+    while (sent_.size() >= kBucketsAtOnce) take_bucket(patience);
     Bucket bucket;
     std::int64_t shards = 0;
     for (const auto& [parameter, gradient] : bucket_) shards += own_[parameter].shard.numel();
@@ -153,15 +152,15 @@ class CollectiveTransfer : public Transfer {
     bucket.result = at::empty({shards}, options);
     bucket.number = say("gradients", bucket.parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
-                                        {"summing gradients", patience_});
+                                        {"summing gradients", patience});
     sent_.push_back(std::move(bucket));
   }
 
-  void take_bucket() {
+  void take_bucket(const base::Patience& patience) {
     const at::NoGradGuard no_grad;
     auto bucket = std::move(sent_.front());
     sent_.pop_front();
-    await(bucket);
+    await(bucket, patience);
     std::int64_t at = 0;
     for (const auto parameter : bucket.parameters) {
       auto& own = own_[parameter];
@@ -173,7 +172,7 @@ class CollectiveTransfer : public Transfer {
 
   const std::int64_t bucket_elements_;
   collective::Group& group_;
-  base::Patience patience_;
+  const base::Patience patience_;
   std::mutex mutex_;
   const std::unique_ptr<SameOrder> order_;
   Sums sums_;

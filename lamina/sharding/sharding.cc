@@ -72,8 +72,13 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   for (const auto* row : parameters) parameters_.push_back({row->layout.name, row->tensor});
   const auto on_cpu = [](const auto* row) { return row->tensor.is_cpu(); };
   if (std::ranges::all_of(parameters, on_cpu)) {
+    const auto check_members = [&mailbox = parts_.mailbox, members = parts_.group.members()] {
+      if (const auto loss = mailbox.loss(members, {})) {
+        throw base::PeerError(base::str("summing gradients: ", loss->text()), loss, base::Code{"group-lost"});
+      }
+    };
     transfer_ = make_shared_transfer(specs_of(parameters), limits.gradients, parts_.group,
-                                     {"sharding the model", parts_.patience});
+                                     {"sharding the model", parts_.patience}, check_members);
   }
   if (!transfer_ && parts_.pipeline.size() > 1) {
     throw base::UsageError(
@@ -151,14 +156,7 @@ void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
 
 void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patience) {
   const at::NoGradGuard no_grad;
-  auto watched = patience;
-  watched.check_interrupt = [this, interrupt = patience.check_interrupt] {
-    if (interrupt) interrupt();
-    if (const auto loss = parts_.mailbox.loss(parts_.group.members(), {})) {
-      throw base::PeerError(base::str("summing gradients: ", loss->text()), loss, base::Code{"group-lost"});
-    }
-  };
-  transfer_->reduce(pass, watched);
+  transfer_->reduce(pass, patience);
   values_->end_pass();
   if (!ends) return;
   std::vector<at::Tensor> sums;

@@ -54,8 +54,10 @@ class SharedTransfer : public Transfer {
  public:
   // `arena_bytes`: as many as all gradients take together; each has a place of its own behind them.
   SharedTransfer(const std::vector<Sharded>& parameters, SharedLayout layout, std::size_t arena_bytes,
-                 std::size_t bytes_at_once, Segment segment, const collective::Group& group)
-      : segment_(std::make_shared<const Segment>(std::move(segment))),
+                 std::size_t bytes_at_once, Segment segment, const collective::Group& group,
+                 std::function<void()> check_members)
+      : check_members_(std::move(check_members)),
+        segment_(std::make_shared<const Segment>(std::move(segment))),
         layout_(std::move(layout)),
         ranks_(group.members()),
         member_(group.rank()),
@@ -100,7 +102,12 @@ class SharedTransfer : public Transfer {
   }
 
   void reduce(std::int64_t pass, const base::Patience& patience) override {
-    Poll poll(patience, [this] {
+    auto watched = patience;
+    watched.check_interrupt = [this, interrupt = patience.check_interrupt] {
+      if (interrupt) interrupt();
+      if (check_members_) check_members_();
+    };
+    Poll poll(watched, [this] {
       return base::str("summing gradients over ", base::name_ranks(ranks_), base::without(absent()));
     });
     while (!finished(pass)) {
@@ -313,6 +320,7 @@ class SharedTransfer : public Transfer {
     return absent;
   }
 
+  const std::function<void()> check_members_;
   const std::shared_ptr<const Segment> segment_;
   const SharedLayout layout_;
   const std::vector<base::Rank> ranks_;
@@ -331,7 +339,8 @@ class SharedTransfer : public Transfer {
 }  // namespace
 
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
-                                               collective::Group& group, const collective::Terms& terms) {
+                                               collective::Group& group, const collective::Terms& terms,
+                                               std::function<void()> check_members) {
   std::vector<std::size_t> value_bytes;
   std::size_t arena_bytes = 0, widest = 1;
   for (const auto& each : parameters) {
@@ -347,7 +356,7 @@ std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& param
   auto segment = group.share(layout.bytes(), terms);
   if (!segment) return nullptr;
   return std::make_unique<SharedTransfer>(parameters, std::move(layout), arena_bytes, bytes_at_once,
-                                          std::move(*segment), group);
+                                          std::move(*segment), group, std::move(check_members));
 }
 
 }  // namespace lamina::sharding

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -65,7 +66,9 @@ std::unique_ptr<Transfer> make_collective_transfer(const std::vector<Sharded>& p
 
 // Over memory that the members have in common; nullptr where the group has none, on all members. Collective.
 // `gradients_at_once`: how many elements of this member's gradients may lie there, but always one parameter's.
+// `check_members` throws when one is lost, which memory does not tell.
 std::unique_ptr<Transfer> make_shared_transfer(const std::vector<Sharded>& parameters, std::int64_t gradients_at_once,
-                                               collective::Group& group, const collective::Terms& terms);
+                                               collective::Group& group, const collective::Terms& terms,
+                                               std::function<void()> check_members = {});
 
 }  // namespace lamina::sharding

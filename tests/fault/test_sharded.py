@@ -48,7 +48,7 @@ def test_when_it_is_stopped_the_others_leave_after_timeout_s(ranks, degree, back
     # Its group waits for it; another group, which may give up first, for that one.
     group = range(victim // degree * degree, victim // degree * degree + degree)
     awaited = [victim] if ranks == degree else group
-    assert any(re.search(rf"without ranks? [\d, -]*{rank}\b", first["text"]) for rank in awaited), first
+    assert any(re.search(rf"(without ranks? [\d, -]*|from rank ){rank}\b", first["text"]) for rank in awaited), first
     started[victim].send_signal(signal.SIGKILL)
     started[victim].communicate()
 

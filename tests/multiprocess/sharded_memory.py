@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how much memory, as the system counts it, a sharded model takes while it trains: sharded_memory.py WIDTH LAYERS.
+"""Says how much memory, as the system counts it, a model sharded over all ranks takes while it trains.
 
-Writes MiB to DIR/RANK: the largest use after a step, less that of a job that trained a tiny model.
+sharded_memory.py WIDTH LAYERS BACKEND writes MiB to DIR/RANK: the largest use after a step, less
+that of a job that trained a tiny model.
 """
 
 import os
@@ -21,7 +22,12 @@ def used():
 
 
 def most_used(width, layers):
-    lamina.init(ddp=True, sharded_data_parallel_degree=2, sdp_param_persistence_threshold=0)
+    lamina.init(
+        ddp=True,
+        sharded_data_parallel_degree=int(os.environ["WORLD_SIZE"]),
+        sdp_param_persistence_threshold=0,
+        ddp_dist_backend=sys.argv[3],
+    )
     model = lamina.distribute(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))))
     optimizer = lamina.DistributedOptimizer(lamina.optim.AdamW(model.parameters()))
     most = 0.0

@@ -10,9 +10,9 @@ PROGRAM = Path(__file__).with_name("sharded_memory.py")
 UNDER_WAY = 64  # MiB
 
 
-@pytest.mark.parametrize(("width", "layers"), [(2048, 14), (1024, 56)])
-def test_a_rank_takes_no_more_than_10_per_cent_above_the_prediction(width, layers, launcher):
-    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, width, layers)
+@pytest.mark.parametrize(("width", "layers", "backend"), [(2048, 14, "auto"), (1024, 56, "auto"), (2048, 14, "nccl")])
+def test_a_rank_takes_no_more_than_10_per_cent_above_the_prediction(width, layers, backend, launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, width, layers, backend)
     assert run.returncode == 0, run.stderr
     parameters = 4 * width * width * layers / 2**20
     # Halves of values, of gradients, and of two states of the optimizer.
