@@ -9,6 +9,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <typeindex>
 #include <utility>
 
@@ -74,6 +75,13 @@ struct OptimizerPart::Rest {
   int loads = 0;                     // of states into the model, when this last looked
   std::shared_ptr<PartitionCallback> on_partition;
 
+  // Says whether the job that it was made in goes on.
+  bool in_job() const {
+    return has_current() && std::ranges::any_of(current().callbacks, [this](const auto& callback) {
+             return callback.lock() == on_partition;
+           });
+  }
+
   Rest(std::shared_ptr<torch::optim::Optimizer> its, std::shared_ptr<optim::LossScale> its_scale,
        session::OptimizerSteps its_steps)
       : optimizer(std::move(its)), scale(std::move(its_scale)), steps(std::move(its_steps)) {}
@@ -125,7 +133,11 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
 }
 
 bool OptimizerPart::begin_step(bool has_closure) {
-  if (!has_current()) return true;
+  if (!rest_->in_job()) {
+    if (rest_->steps.stand_ins().size() == 0 && !rest_->scale->is_on()) return true;
+    throw base::UsageError("optimizer.step() of a DistributedOptimizer whose job was shut down",
+                           base::Code{"step-after-shutdown"});
+  }
   const auto& model = current().model;
   if (has_closure && model != nullptr && model->sharding() != nullptr) {
     throw base::UsageError(
@@ -146,11 +158,11 @@ bool OptimizerPart::begin_step(bool has_closure) {
 }
 
 void OptimizerPart::end_step() {
-  if (has_current()) rest_->steps.end(/*as_is=*/false);
+  if (rest_->in_job()) rest_->steps.end(/*as_is=*/false);
 }
 
 void OptimizerPart::zero_rest(bool set_to_none) {
-  if (!has_current()) return;
+  if (!rest_->in_job()) return;
   const auto& model = current().model;
   for (const auto& place : rest_->places()) {
     const auto number = rest_->steps.stand_ins().find(place);
@@ -165,6 +177,10 @@ void OptimizerPart::zero_rest(bool set_to_none) {
 }
 
 double OptimizerPart::clip(double max_norm) {
+  if (!rest_->in_job()) {
+    throw base::UsageError("optimizer.clip_master_grads() of a DistributedOptimizer whose job was shut down",
+                           base::Code{"step-after-shutdown"});
+  }
   const auto& begun = rest_->measure(max_norm);
   return begun.overflow ? -1 : begun.norm;
 }

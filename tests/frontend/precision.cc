@@ -121,6 +121,23 @@ void infinities(const Layout& layout) {
   shutdown();
 }
 
+// An optimizer may live longer than its job: then its masters are of no model any more.
+void ends(bool begins_another) {
+  const Layout layout{4, 1, false, "bf16"};
+  layout.start();
+  DistributedModel model(seeded());
+  DistributedOptimizer ours(torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.1)));
+  const auto step_once = step([&](const Tensor& x) { model.backward(model(x).to(torch::kFloat).square().mean()); });
+  step_once(share().to(layout.dtype()));
+  ours.step();
+  shutdown();
+  if (begins_another) layout.start();
+  const std::vector<std::string> words{"whose job was shut down", "[step-after-shutdown]"};
+  expect_error<UsageError>([&] { ours.clip_master_grads(1); }, words);
+  if (!ours.param_groups()[0].params().empty()) expect_error<UsageError>([&] { ours.step(); }, words);
+  if (begins_another) shutdown();
+}
+
 }  // namespace
 
 int main() {
@@ -136,5 +153,7 @@ int main() {
   infinities({2, 1, false, "fp16"});
   infinities({1, 4, false, "fp16"});
   infinities({1, 1, true, "fp16"});
+  ends(false);
+  ends(true);
   return exit_code();
 }

@@ -92,9 +92,9 @@ class OptimizerState:
         """
         current.everywhere("optimizer.step()")
         job = current.job_if_any()
-        if self.roster.has_others:
+        if self.roster.has_others or self._scale.is_on:
             self._require_job("step()", job)
-        if job is None or not (self._scale.is_on or self.roster.has_others or self._measured):
+        if not (self._scale.is_on or self.roster.has_others or self._measured):
             return self._step() if closure is None else self._step(closure)
         loss = self._closed(job, closure)
         self._restore()
