@@ -5,7 +5,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 packages=(
-  g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libyaml-cpp-dev
+  g++ cmake ninja-build ccache mold pkg-config libucx-dev libssl-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libyaml-cpp-dev
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev iproute2 gdb
 )
 

@@ -87,6 +87,16 @@ class FormatError : public Error {
   using Error::Error;
 };
 
+// The file system refused: it names what was to be done, the path, and why.
+class FileError : public Error {
+ public:
+  FileError(const std::string& text, int error_number) : Error(text), error_number_(error_number) {}
+  int error_number() const { return error_number_; }  // the system's errno
+
+ private:
+  int error_number_;
+};
+
 // The step ended because of an error elsewhere; that error is the one to report, never this one.
 class CancelledError : public Error {
  public:

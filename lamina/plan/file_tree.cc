@@ -6,11 +6,13 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/plan/json_reader.h"
+#include "lamina/config/json_reader.h"
 
 namespace lamina::plan {
 namespace {
 
+using config::as_id;
+using config::JsonReader;
 using Json = nlohmann::json;
 
 struct FileNode {

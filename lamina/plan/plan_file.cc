@@ -3,14 +3,15 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/config/json_reader.h"
 #include "lamina/config/problems.h"
 #include "lamina/plan/file_tree.h"
-#include "lamina/plan/json_reader.h"
 #include "lamina/plan/settle.h"
 
 namespace lamina::plan {
 namespace {
 
+using config::JsonReader;
 using Json = nlohmann::json;
 
 constexpr std::int64_t kMostRanks = 65'536;

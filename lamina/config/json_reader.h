@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lamina::plan {
+namespace lamina::config {
 
 // An object of the file, read key by key. Every error is a base::ConfigError whose one line begins with where the
 // object is and the key, says what stands there, and what is expected.
@@ -41,4 +41,4 @@ class JsonReader {
 // An id as text, or nothing when it is neither an integer nor a string.
 std::optional<std::string> as_id(const nlohmann::json& json);
 
-}  // namespace lamina::plan
+}  // namespace lamina::config

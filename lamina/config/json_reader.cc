@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lamina/plan/json_reader.h"
+#include "lamina/config/json_reader.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
-namespace lamina::plan {
+namespace lamina::config {
 namespace {
 
 // At most so many characters of what stands in a file.
@@ -91,4 +91,4 @@ std::optional<std::string> as_id(const nlohmann::json& json) {
   return std::nullopt;
 }
 
-}  // namespace lamina::plan
+}  // namespace lamina::config

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/archive/file_system.h"
+
+namespace lamina::archive {
+
+// Of so many bytes of a file each, the last of less: who reads a part of it checks the blocks that it touches.
+inline constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
+
+using Checksum = std::uint64_t;  // XXH3, 64 bits
+
+Checksum checksum(std::span<const std::byte> bytes);
+
+// Sixteen digits each.
+std::string to_hex(std::span<const Checksum> checksums);
+// Throws base::FormatError for anything that to_hex() did not make.
+std::vector<Checksum> from_hex(std::string_view text);
+
+// A file that is written, and the checksums of its blocks.
+class CheckedOutput {
+ public:
+  explicit CheckedOutput(std::unique_ptr<FileSystem::Output> file);
+  ~CheckedOutput();
+
+  void write(std::span<const std::byte> bytes);
+  // Nothing comes any more: the bytes are on the disk.
+  void finish();
+
+  std::uint64_t size() const { return size_; }
+  const std::vector<Checksum>& checksums() const { return checksums_; }  // after finish()
+
+ private:
+  struct Running;
+  const std::unique_ptr<FileSystem::Output> file_;
+  const std::unique_ptr<Running> running_;  // of the block that is not whole yet
+  std::uint64_t size_ = 0;
+  std::vector<Checksum> checksums_;
+};
+
+// A file whose size and checksums are known: what is read of it is what was written. Thread-safe.
+class CheckedInput {
+ public:
+  // `name`: of the file, for errors. Throws base::FormatError where the file has another size.
+  CheckedInput(std::unique_ptr<FileSystem::Input> file, std::string name, std::uint64_t size,
+               std::vector<Checksum> checksums);
+
+  // Fills `to`. Reads the blocks that it touches whole, and throws base::FormatError where one is not what was written.
+  void read(std::uint64_t offset, std::span<std::byte> to) const;
+  // The blocks, by number, that are not what was written. `read_bytes` is told of each block's size when it was read.
+  template <class Told>
+  std::vector<std::uint64_t> damaged(const Told& read_bytes) const {
+    std::vector<std::uint64_t> found;
+    std::vector<std::byte> block(kBlock);
+    for (std::uint64_t number = 0; number < checksums_.size(); ++number) {
+      const auto bytes = std::span(block).first(block_size(number));
+      if (!holds(number, bytes)) found.push_back(number);
+      read_bytes(bytes.size());
+    }
+    return found;
+  }
+
+ private:
+  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
+  bool holds(std::uint64_t number, std::span<std::byte> bytes) const;  // which it reads
+
+  const std::unique_ptr<FileSystem::Input> file_;
+  const std::string name_;
+  const std::uint64_t size_;
+  const std::vector<Checksum> checksums_;
+};
+
+}  // namespace lamina::archive

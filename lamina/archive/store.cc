@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/store.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::archive {
+namespace {
+
+using base::FormatError;
+using base::UsageError;
+
+constexpr std::string_view kSuffix = "_partial", kUnfinished = ".tmp-", kReplaced = ".old-";
+constexpr auto kNewest = "newest";
+
+std::string name_of(const std::string& tag) {
+  const bool fine = !tag.empty() && tag.size() <= 200 && tag.front() != '.' && tag.find('/') == std::string::npos &&
+                    tag.find('\0') == std::string::npos && tag.find(kUnfinished) == std::string::npos &&
+                    tag.find(kReplaced) == std::string::npos;
+  if (!fine) throw UsageError(base::str("\"", tag, "\" is no tag: it becomes the name of a folder"));
+  return base::str(tag, kSuffix);
+}
+
+std::string tag_of(std::string_view name) { return std::string(name.substr(0, name.size() - kSuffix.size())); }
+
+// The checkpoint that a folder beside it belongs to: "a_partial" of "a_partial.tmp-1"; "" of others.
+std::string owner_of(const std::string& entry, std::string_view mark) {
+  const auto at = entry.rfind(mark);
+  const auto owner = at == std::string::npos ? "" : entry.substr(0, at);
+  return owner.ends_with(kSuffix) ? owner : "";
+}
+
+Path beside(Path path, std::string_view ending) { return path += ending; }
+
+std::string named(const std::vector<Store::Listed>& all) {
+  std::string names;
+  for (const auto& each : all) {
+    if (each.damage.empty()) names += base::str(names.empty() ? "" : ", ", each.tag);
+  }
+  return names.empty() ? "none here is whole" : "here are " + names;
+}
+
+}  // namespace
+
+Save::Save(Store& store, std::string name, std::string id, std::unique_ptr<FileSystem::Lock> lock)
+    : store_(&store),
+      name_(std::move(name)),
+      id_(std::move(id)),
+      folder_(store.folder_ / base::str(name_, kUnfinished, id_)),
+      lock_(std::move(lock)) {}
+
+Save::Save(Save&& other) noexcept
+    : store_(std::exchange(other.store_, nullptr)),
+      name_(std::move(other.name_)),
+      id_(std::move(other.id_)),
+      folder_(std::move(other.folder_)),
+      lock_(std::move(other.lock_)) {}
+
+Save::~Save() {
+  if (store_ == nullptr) return;
+  try {
+    store_->files_.remove(folder_);
+  } catch (const base::FileError&) {  // the next save of this tag does
+  }
+}
+
+void Save::commit(Manifest manifest) {
+  auto& files = store_->files_;
+  manifest.id = id_;
+  manifest.number = store_->next_number();
+  const auto text = write_manifest(manifest);
+  for (const auto& each : manifest.files) {
+    const auto size = files.open(folder_ / each.name)->size();
+    if (size == each.bytes) continue;
+    throw FormatError(base::str((folder_ / each.name).string(), ": ", size, " bytes, where its writer says ", each.bytes));
+  }
+  const auto file = files.create(folder_ / kManifestName);
+  file->write(std::as_bytes(std::span(text)));
+  file->sync();
+  files.sync_folder(folder_);
+
+  const auto place = store_->folder_ / name_;
+  const auto entries = files.list(store_->folder_);
+  const bool replaces = std::ranges::any_of(entries, [&](const auto& each) { return each.name == name_; });
+  auto rest = folder_;  // of the one that was there
+  if (!replaces) {
+    files.rename(folder_, place);
+  } else if (!files.exchange(folder_, place)) {
+    rest = beside(place, base::str(kReplaced, id_));
+    files.rename(place, rest);
+    files.rename(folder_, place);
+  }
+  files.sync_folder(store_->folder_);
+  replace(files, store_->folder_ / kNewest, name_ + "\n");
+  if (replaces) files.remove(rest);
+  store_ = nullptr;
+}
+
+Store::Store(FileSystem& files, Path folder) : files_(files), folder_(std::move(folder)) {}
+
+Save Store::begin(const std::string& tag, const std::string& id, const std::string& who) {
+  const auto name = name_of(tag);
+  files_.make_folder(folder_);
+  std::string holder;
+  auto lock = files_.try_lock(folder_ / (name + ".lock"), who, &holder);
+  if (!lock) {
+    throw UsageError(base::str((folder_ / name).string(), " is being saved",
+                               holder.empty() ? "" : " by " + holder, ": wait for it, or take another tag"));
+  }
+  for (const auto& entry : files_.list(folder_)) {
+    for (const auto mark : {kUnfinished, kReplaced}) {
+      const auto owner = owner_of(entry.name, mark);
+      if (owner.empty()) continue;
+      std::unique_ptr<FileSystem::Lock> own;
+      if (owner != name && !(own = files_.try_lock(folder_ / (owner + ".lock"), who, &holder))) continue;
+      if (mark == kReplaced && place_of(owner) == folder_ / entry.name) {
+        files_.rename(folder_ / entry.name, folder_ / owner);
+        files_.sync_folder(folder_);
+      } else {
+        files_.remove(folder_ / entry.name);
+      }
+    }
+  }
+  Save save(*this, name, id, std::move(lock));
+  files_.make_folder(save.folder());
+  return save;
+}
+
+Path Store::place_of(const std::string& name) {
+  Path replaced;
+  for (const auto& entry : files_.list(folder_)) {
+    if (entry.name == name) return folder_ / name;
+    if (owner_of(entry.name, kReplaced) == name) replaced = folder_ / entry.name;
+  }
+  return replaced;
+}
+
+Manifest Store::read(const Path& folder) {
+  const auto path = folder / kManifestName;
+  Manifest manifest;
+  try {
+    manifest = read_manifest(read_all(files_, path, kMostManifestBytes));
+  } catch (const FormatError& error) {
+    throw FormatError(base::str(path.string(), ": ", error.what()));
+  }
+  for (const auto& file : manifest.files) {
+    const auto size = files_.open(folder / file.name)->size();
+    if (size == file.bytes) continue;
+    throw FormatError(base::str((folder / file.name).string(), ": ", size, " bytes, where ", file.bytes, " were written"));
+  }
+  return manifest;
+}
+
+Found Store::find(const std::string& tag) {
+  const auto place = place_of(name_of(tag));
+  if (place.empty()) {
+    throw UsageError(base::str("no checkpoint ", tag, " in ", folder_.string(), ": ", named(list())));
+  }
+  try {
+    return {tag, place, read(place)};
+  } catch (const base::Error& error) {
+    throw FormatError(base::str(error.what(), "; ", named(list())));
+  }
+}
+
+std::vector<Store::Listed> Store::list() {
+  std::map<std::string, Path> places;
+  for (const auto& entry : files_.list(folder_)) {
+    if (!entry.folder) continue;
+    if (entry.name.ends_with(kSuffix)) places[entry.name] = folder_ / entry.name;
+    if (const auto owner = owner_of(entry.name, kReplaced); !owner.empty()) places.emplace(owner, folder_ / entry.name);
+  }
+  std::vector<Listed> all;
+  for (const auto& [name, place] : places) {
+    Listed one{.tag = tag_of(name), .number = 0, .damage = ""};
+    try {
+      one.number = read(place).number;
+    } catch (const base::Error& error) {
+      one.damage = error.what();
+    }
+    all.push_back(std::move(one));
+  }
+  std::ranges::stable_sort(all, std::greater(), [](const Listed& each) {
+    return std::pair(each.damage.empty(), each.number);
+  });
+  return all;
+}
+
+std::optional<Found> Store::newest(const std::function<void(const std::string&)>& tells) {
+  std::string problem;
+  try {
+    auto name = read_all(files_, folder_ / kNewest, 4096);
+    if (name.ends_with('\n')) name.pop_back();
+    if (!name.ends_with(kSuffix)) throw FormatError((folder_ / kNewest).string() + ": names no checkpoint");
+    return find(tag_of(name));
+  } catch (const base::Error& error) {
+    problem = error.what();
+  }
+  const auto all = list();
+  if (all.empty()) return std::nullopt;
+  if (!all.front().damage.empty()) {
+    throw FormatError(base::str("no checkpoint in ", folder_.string(), " is whole: ", all.front().damage));
+  }
+  tells(base::str(problem, ": the latest one that is whole is taken, ", all.front().tag));
+  return find(all.front().tag);
+}
+
+std::int64_t Store::next_number() {
+  const auto all = list();
+  return all.empty() ? 1 : all.front().number + 1;
+}
+
+std::vector<std::string> Store::prune(std::size_t keep, const std::string& reading) {
+  if (keep == 0) throw UsageError("at least 1 checkpoint is kept");
+  std::vector<std::string> removed;
+  std::size_t whole = 0;
+  for (const auto& each : list()) {
+    if (!each.damage.empty() || ++whole <= keep || each.tag == reading) continue;
+    const auto name = name_of(each.tag);
+    std::string holder;
+    const auto lock = files_.try_lock(folder_ / (name + ".lock"), "a prune", &holder);
+    if (!lock) continue;
+    // At once, so that no part of it is left for one.
+    const auto rest = folder_ / base::str(name, kUnfinished, "pruned");
+    files_.remove(rest);
+    files_.rename(place_of(name), rest);
+    files_.sync_folder(folder_);
+    files_.remove(rest);
+    removed.push_back(each.tag);
+  }
+  return removed;
+}
+
+}  // namespace lamina::archive

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/archive/file_system.h"
+#include "lamina/archive/manifest.h"
+
+namespace lamina::archive {
+
+// [Note: commit] A folder of checkpoints, each a folder of its own:
+//
+//   TAG_partial/           manifest.json and data files: whole, or it would not be there
+//   TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same tag, when all
+//                          is on the disk. What a save leaves that died, the next one of that tag removes
+//   TAG_partial.old-ID/    the one it replaced, until it is removed. Where the system cannot exchange folders, both are
+//                          renamed in turn, and between that this one is the checkpoint
+//   TAG_partial.lock       who saves there; the claim ends with the process
+//   newest                 the name of the folder that was saved last
+//
+// So after the end of any process, at any instant, each tag is exactly what one save wrote.
+
+// A checkpoint that is whole by its manifest and the sizes of its files; what these hold is checked as it is read.
+struct Found {
+  std::string tag;
+  Path folder;
+  Manifest manifest;
+};
+
+class Store;
+
+// A checkpoint that is being written, by the one who commits it. Without a commit nothing of it stays.
+class Save {
+ public:
+  Save(Save&&) noexcept;
+  ~Save();
+
+  const std::string& id() const { return id_; }
+  const Path& folder() const { return folder_; }  // where data files go, which writers sync
+
+  // Makes it the checkpoint of its tag, and the newest: for good, when this returns. Takes `manifest` but for its id
+  // and number. base::FormatError where a file that it tells of is not there, or has another size.
+  void commit(Manifest manifest);
+
+ private:
+  friend class Store;
+  Save(Store& store, std::string name, std::string id, std::unique_ptr<FileSystem::Lock> lock);
+
+  Store* store_;
+  std::string name_, id_;
+  Path folder_;
+  std::unique_ptr<FileSystem::Lock> lock_;
+};
+
+// The checkpoints in a folder. See [Note: commit].
+class Store {
+ public:
+  Store(FileSystem& files, Path folder);
+
+  // Claims a tag, and removes what dead saves of it have left. `id` is no other save's; `who` is said to others that
+  // want the same tag: base::UsageError with it. So is a tag that is no name of a folder.
+  Save begin(const std::string& tag, const std::string& id, const std::string& who);
+
+  // The checkpoint of a tag. Throws base::UsageError where there is none, naming those that there are, and
+  // base::FormatError where it is damaged, naming a good one.
+  Found find(const std::string& tag);
+  // The newest one; where that is damaged, the latest that is not, after `tells` was told why. None where the folder
+  // has none. base::FormatError where all are damaged.
+  std::optional<Found> newest(const std::function<void(const std::string&)>& tells);
+
+  struct Listed {
+    std::string tag;
+    std::int64_t number = 0;  // 0 where it is damaged
+    std::string damage;       // "" for none
+  };
+  std::vector<Listed> list();  // the latest first, then those that are damaged
+
+  // Removes all but the latest `keep`, which are at least 1, of those that are whole; never `reading`.
+  std::vector<std::string> prune(std::size_t keep, const std::string& reading = "");
+
+ private:
+  friend class Save;
+
+  Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above
+  Manifest read(const Path& folder);
+  std::int64_t next_number();
+
+  FileSystem& files_;
+  const Path folder_;
+};
+
+}  // namespace lamina::archive
