@@ -13,7 +13,8 @@
 
 namespace lamina::archive {
 
-// Of so many bytes of a file each, the last of less: who reads a part of it checks the blocks that it touches.
+// The bytes of a file that one checksum is of, the last one of less: who reads a part of it checks the blocks that it
+// touches.
 inline constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
 
 using Checksum = std::uint64_t;  // XXH3, 64 bits

@@ -13,7 +13,7 @@ namespace lamina::archive {
 
 using Path = std::filesystem::path;
 
-// What checkpoints need of a file system. All calls throw base::FileError, which names path and cause. What a call has
+// A file system as checkpoints need it. All calls throw base::FileError, which names path and cause. What a call has
 // done survives the end of the process; a power cut only what was synced: the bytes of a file by its own sync(), its
 // name, and what rename() and exchange() have done, by sync_folder() of the folder.
 class FileSystem {
@@ -41,16 +41,17 @@ class FileSystem {
   struct Entry {
     std::string name;
     bool folder = false;
+    bool link = false;  // a symbolic one, wherever it leads
   };
 
   virtual std::unique_ptr<Output> create(const Path& path) = 0;  // a new file; one that is there is an error
   virtual std::unique_ptr<Input> open(const Path& path) = 0;     // a regular file; of anything else an error
-  virtual void make_folder(const Path& path) = 0;                // with its parents; one that is there is fine
-  virtual void rename(const Path& from, const Path& to) = 0;     // at once; a file there is replaced, a folder is an error
-  virtual bool exchange(const Path& one, const Path& other) = 0; // at once; false where the system cannot
+  virtual void make_folder(const Path& path) = 0;                // with its parents, for good; what is there is fine
+  virtual void rename(const Path& from, const Path& to) = 0;  // at once; a file there is replaced, a folder is an error
+  virtual bool exchange(const Path& one, const Path& other) = 0;  // at once; false where the system cannot
   virtual void sync_folder(const Path& path) = 0;
-  virtual std::vector<Entry> list(const Path& folder) = 0;       // by name; of one that is not there, empty
-  virtual void remove(const Path& path) = 0;                     // with all that is in it; what is not there is fine
+  virtual std::vector<Entry> list(const Path& folder) = 0;  // by name; of one that is not there, empty
+  virtual void remove(const Path& path) = 0;                // with all that is in it; what is not there is fine
   virtual std::uint64_t free_bytes(const Path& path) = 0;
   // nullptr where somebody else holds it; `holder` is then what that one said.
   virtual std::unique_ptr<Lock> try_lock(const Path& path, const std::string& words, std::string* holder) = 0;
@@ -61,7 +62,8 @@ FileSystem& file_system();
 
 // All of a file, of at most so many bytes. base::FormatError where it is larger.
 std::string read_all(FileSystem& files, const Path& path, std::uint64_t most);
-// Makes a file anew, or in the place of another one: at once, and for good.
-void replace(FileSystem& files, const Path& path, std::string_view text);
+// Makes a file anew, or in the place of another one: at once, and for good. It is written under the name `by`, in the
+// same folder, which two that replace a file at the same time must not share.
+void replace(FileSystem& files, const Path& path, std::string_view text, const Path& by);
 
 }  // namespace lamina::archive

@@ -25,11 +25,9 @@ constexpr std::array kKinds{"parameter", "buffer", "master", "state", "content"}
 constexpr std::string_view kBefore = "{\"checksum\": \"", kBehind = "\",\n";
 constexpr std::size_t kPrefix = kBefore.size() + 16 + kBehind.size();
 
-std::uint64_t size_of(const SavedTensor& tensor) {
-  return static_cast<std::uint64_t>(traits(tensor.dtype).size_bytes);
-}
+std::uint64_t size_of(const SavedTensor& tensor) { return static_cast<std::uint64_t>(traits(tensor.dtype).size_bytes); }
 
-// What a manifest has to hold beyond its form, whoever made it.
+// Rules for a manifest beyond its form, whoever made it.
 
 void check_name(const DataFile& file) {
   const bool inside = !file.name.empty() && file.name != "." && file.name != ".." && file.name != kManifestName &&
@@ -187,8 +185,8 @@ SavedTensor read_tensor(const Json& json, std::size_t index) {
   SavedTensor tensor;
   tensor.name = reader.text("name");
   reader.call_it(tensor.name);
-  tensor.kind = static_cast<Kind>(named(reader, "kind", [](auto i) { return std::string_view(kKinds.at(i)); },
-                                        kKinds.size()));
+  tensor.kind =
+      static_cast<Kind>(named(reader, "kind", [](auto i) { return std::string_view(kKinds.at(i)); }, kKinds.size()));
   const auto dtype_name = [](auto i) { return traits(static_cast<layout::DType>(i)).name; };
   tensor.dtype = static_cast<layout::DType>(named(reader, "dtype", dtype_name, 24));
   tensor.shape = integers(reader, "shape");
@@ -235,8 +233,8 @@ Manifest read_body(const Json& json) {
     throw FormatError("it is no manifest of a checkpoint of lamina's");
   }
   if (const auto version = reader.integer("version", 1, kMost); version > kVersion) {
-    throw FormatError(base::str("its version is ", version, ", and this lamina knows ", kVersion,
-                                ": read it with a newer one"));
+    throw FormatError(
+        base::str("its version is ", version, ", and this lamina knows ", kVersion, ": read it with a newer one"));
   }
   Manifest manifest;
   reader.at("checksum");
@@ -261,8 +259,9 @@ std::string describe(const SavedTensor& tensor) {
 std::string write_manifest(const Manifest& manifest) {
   try {
     check(manifest);
-    Json json{{"format", kFormat},      {"version", kVersion},        {"id", manifest.id}, {"number", manifest.number},
-              {"files", Json::array()}, {"tensors", Json::array()}, {"about", manifest.about}};
+    Json json{{"format", kFormat},         {"version", kVersion},    {"id", manifest.id},
+              {"number", manifest.number}, {"files", Json::array()}, {"tensors", Json::array()},
+              {"about", manifest.about}};
     for (const auto& file : manifest.files) {
       json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", to_hex(file.checksums)}});
     }

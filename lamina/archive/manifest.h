@@ -50,7 +50,7 @@ struct SavedTensor {
 // "h.0.weight", "exp_avg of h.0.weight".
 std::string describe(const SavedTensor& tensor);
 
-// What a checkpoint is made of. Written last: a folder with one is a whole checkpoint.
+// The list of all that a checkpoint is made of. Written last: a folder with one is a whole checkpoint.
 struct Manifest {
   std::string id;           // of the save, which no other has
   std::int64_t number = 0;  // later ones of a folder have larger ones

@@ -7,26 +7,23 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <optional>
 
+#include "lamina/archive/file_failure.h"
 #include "lamina/archive/file_system.h"
 #include "lamina/base/error.h"
 #include "lamina/base/fd.h"
 #include "lamina/base/str.h"
-#include "lamina/base/system_error.h"
 
 namespace lamina::archive {
 namespace {
 
-[[noreturn]] void fail(const char* doing, const Path& path, int code = errno) {
-  std::string remedy;
-  if (code == ENOSPC || code == EDQUOT) {
-    struct statvfs space{};
-    const auto folder = path.has_parent_path() ? path.parent_path() : Path(".");
-    const bool known = code == ENOSPC && ::statvfs(folder.c_str(), &space) == 0;
-    if (known) remedy = base::str(" (", space.f_bavail * space.f_frsize, " bytes are free)");
-  }
-  throw base::FileError(base::str(doing, " ", path.string(), ": ", base::system_error(code), remedy), code);
+[[noreturn]] void fail(const char* doing, const Path& path, int code = errno, std::uint64_t needed = 0) {
+  struct statvfs space{};
+  const auto folder = path.has_parent_path() ? path.parent_path() : Path(".");
+  const bool known = (code == ENOSPC || code == EDQUOT) && ::statvfs(folder.c_str(), &space) == 0;
+  const std::optional free(std::uint64_t{space.f_bavail} * space.f_frsize);
+  throw file_failure(doing, path, code, needed, known ? free : std::nullopt);
 }
 
 base::Fd opened(const Path& path, int flags, const char* doing) {
@@ -52,7 +49,7 @@ class PosixOutput : public FileSystem::Output {
     while (!bytes.empty()) {
       const auto count = ::write(fd_.get(), bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail("writing", path_);
+      if (count < 0) fail("writing", path_, errno, bytes.size());
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     }
   }
@@ -109,9 +106,14 @@ class PosixFileSystem : public FileSystem {
   std::unique_ptr<Input> open(const Path& path) override { return std::make_unique<PosixInput>(path); }
 
   void make_folder(const Path& path) override {
-    std::error_code error;
-    std::filesystem::create_directories(path, error);
-    if (error) fail("making the folder", path, error.value());
+    if (path.empty() || ::access(path.c_str(), F_OK) == 0) return;
+    const auto parent = path.parent_path();
+    if (parent != path) make_folder(parent);
+    if (::mkdir(path.c_str(), 0777) != 0) {
+      if (errno == EEXIST) return;  // another process was quicker
+      fail("making the folder", path);
+    }
+    sync_folder(parent.empty() ? Path(".") : parent);
   }
 
   void rename(const Path& from, const Path& to) override {
@@ -126,9 +128,7 @@ class PosixFileSystem : public FileSystem {
     fail("exchanging", other);
   }
 
-  void sync_folder(const Path& path) override {
-    archive::sync(opened(path, O_RDONLY | O_DIRECTORY, "opening"), path);
-  }
+  void sync_folder(const Path& path) override { archive::sync(opened(path, O_RDONLY | O_DIRECTORY, "opening"), path); }
 
   std::vector<Entry> list(const Path& folder) override {
     std::vector<Entry> entries;
@@ -136,7 +136,8 @@ class PosixFileSystem : public FileSystem {
     std::filesystem::directory_iterator all(folder, error), end;
     for (; !error && all != end; all.increment(error)) {
       std::error_code unknown;
-      entries.push_back({all->path().filename().string(), all->is_directory(unknown) && !all->is_symlink(unknown)});
+      const bool link = all->is_symlink(unknown);
+      entries.push_back({all->path().filename().string(), !link && all->is_directory(unknown), link});
     }
     if (error && error != std::errc::no_such_file_or_directory) fail("listing", folder, error.value());
     std::ranges::sort(entries, {}, &Entry::name);
@@ -166,13 +167,14 @@ class PosixFileSystem : public FileSystem {
         *holder = std::string(said, count > 0 ? static_cast<std::size_t>(count) : 0);
         return nullptr;
       }
-      // Whoever held it has removed its name meanwhile, or not.
+      // The one who held it may have removed its name meanwhile.
       struct stat locked{}, named{};
       if (::fstat(fd.get(), &locked) != 0) fail("locking", path);
       if (::stat(path.c_str(), &named) != 0 || named.st_ino != locked.st_ino) continue;
+      // Words that do not fit on a full disk are missed, but the claim holds: a prune makes room there.
       const bool written =
           ::ftruncate(fd.get(), 0) == 0 && ::pwrite(fd.get(), words.data(), words.size(), 0) == std::ssize(words);
-      if (!written) fail("locking", path);
+      if (!written) static_cast<void>(::ftruncate(fd.get(), 0));
       return std::make_unique<PosixLock>(path, std::move(fd));
     }
   }
@@ -188,21 +190,20 @@ FileSystem& file_system() {
 std::string read_all(FileSystem& files, const Path& path, std::uint64_t most) {
   const auto file = files.open(path);
   if (file->size() > most) {
-    throw base::FormatError(base::str(path.string(), ": ", file->size(), " bytes, where at most ", most, " make sense"));
+    throw base::FormatError(
+        base::str(path.string(), ": ", file->size(), " bytes, where at most ", most, " make sense"));
   }
   std::string text(file->size(), '\0');
   file->read(0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
-void replace(FileSystem& files, const Path& path, std::string_view text) {
-  auto fresh = path;
-  fresh += ".tmp";
-  files.remove(fresh);
-  const auto file = files.create(fresh);
+void replace(FileSystem& files, const Path& path, std::string_view text, const Path& by) {
+  files.remove(by);
+  const auto file = files.create(by);
   file->write(std::as_bytes(std::span(text)));
   file->sync();
-  files.rename(fresh, path);
+  files.rename(by, path);
   files.sync_folder(path.parent_path());
 }
 

@@ -2,7 +2,7 @@
 #include "lamina/archive/store.h"
 
 #include <algorithm>
-#include <map>
+#include <set>
 #include <utility>
 
 #include "lamina/base/error.h"
@@ -14,14 +14,23 @@ namespace {
 using base::FormatError;
 using base::UsageError;
 
-constexpr std::string_view kSuffix = "_partial", kUnfinished = ".tmp-", kReplaced = ".old-";
+constexpr std::string_view kSuffix = "_partial", kUnfinished = ".tmp-", kReplaced = ".old-", kLock = ".lock",
+                           kNaming = ".newest";
 constexpr auto kNewest = "newest";
 
+void check_part(const std::string& part, std::size_t most, const char* what) {
+  const bool fine = !part.empty() && part.size() <= most && part.front() != '.' &&
+                    part.find('/') == std::string::npos && part.find('\0') == std::string::npos &&
+                    part.find(kUnfinished) == std::string::npos && part.find(kReplaced) == std::string::npos;
+  if (!fine) {
+    throw UsageError(base::str("\"", part, "\" is no ", what,
+                               ": it becomes part of the name of a folder, so it has 1 to ", most,
+                               " bytes, no /, and begins with no dot"));
+  }
+}
+
 std::string name_of(const std::string& tag) {
-  const bool fine = !tag.empty() && tag.size() <= 200 && tag.front() != '.' && tag.find('/') == std::string::npos &&
-                    tag.find('\0') == std::string::npos && tag.find(kUnfinished) == std::string::npos &&
-                    tag.find(kReplaced) == std::string::npos;
-  if (!fine) throw UsageError(base::str("\"", tag, "\" is no tag: it becomes the name of a folder"));
+  check_part(tag, 180, "tag");
   return base::str(tag, kSuffix);
 }
 
@@ -76,16 +85,17 @@ void Save::commit(Manifest manifest) {
   for (const auto& each : manifest.files) {
     const auto size = files.open(folder_ / each.name)->size();
     if (size == each.bytes) continue;
-    throw FormatError(base::str((folder_ / each.name).string(), ": ", size, " bytes, where its writer says ", each.bytes));
+    throw FormatError(
+        base::str((folder_ / each.name).string(), ": ", size, " bytes, where its writer says ", each.bytes));
   }
   const auto file = files.create(folder_ / kManifestName);
   file->write(std::as_bytes(std::span(text)));
   file->sync();
   files.sync_folder(folder_);
 
-  const auto place = store_->folder_ / name_;
-  const auto entries = files.list(store_->folder_);
-  const bool replaces = std::ranges::any_of(entries, [&](const auto& each) { return each.name == name_; });
+  const auto& root = store_->folder_;
+  const auto place = root / name_;
+  const bool replaces = std::ranges::any_of(files.list(root), [&](const auto& each) { return each.name == name_; });
   auto rest = folder_;  // of the one that was there
   if (!replaces) {
     files.rename(folder_, place);
@@ -94,40 +104,48 @@ void Save::commit(Manifest manifest) {
     files.rename(place, rest);
     files.rename(folder_, place);
   }
-  files.sync_folder(store_->folder_);
-  replace(files, store_->folder_ / kNewest, name_ + "\n");
+  store_ = nullptr;  // from here on that folder is not to be removed: it may hold what a power cut would bring back
+  files.sync_folder(root);
+  replace(files, root / kNewest, name_ + "\n", beside(place, kNaming));
   if (replaces) files.remove(rest);
-  store_ = nullptr;
 }
 
 Store::Store(FileSystem& files, Path folder) : files_(files), folder_(std::move(folder)) {}
 
 Save Store::begin(const std::string& tag, const std::string& id, const std::string& who) {
   const auto name = name_of(tag);
+  check_part(id, 40, "id of a save");
   files_.make_folder(folder_);
   std::string holder;
-  auto lock = files_.try_lock(folder_ / (name + ".lock"), who, &holder);
+  auto lock = files_.try_lock(folder_ / base::str(name, kLock), who, &holder);
   if (!lock) {
-    throw UsageError(base::str((folder_ / name).string(), " is being saved",
-                               holder.empty() ? "" : " by " + holder, ": wait for it, or take another tag"));
+    throw UsageError(base::str((folder_ / name).string(), " is being saved", holder.empty() ? "" : " by " + holder,
+                               ": wait for it, or take another tag"));
   }
+  remove_leftovers(name, who);
+  Save save(*this, name, id, std::move(lock));
+  files_.make_folder(save.folder());
+  return save;
+}
+
+// Leaves those of tags that others save now; the lock of `name` is ours.
+void Store::remove_leftovers(const std::string& name, const std::string& who) {
+  files_.sync_folder(folder_);  // what of a dead save's commit was done is done for good before its traces go
   for (const auto& entry : files_.list(folder_)) {
-    for (const auto mark : {kUnfinished, kReplaced}) {
+    for (const auto mark : {kUnfinished, kReplaced, kNaming, kLock}) {
       const auto owner = owner_of(entry.name, mark);
       if (owner.empty()) continue;
-      std::unique_ptr<FileSystem::Lock> own;
-      if (owner != name && !(own = files_.try_lock(folder_ / (owner + ".lock"), who, &holder))) continue;
+      std::string holder;
+      std::unique_ptr<FileSystem::Lock> lock;  // which goes with the file that it is
+      if (owner != name && !(lock = files_.try_lock(folder_ / base::str(owner, kLock), who, &holder))) continue;
       if (mark == kReplaced && place_of(owner) == folder_ / entry.name) {
         files_.rename(folder_ / entry.name, folder_ / owner);
         files_.sync_folder(folder_);
-      } else {
+      } else if (mark != kLock) {
         files_.remove(folder_ / entry.name);
       }
     }
   }
-  Save save(*this, name, id, std::move(lock));
-  files_.make_folder(save.folder());
-  return save;
 }
 
 Path Store::place_of(const std::string& name) {
@@ -147,56 +165,80 @@ Manifest Store::read(const Path& folder) {
   } catch (const FormatError& error) {
     throw FormatError(base::str(path.string(), ": ", error.what()));
   }
+  for (const auto& entry : files_.list(folder)) {
+    if (entry.link) throw FormatError(base::str((folder / entry.name).string(), ": a link, where files were written"));
+  }
   for (const auto& file : manifest.files) {
     const auto size = files_.open(folder / file.name)->size();
     if (size == file.bytes) continue;
-    throw FormatError(base::str((folder / file.name).string(), ": ", size, " bytes, where ", file.bytes, " were written"));
+    throw FormatError(
+        base::str((folder / file.name).string(), ": ", size, " bytes, where ", file.bytes, " were written"));
   }
   return manifest;
 }
 
+// A save may replace it meanwhile, so what is found damaged is read again.
+Manifest Store::read_place(const std::string& name, Path* place) {
+  constexpr int kAttempts = 3;
+  for (int attempt = 1;; ++attempt) {
+    *place = place_of(name);
+    if (place->empty()) throw FormatError(base::str((folder_ / name).string(), ": it is not there any more"));
+    try {
+      return read(*place);
+    } catch (const base::Error&) {
+      if (attempt == kAttempts) throw;
+    }
+  }
+}
+
 Found Store::find(const std::string& tag) {
-  const auto place = place_of(name_of(tag));
-  if (place.empty()) {
+  const auto name = name_of(tag);
+  if (place_of(name).empty()) {
     throw UsageError(base::str("no checkpoint ", tag, " in ", folder_.string(), ": ", named(list())));
   }
   try {
-    return {tag, place, read(place)};
+    Found found{.tag = tag};
+    found.manifest = read_place(name, &found.folder);
+    return found;
   } catch (const base::Error& error) {
     throw FormatError(base::str(error.what(), "; ", named(list())));
   }
 }
 
 std::vector<Store::Listed> Store::list() {
-  std::map<std::string, Path> places;
+  std::set<std::string> names;
   for (const auto& entry : files_.list(folder_)) {
     if (!entry.folder) continue;
-    if (entry.name.ends_with(kSuffix)) places[entry.name] = folder_ / entry.name;
-    if (const auto owner = owner_of(entry.name, kReplaced); !owner.empty()) places.emplace(owner, folder_ / entry.name);
+    const auto owner = entry.name.ends_with(kSuffix) ? entry.name : owner_of(entry.name, kReplaced);
+    if (owner.size() > kSuffix.size()) names.insert(owner);
   }
   std::vector<Listed> all;
-  for (const auto& [name, place] : places) {
+  for (const auto& name : names) {
     Listed one{.tag = tag_of(name), .number = 0, .damage = ""};
     try {
-      one.number = read(place).number;
+      Path place;
+      one.number = read_place(name, &place).number;
     } catch (const base::Error& error) {
       one.damage = error.what();
     }
     all.push_back(std::move(one));
   }
-  std::ranges::stable_sort(all, std::greater(), [](const Listed& each) {
-    return std::pair(each.damage.empty(), each.number);
-  });
+  std::ranges::stable_sort(all, std::greater(),
+                           [](const Listed& each) { return std::pair(each.damage.empty(), each.number); });
   return all;
+}
+
+std::string Store::newest_name() {
+  auto name = read_all(files_, folder_ / kNewest, 4096);
+  if (name.ends_with('\n')) name.pop_back();
+  if (!name.ends_with(kSuffix)) throw FormatError((folder_ / kNewest).string() + ": names no checkpoint");
+  return name;
 }
 
 std::optional<Found> Store::newest(const std::function<void(const std::string&)>& tells) {
   std::string problem;
   try {
-    auto name = read_all(files_, folder_ / kNewest, 4096);
-    if (name.ends_with('\n')) name.pop_back();
-    if (!name.ends_with(kSuffix)) throw FormatError((folder_ / kNewest).string() + ": names no checkpoint");
-    return find(tag_of(name));
+    return find(tag_of(newest_name()));
   } catch (const base::Error& error) {
     problem = error.what();
   }
@@ -216,18 +258,21 @@ std::int64_t Store::next_number() {
 
 std::vector<std::string> Store::prune(std::size_t keep, const std::string& reading) {
   if (keep == 0) throw UsageError("at least 1 checkpoint is kept");
+  const auto latest = newest([](const std::string&) {});
   std::vector<std::string> removed;
   std::size_t whole = 0;
   for (const auto& each : list()) {
-    if (!each.damage.empty() || ++whole <= keep || each.tag == reading) continue;
+    if (!each.damage.empty() || ++whole <= keep || each.tag == reading || each.tag == latest->tag) continue;
     const auto name = name_of(each.tag);
     std::string holder;
-    const auto lock = files_.try_lock(folder_ / (name + ".lock"), "a prune", &holder);
-    if (!lock) continue;
+    const auto lock = files_.try_lock(folder_ / base::str(name, kLock), "a prune", &holder);
+    if (!lock || place_of(name).empty()) continue;
+    Path place;
+    if (read_place(name, &place).number != each.number) continue;  // another process has saved it anew
     // At once, so that no part of it is left for one.
     const auto rest = folder_ / base::str(name, kUnfinished, "pruned");
     files_.remove(rest);
-    files_.rename(place_of(name), rest);
+    files_.rename(place, rest);
     files_.sync_folder(folder_);
     files_.remove(rest);
     removed.push_back(each.tag);

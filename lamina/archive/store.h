@@ -20,8 +20,11 @@ namespace lamina::archive {
 //                          renamed in turn, and between that this one is the checkpoint
 //   TAG_partial.lock       who saves there; the claim ends with the process
 //   newest                 the name of the folder that was saved last
+//   TAG_partial.newest     that file, before it takes its name
 //
-// So after the end of any process, at any instant, each tag is exactly what one save wrote.
+// So after the end of any process, and of the machine's power, at any instant, each tag is exactly what one save wrote.
+// Nothing that was a checkpoint is removed before what replaced it is on the disk. Readers claim nothing, so that they
+// may read what they must not write; the files of a checkpoint that is replaced while it is read are found damaged.
 
 // A checkpoint that is whole by its manifest and the sizes of its files; what these hold is checked as it is read.
 struct Found {
@@ -60,8 +63,8 @@ class Store {
  public:
   Store(FileSystem& files, Path folder);
 
-  // Claims a tag, and removes what dead saves of it have left. `id` is no other save's; `who` is said to others that
-  // want the same tag: base::UsageError with it. So is a tag that is no name of a folder.
+  // Claims a tag, and removes what dead saves have left. `id` is no other save's; `who` is said to others that want the
+  // same tag: base::UsageError with it. So is a tag or an id that is no part of a folder's name.
   Save begin(const std::string& tag, const std::string& id, const std::string& who);
 
   // The checkpoint of a tag. Throws base::UsageError where there is none, naming those that there are, and
@@ -78,15 +81,19 @@ class Store {
   };
   std::vector<Listed> list();  // the latest first, then those that are damaged
 
-  // Removes all but the latest `keep`, which are at least 1, of those that are whole; never `reading`.
+  // Removes all but the latest `keep`, which are at least 1, of those that are whole, and returns their tags; never
+  // `reading`, the one that newest() would give, and those that are being saved.
   std::vector<std::string> prune(std::size_t keep, const std::string& reading = "");
 
  private:
   friend class Save;
 
-  Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above
+  Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above; "" where there is none
   Manifest read(const Path& folder);
+  Manifest read_place(const std::string& name, Path* place);
   std::int64_t next_number();
+  std::string newest_name();
+  void remove_leftovers(const std::string& name, const std::string& who);
 
   FileSystem& files_;
   const Path folder_;

@@ -2,6 +2,7 @@
 #include "lamina/archive/verify.h"
 
 #include <algorithm>
+#include <set>
 
 #include "lamina/archive/checksums.h"
 #include "lamina/base/error.h"
@@ -55,8 +56,9 @@ void verify_pieces(const SavedTensor& tensor, std::vector<Damage>& damage) {
     }
   }
   if (elements != layout::numel(tensor.shape)) {
-    damage.push_back({kManifestName, base::str("pieces with ", elements, " of ", layout::numel(tensor.shape),
-                                               " elements"), {describe(tensor)}});
+    damage.push_back({kManifestName,
+                      base::str("pieces with ", elements, " of ", layout::numel(tensor.shape), " elements"),
+                      {describe(tensor)}});
   }
 }
 
@@ -71,15 +73,24 @@ std::vector<Damage> verify(FileSystem& files, const Path& folder,
     return {{kManifestName, error.what(), {}}};
   }
   std::vector<Damage> damage;
+  std::set<std::string> links;
   for (const auto& entry : files.list(folder)) {
     const bool known = entry.name == kManifestName ||
                        std::ranges::any_of(manifest.files, [&](const auto& each) { return each.name == entry.name; });
     if (!known) damage.push_back({entry.name, "does not belong there", {}});
+    if (known && entry.link) links.insert(entry.name);
   }
   std::uint64_t all = 0, so_far = 0;
   for (const auto& file : manifest.files) all += file.bytes;
   const auto was_read = [&](std::uint64_t bytes) { progress(so_far += bytes, all); };
-  for (std::size_t i = 0; i < manifest.files.size(); ++i) verify_file(files, folder, manifest, i, was_read, damage);
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const auto& file = manifest.files[i];
+    if (links.contains(file.name)) {
+      damage.push_back({file.name, "a link, where a file was written", tensors_in(manifest, i, 0, file.bytes)});
+    } else {
+      verify_file(files, folder, manifest, i, was_read, damage);
+    }
+  }
   if (damage.empty()) {  // the sizes are those of real files, which bounds how long this takes
     for (const auto& tensor : manifest.tensors) verify_pieces(tensor, damage);
   }
