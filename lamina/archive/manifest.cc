@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <utility>
 
+#include "lamina/archive/budget.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
@@ -66,6 +68,7 @@ void check_pieces(const Manifest& manifest) {
   };
   std::vector<Place> places;
   for (const auto& tensor : manifest.tensors) {
+    auto missing = layout::numel(tensor.shape);
     for (const auto& piece : tensor.pieces) {
       if (piece.file >= manifest.files.size()) {
         throw FormatError(base::str(describe(tensor), ": in file ", piece.file, " of ", manifest.files.size()));
@@ -80,7 +83,9 @@ void check_pieces(const Manifest& manifest) {
                                     ", which has ", file.bytes));
       }
       if (bytes > 0) places.push_back({piece.file, piece.begin, piece.begin + bytes, &tensor});
+      missing -= std::min(missing, piece.region.end - piece.region.begin);
     }
+    if (missing > 0) throw FormatError(base::str(describe(tensor), ": ", missing, " elements are in no file"));
   }
   std::ranges::sort(places, {}, [](const Place& each) { return std::pair(each.file, each.begin); });
   for (std::size_t i = 1; i < places.size(); ++i) {
@@ -118,6 +123,10 @@ Json to_json(const SavedPiece& piece) {
   json["extent"] = piece.region.extent;
   json["elements"] = {piece.region.begin, piece.region.end};
   return json;
+}
+
+Json to_json(const DataFile& file) {
+  return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", to_hex(file.checksums)}};
 }
 
 Json to_json(const SavedTensor& tensor) {
@@ -190,6 +199,7 @@ SavedTensor read_tensor(const Json& json, std::size_t index) {
   const auto dtype_name = [](auto i) { return traits(static_cast<layout::DType>(i)).name; };
   tensor.dtype = static_cast<layout::DType>(named(reader, "dtype", dtype_name, 24));
   tensor.shape = integers(reader, "shape");
+  if (tensor.shape.size() > kMostDimensions) reader.refuse("shape", base::str("has more than ", kMostDimensions));
   layout::numel(tensor.shape);
   if (reader.has("optimizer")) tensor.optimizer = static_cast<int>(reader.integer("optimizer", 0, 1'000'000));
   if (reader.has("state")) tensor.state = reader.text("state");
@@ -199,7 +209,9 @@ SavedTensor read_tensor(const Json& json, std::size_t index) {
       tensor.also.push_back(each);
     }
   }
-  for (const auto& each : reader.list("pieces")) tensor.pieces.push_back(read_piece(each, tensor.name, tensor.shape));
+  const auto& pieces = reader.list("pieces");
+  tensor.pieces.reserve(pieces.size());
+  for (const auto& each : pieces) tensor.pieces.push_back(read_piece(each, tensor.name, tensor.shape));
   reader.finish();
   return tensor;
 }
@@ -215,39 +227,148 @@ DataFile read_file(const Json& json, std::size_t index) {
   return file;
 }
 
-Json parse(std::string_view text) {
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMostDepth) throw FormatError(base::str("lists in more than ", kMostDepth, " lists"));
-    return true;
-  };
-  try {
-    return Json::parse(text, shallow);
-  } catch (const Json::exception& error) {
-    throw FormatError(base::str("not valid JSON: ", config::json_reason(error)));
+std::uint64_t memory_of(const SavedTensor& tensor) {
+  std::uint64_t bytes = tensor.name.size() + tensor.state.size() + tensor.shape.size() * sizeof(std::int64_t);
+  for (const auto& each : tensor.also) bytes += sizeof(each) + each.size();
+  for (const auto& piece : tensor.pieces) {
+    bytes += sizeof(piece) + tensor.shape.size() * sizeof(std::int64_t) +
+             piece.region.stripes.size() * sizeof(layout::Stripe);
   }
+  return bytes;
 }
 
-Manifest read_body(const Json& json) {
-  JsonReader reader(json, "");
-  if (!reader.has("format") || reader.text("format") != kFormat) {
-    throw FormatError("it is no manifest of a checkpoint of lamina's");
+// Reads a manifest as it comes: files and tensors are taken one by one, so that never all of them stand in memory as
+// JSON. What stays is the rest.
+class Parser : public Json::json_sax_t {
+ public:
+  explicit Parser(std::string_view text) : budget_(text.size(), std::uint64_t{128} << 20) {
+    constexpr std::uint64_t kCopies = 4;
+    const auto tensors = count_of("\"kind\":", text);
+    budget_.take(kCopies * longest_string(text) + tensors * sizeof(SavedTensor));
+    manifest_.tensors.reserve(tensors);
+    Json::sax_parse(text, this);
   }
-  if (const auto version = reader.integer("version", 1, kMost); version > kVersion) {
-    throw FormatError(
-        base::str("its version is ", version, ", and this lamina knows ", kVersion, ": read it with a newer one"));
+
+  Manifest take() {
+    JsonReader reader(rest_, "");
+    if (!known_) refuse_as_other();
+    for (const auto* taken : {"checksum", "format", "version"}) reader.at(taken);
+    for (const auto* taken : {"files", "tensors"}) reader.list(taken);
+    manifest_.id = reader.text("id");
+    manifest_.number = reader.integer("number", 0, kMost);
+    const JsonReader about(reader.at("about"), "about");
+    reader.finish();
+    manifest_.about = std::move(rest_["about"]);
+    return std::move(manifest_);
   }
-  Manifest manifest;
-  reader.at("checksum");
-  manifest.id = reader.text("id");
-  manifest.number = reader.integer("number", 0, kMost);
-  const Json &files = reader.list("files"), &tensors = reader.list("tensors");
-  for (std::size_t i = 0; i < files.size(); ++i) manifest.files.push_back(read_file(files[i], i));
-  for (std::size_t i = 0; i < tensors.size(); ++i) manifest.tensors.push_back(read_tensor(tensors[i], i));
-  manifest.about = reader.at("about");
-  JsonReader(manifest.about, "about");
-  reader.finish();
-  return manifest;
-}
+
+  bool null() override { return value(0) && dom().null(); }
+  bool boolean(bool flag) override { return value(0) && dom().boolean(flag); }
+  bool number_integer(std::int64_t number) override { return value(0) && dom().number_integer(number); }
+  bool number_float(double number, const std::string& text) override {
+    return value(0) && dom().number_float(number, text);
+  }
+  bool binary(Json::binary_t& bytes) override { return value(bytes.size()) && dom().binary(bytes); }
+  bool number_unsigned(std::uint64_t number) override {
+    if (depth_ == 1 && section_ == "version") recognise(number);
+    return value(0) && dom().number_unsigned(number);
+  }
+  bool string(std::string& text) override {
+    if (depth_ == 1 && section_ == "format") ours_ = text == kFormat;
+    return value(text.size()) && dom().string(text);
+  }
+  bool key(std::string& key) override {
+    if (depth_ == 1) section_ = key;
+    charge(128 + key.size());
+    return dom().key(key);
+  }
+  bool start_object(std::size_t count) override {
+    if (depth_ == 1 && in_list()) refuse(section_, "is no list");
+    if (depth_ == 2 && in_list()) {
+      if (!known_) refuse_as_other();
+      element_ = Json();
+      element_dom_.emplace(element_);
+      element_bytes_ = 0;
+    }
+    return deeper() && dom().start_object(count);
+  }
+  bool end_object() override {
+    --depth_;
+    dom().end_object();
+    if (depth_ == 2 && in_list()) take_element();
+    return true;
+  }
+  bool start_array(std::size_t count) override {
+    if (depth_ == 2 && in_list()) refuse(section_, "is no list of objects");
+    return deeper() && dom().start_array(count);
+  }
+  bool end_array() override {
+    --depth_;
+    return dom().end_array();
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
+    throw FormatError(base::str("not valid JSON: ", config::json_reason(error)));
+  }
+
+ private:
+  using Dom = nlohmann::detail::json_sax_dom_parser<Json>;
+
+  [[noreturn]] static void refuse(const std::string& where, const char* what) {
+    throw FormatError(base::str(where, ": ", what));
+  }
+  [[noreturn]] static void refuse_as_other() { throw FormatError("it is no manifest of a checkpoint of lamina's"); }
+
+  bool in_list() const { return section_ == "files" || section_ == "tensors"; }
+  Dom& dom() { return element_dom_ ? *element_dom_ : rest_dom_; }
+
+  void charge(std::uint64_t bytes) {
+    budget_.take(bytes);
+    element_bytes_ += bytes;
+  }
+  bool value(std::uint64_t bytes) {
+    if (depth_ == 2 && in_list()) refuse(section_, "is no list of objects");
+    charge((element_dom_ ? 96 : 48) + bytes);  // an element's also as what is made of it
+    return true;
+  }
+  bool deeper() {
+    if (++depth_ > kMostDepth) throw FormatError(base::str("lists in more than ", kMostDepth, " lists"));
+    charge(64);
+    return true;
+  }
+
+  // Takes the version, which stands before all that depends on it.
+  void recognise(std::uint64_t version) {
+    if (!ours_ || version == 0) return;
+    if (version > kVersion) {
+      throw FormatError(
+          base::str("its version is ", version, ", and this lamina knows ", kVersion, ": read it with a newer one"));
+    }
+    known_ = true;
+  }
+
+  void take_element() {
+    element_dom_.reset();
+    if (section_ == "files") {
+      manifest_.files.push_back(read_file(element_, manifest_.files.size()));
+      budget_.take(3 * sizeof(DataFile) + manifest_.files.back().checksums.size() * sizeof(Checksum));
+    } else {
+      manifest_.tensors.push_back(read_tensor(element_, manifest_.tensors.size()));
+      budget_.take(memory_of(manifest_.tensors.back()));
+    }
+    element_ = Json();
+    budget_.give_back(std::exchange(element_bytes_, 0));
+  }
+
+  Budget budget_;
+  Manifest manifest_;
+  Json rest_, element_;
+  Dom rest_dom_{rest_};
+  std::optional<Dom> element_dom_;
+  std::uint64_t element_bytes_ = 0;
+  bool ours_ = false, known_ = false;
+  int depth_ = 0;
+  std::string section_;  // the key of the outermost object that is read
+};
 
 }  // namespace
 
@@ -257,23 +378,28 @@ std::string describe(const SavedTensor& tensor) {
 }
 
 std::string write_manifest(const Manifest& manifest) {
+  std::string text;
+  const auto add_all = [&](const char* name, const auto& all) {
+    text += base::str(",\n\"", name, "\": [");
+    for (const auto& each : all) text += (&each == all.data() ? "\n" : ",\n") + to_json(each).dump();
+    text += "]";
+  };
   try {
     check(manifest);
-    Json json{{"format", kFormat},         {"version", kVersion},    {"id", manifest.id},
-              {"number", manifest.number}, {"files", Json::array()}, {"tensors", Json::array()},
-              {"about", manifest.about}};
-    for (const auto& file : manifest.files) {
-      json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", to_hex(file.checksums)}});
-    }
-    for (const auto& tensor : manifest.tensors) json["tensors"].push_back(to_json(tensor));
-    const auto text = json.dump();
-    const auto rest = std::string_view(text).substr(1);
-    return base::str(kBefore, to_hex({{checksum(std::as_bytes(std::span(rest)))}}), kBehind, rest, "\n");
+    text = base::str("\"format\": ", Json(kFormat).dump(), ", \"version\": ", kVersion,
+                     ", \"id\": ", Json(manifest.id).dump(), ", \"number\": ", manifest.number,
+                     ",\n\"about\": ", manifest.about.dump());
+    add_all("files", manifest.files);
+    add_all("tensors", manifest.tensors);
+    text += "}";
+    text = base::str(kBefore, to_hex({{checksum(std::as_bytes(std::span(text)))}}), kBehind, text, "\n");
+    if (read_manifest(text) == manifest) return text;
   } catch (const FormatError& error) {
     throw base::UsageError(base::str("what is to be saved makes no checkpoint: ", error.what()));
   } catch (const Json::exception&) {
-    throw base::UsageError("what is to be saved makes no checkpoint: some name is not UTF-8");
+    throw base::UsageError("what is to be saved makes no checkpoint: some text is not UTF-8");
   }
+  throw base::UsageError("what is to be saved makes no checkpoint: some number is infinite, none, or negative");
 }
 
 Manifest read_manifest(std::string_view text) {
@@ -285,7 +411,7 @@ Manifest read_manifest(std::string_view text) {
     throw FormatError("it is not what was written: the file is damaged");
   }
   try {
-    auto manifest = read_body(parse(text));
+    auto manifest = Parser(text).take();
     check(manifest);
     return manifest;
   } catch (const base::ConfigError& error) {  // of the reader, and of layouts

@@ -67,8 +67,13 @@ inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 30;
 // With a checksum of its own. Throws base::UsageError for a manifest that read_manifest() would refuse.
 std::string write_manifest(const Manifest& manifest);
 
-// Any bytes are safe. Throws base::FormatError unless they are a manifest, and as it was written: names that leave the
-// folder, pieces beyond their file, two in the same bytes of one, elements that are missing or there twice.
+// Any bytes are safe, and take no more than twice their number of memory, and 128 MiB. Throws base::FormatError unless
+// they are a manifest, and as it was written: names that leave the folder, pieces beyond their file, two in the same
+// bytes of one, fewer elements than a tensor has. That each element is there once, pieces_problem() says.
 Manifest read_manifest(std::string_view text);
+
+// A clause, "elements from 64 to 128 are in no piece" or "in two pieces"; "" where each element is in one piece. Takes
+// time for each row that a piece cuts, as CommonRuns.
+std::string pieces_problem(const SavedTensor& tensor);
 
 }  // namespace lamina::archive

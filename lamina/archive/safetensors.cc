@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "lamina/archive/budget.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
@@ -37,10 +38,37 @@ constexpr std::array<std::pair<DType, std::string_view>, 17> kNames{{{DType::kBo
 constexpr auto kMetadata = "__metadata__";
 constexpr std::size_t kSizeBytes = sizeof(std::uint64_t);
 
+[[noreturn]] void refuse_twice(const std::string& file, const std::string& name) {
+  throw base::FormatError(base::str(file, ": \"", name, "\" stands there twice"));
+}
+
+void check_names(const Header& header, const std::string& file) {
+  std::vector<const std::string*> names;
+  names.reserve(header.entries.size());
+  for (const auto& entry : header.entries) names.push_back(&entry.name);
+  std::ranges::sort(names, {}, [](const std::string* name) -> const std::string& { return *name; });
+  const auto twice =
+      std::ranges::adjacent_find(names, {}, [](const auto* name) -> const std::string& { return *name; });
+  if (twice != names.end()) refuse_twice(file, **twice);
+}
+
+std::uint64_t bytes_of(const Entry& entry, const std::string& file) {
+  try {
+    return static_cast<std::uint64_t>(layout::numel(entry.shape)) *
+           static_cast<std::uint64_t>(traits(entry.dtype).size_bytes);
+  } catch (const base::ConfigError& error) {
+    throw base::FormatError(base::str(file, ": \"", entry.name, "\": ", error.what()));
+  }
+}
+
 // Reads a header as it comes, which takes no more memory than what it holds: of what does not belong there, nothing.
 class Reader : public Json::json_sax_t {
  public:
-  explicit Reader(std::string name) : name_(std::move(name)) {}
+  Reader(std::string name, std::string_view text, Budget& budget)
+      : name_(std::move(name)), counted_(count_of("\"data_offsets\":", text)), budget_(budget) {
+    budget_.take(counted_ * sizeof(Entry));
+    header_.entries.reserve(counted_);
+  }
 
   Header take() { return std::move(header_); }
 
@@ -57,6 +85,10 @@ class Reader : public Json::json_sax_t {
     if (!has_dtype_ || !has_shape_ || offsets_.size() != 2) refuse("too little", "its dtype, shape and data_offsets");
     entry_.begin = offsets_[0];
     entry_.end = offsets_[1];
+    constexpr std::uint64_t kAllocation = 32;                // about what one takes beside its bytes
+    const bool counted = header_.entries.size() < counted_;  // else that key was written otherwise, and the list grows
+    budget_.take(entry_.name.size() + entry_.shape.size() * 2 * sizeof(std::int64_t) + kAllocation +
+                 (counted ? 0 : 3 * sizeof(Entry)));
     header_.entries.push_back(std::move(entry_));
     has_dtype_ = has_shape_ = false;
     offsets_.clear();
@@ -64,7 +96,7 @@ class Reader : public Json::json_sax_t {
   }
   bool key(std::string& key) override {
     if (depth_ == 1) {
-      if (!names_.insert(key).second) throw base::FormatError(base::str(name_, ": \"", key, "\" stands there twice"));
+      if (key == kMetadata && std::exchange(has_metadata_, true)) refuse_twice(name_, key);
       outer_ = key;
     }
     key_ = std::move(key);
@@ -81,6 +113,8 @@ class Reader : public Json::json_sax_t {
   }
   bool string(std::string& text) override {
     if (depth_ == 2 && !in_list_ && outer_ == kMetadata) {
+      constexpr std::uint64_t kNode = 128;  // of the map, about
+      budget_.take(kNode + key_.size() + text.size());
       header_.metadata[key_] = std::move(text);
       return true;
     }
@@ -93,6 +127,7 @@ class Reader : public Json::json_sax_t {
   bool number_unsigned(std::uint64_t number) override {
     if (!in_list_) refuse(base::str(number), "");
     if (key_ == "shape") {
+      if (entry_.shape.size() == kMostDimensions) refuse("more", base::str(kMostDimensions, " dimensions").c_str());
       if (number > std::uint64_t{layout::kMostElements}) refuse(base::str(number), "a size");
       entry_.shape.push_back(static_cast<std::int64_t>(number));
     } else if (offsets_.size() < 2) {
@@ -120,8 +155,10 @@ class Reader : public Json::json_sax_t {
   }
 
   const std::string name_;
+  const std::uint64_t counted_;  // entries, by that key
+  Budget& budget_;
   Header header_;
-  std::set<std::string> names_;
+  bool has_metadata_ = false;
   int depth_ = 0;
   bool in_list_ = false;
   std::string outer_, key_;  // of the first and of the innermost level
@@ -129,6 +166,23 @@ class Reader : public Json::json_sax_t {
   bool has_dtype_ = false, has_shape_ = false;
   std::vector<std::uint64_t> offsets_;
 };
+
+Header parse(const FileSystem::Input& file, std::uint64_t size, const std::string& name) {
+  Budget budget(file.size(), std::uint64_t{16} << 20);
+  constexpr std::uint64_t kCopies = 8;
+  budget.take(size);
+  std::string text(size, '\0');
+  file.read(kSizeBytes, std::as_writable_bytes(std::span(text)));
+  try {
+    budget.take(kCopies * longest_string(text));
+    Reader reader(name, text, budget);
+    Json::sax_parse(text, &reader);
+    return reader.take();
+  } catch (const base::FormatError& error) {
+    if (std::string_view(error.what()).starts_with(name)) throw;
+    throw base::FormatError(base::str(name, ": ", error.what()));
+  }
+}
 
 }  // namespace
 
@@ -145,16 +199,23 @@ std::string make_header(std::vector<Entry>& entries, const std::map<std::string,
     const auto dtype = safetensors_name(entry.dtype);
     const auto size = static_cast<std::uint64_t>(traits(entry.dtype).size_bytes);
     if (dtype.empty()) {
-      throw base::UsageError(base::str(entry.name, ": elements of ", traits(entry.dtype).name,
-                                       " have no place in a safetensors file"));
+      throw base::UsageError(
+          base::str(entry.name, ": elements of ", traits(entry.dtype).name, " have no place in a safetensors file"));
     }
+    if (entry.name == kMetadata)
+      throw base::UsageError(base::str("no tensor of a safetensors file is called ", kMetadata));
     if (json.contains(entry.name)) throw base::UsageError(base::str("\"", entry.name, "\" twice in one file"));
     entry.begin = at;
     at += static_cast<std::uint64_t>(layout::numel(entry.shape)) * size;
     entry.end = at;
     json[entry.name] = {{"dtype", dtype}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
   }
-  auto text = json.dump();
+  std::string text;
+  try {
+    text = json.dump();
+  } catch (const Json::exception&) {
+    throw base::UsageError("a name of a tensor, or some metadata, is not UTF-8");
+  }
   text.append((kSizeBytes - text.size() % kSizeBytes) % kSizeBytes, ' ');
   if (text.size() > kMostHeaderBytes) {
     throw base::UsageError(base::str(entries.size(), " tensors make a header of ", text.size(), " bytes; a file has ",
@@ -174,27 +235,24 @@ Header read_header(const FileSystem::Input& file, const std::string& name) {
   if (size > kMostHeaderBytes || size > file.size() - kSizeBytes) {
     throw base::FormatError(base::str(name, ": a header of ", size, " bytes in a file of ", file.size()));
   }
-  std::string text(size, '\0');
-  file.read(kSizeBytes, std::as_writable_bytes(std::span(text)));
-  Reader reader(name);
-  Json::sax_parse(text, &reader);
-  auto header = reader.take();
+  auto header = parse(file, size, name);
+  check_names(header, name);
   std::ranges::sort(header.entries, {}, [](const Entry& each) { return std::pair(each.begin, each.end); });
   std::uint64_t at = 0;
   for (auto& entry : header.entries) {
-    const auto bytes = static_cast<std::uint64_t>(layout::numel(entry.shape)) *
-                       static_cast<std::uint64_t>(traits(entry.dtype).size_bytes);
+    const auto bytes = bytes_of(entry, name);
     if (entry.begin != at || entry.end < entry.begin || entry.end - entry.begin != bytes) {
-      throw base::FormatError(base::str(name, ": \"", entry.name, "\" has ", bytes, " bytes by its shape, and those from ",
-                                        entry.begin, " to ", entry.end, ", where the next begins at ", at));
+      throw base::FormatError(base::str(name, ": \"", entry.name, "\" has ", bytes,
+                                        " bytes by its shape, and those from ", entry.begin, " to ", entry.end,
+                                        ", where the next begins at ", at));
     }
     at = entry.end;
     entry.begin += kSizeBytes + size;
     entry.end += kSizeBytes + size;
   }
   if (kSizeBytes + size + at != file.size()) {
-    throw base::FormatError(base::str(name, ": ", file.size(), " bytes, where its header speaks of ",
-                                      kSizeBytes + size + at));
+    throw base::FormatError(
+        base::str(name, ": ", file.size(), " bytes, where its header speaks of ", kSizeBytes + size + at));
   }
   return header;
 }

@@ -32,9 +32,9 @@ std::string_view safetensors_name(layout::DType dtype);
 // The most bytes of a header, by the format.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
-// The beginning of a file that holds these tensors in this order, whose places it fills in. A multiple of eight bytes,
-// as are then the places of all elements. Throws base::UsageError for a kind that the format does not have, a name that
-// comes twice, and a header beyond the format's limit.
+// The beginning of a file that holds these tensors in this order, whose places it fills in. A multiple of eight bytes:
+// elements lie as they like best in memory where larger ones come before smaller ones. Throws base::UsageError for a
+// kind or a name that the format does not have, a name that comes twice, and a header beyond the format's limit.
 std::string make_header(std::vector<Entry>& entries, const std::map<std::string, std::string>& metadata = {});
 
 struct Header {
@@ -43,7 +43,8 @@ struct Header {
 };
 
 // Reads the header of any file that calls itself one. Throws base::FormatError unless it is one: names that come twice,
-// sizes that do not fit, tensors that overlap or leave gaps. Takes no more memory than a few times the header's bytes.
+// sizes that do not fit, tensors that overlap or leave gaps. Takes at most twice the file's
+// bytes of memory, and 16 MiB.
 Header read_header(const FileSystem::Input& file, const std::string& name);
 
 }  // namespace lamina::archive

@@ -7,7 +7,6 @@
 #include "lamina/archive/checksums.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
-#include "lamina/layout/common.h"
 
 namespace lamina::archive {
 namespace {
@@ -42,26 +41,6 @@ void verify_file(FileSystem& files, const Path& folder, const Manifest& manifest
   }
 }
 
-// All elements, each once.
-void verify_pieces(const SavedTensor& tensor, std::vector<Damage>& damage) {
-  std::int64_t elements = 0;
-  for (std::size_t i = 0; i < tensor.pieces.size(); ++i) {
-    const auto& region = tensor.pieces[i].region;
-    layout::CommonRuns runs(region, layout::whole(tensor.shape));
-    while (const auto run = runs.next()) elements += run->count;
-    for (std::size_t j = 0; j < i; ++j) {
-      if (!layout::CommonRuns(region, tensor.pieces[j].region).next()) continue;
-      damage.push_back({kManifestName, "two pieces have the same elements", {describe(tensor)}});
-      return;
-    }
-  }
-  if (elements != layout::numel(tensor.shape)) {
-    damage.push_back({kManifestName,
-                      base::str("pieces with ", elements, " of ", layout::numel(tensor.shape), " elements"),
-                      {describe(tensor)}});
-  }
-}
-
 }  // namespace
 
 std::vector<Damage> verify(FileSystem& files, const Path& folder,
@@ -92,7 +71,11 @@ std::vector<Damage> verify(FileSystem& files, const Path& folder,
     }
   }
   if (damage.empty()) {  // the sizes are those of real files, which bounds how long this takes
-    for (const auto& tensor : manifest.tensors) verify_pieces(tensor, damage);
+    for (const auto& tensor : manifest.tensors) {
+      if (auto problem = pieces_problem(tensor); !problem.empty()) {
+        damage.push_back({kManifestName, std::move(problem), {describe(tensor)}});
+      }
+    }
   }
   return damage;
 }

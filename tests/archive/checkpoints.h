@@ -21,7 +21,7 @@ inline std::vector<std::byte> bytes_of(std::string_view text) {
 
 // The element at an index of what a save of this seed has, of one byte.
 inline std::byte element(std::uint64_t seed, std::uint64_t index) {
-  return static_cast<std::byte>((index * 2654435761U + seed * 97) >> 3);
+  return static_cast<std::byte>((index + 1) * (2 * seed + 0x9e3779b97f4a7c15ULL) >> 40);
 }
 
 // A tensor of bytes, cut into shards; each writer writes its own into one safetensors file.

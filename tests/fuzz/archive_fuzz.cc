@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Manifests and headers of safetensors files as a fuzzer makes them: with clang a libFuzzer target, else a program that
+// damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a FormatError ends it.
+#include <chrono>
+#include <cstring>
+#include <iostream>
+#include <random>
+
+#include "lamina/archive/checksums.h"
+#include "lamina/archive/manifest.h"
+#include "lamina/archive/safetensors.h"
+#include "lamina/base/error.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::archive;
+
+class TextInput : public FileSystem::Input {
+ public:
+  explicit TextInput(std::string_view text) : text_(text) {}
+  std::uint64_t size() const override { return text_.size(); }
+  void read(std::uint64_t offset, std::span<std::byte> to) const override {
+    if (offset > size() || to.size() > size() - offset) throw base::FormatError("ends too early");
+    std::memcpy(to.data(), text_.data() + offset, to.size());
+  }
+
+ private:
+  const std::string_view text_;
+};
+
+// A manifest is read with the right checksum, since others are refused before more of them is read.
+void read_as_manifest(std::string_view rest) {
+  const auto sum = to_hex({{checksum(std::as_bytes(std::span(rest)))}});
+  const auto manifest = read_manifest("{\"checksum\": \"" + sum + "\",\n" + std::string(rest) + "\n");
+  for (const auto& tensor : manifest.tensors) {
+    if (tensor.shape.size() < 4 && layout::numel(tensor.shape) < 10'000) pieces_problem(tensor);
+  }
+}
+
+void read_as_header(std::string_view json) {
+  const std::uint64_t size = json.size();
+  const std::string text = std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + std::string(json);
+  read_header(TextInput(text), "f");
+  read_header(TextInput(json), "f");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  for (const auto read : {read_as_manifest, read_as_header}) {
+    try {
+      read(text);
+    } catch (const base::FormatError&) {
+    }
+  }
+  return 0;
+}
+
+#ifndef LAMINA_LIBFUZZER
+namespace {
+
+std::string sample_manifest() {
+  Manifest manifest{.id = "1", .number = 1, .files = {{"a.safetensors", 2000, {1}}, {"b.safetensors", 2000, {2}}}};
+  auto first = layout::whole({4, 12}), second = first;
+  first.stripes = {{0, 0, 2}, {2, 3, 1}};
+  first.extent = 4;
+  first.end = first.size = 48;
+  second.begin = 24;
+  second.size = 24;
+  manifest.tensors.push_back({.name = "h.weight", .shape = {4, 12}, .pieces = {{0, 8, first}, {1, 8, second}}});
+  manifest.tensors.push_back({.name = "h.weight",
+                              .kind = Kind::kState,
+                              .optimizer = 1,
+                              .state = "exp_avg",
+                              .shape = {},
+                              .pieces = {{1, 200, layout::whole({})}},
+                              .also = {"tied"}});
+  manifest.about = {{"layout", {{"pp", 2}}}, {"counters", {1, 2.5, nullptr, "x"}}};
+  return write_manifest(manifest).substr(34);
+}
+
+std::string sample_header() {
+  std::vector<Entry> entries{{.name = "a", .shape = {2, 0}},
+                             {.name = "b", .dtype = layout::DType::kBool, .shape = {0, 3}}};
+  return make_header(entries, {{"format", "pt"}}).substr(8);
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
+  std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
+  const std::string wholes[] = {sample_manifest(), sample_header()};
+  constexpr std::string_view kParts[] = {"{",      "}",
+                                         "[",      "]",
+                                         ",",      "\"",
+                                         "0",      "-1",
+                                         "1e999",  "18446744073709551616",
+                                         "null",   "1152921504606846976",
+                                         "[[[[",   "\\u0000",
+                                         "\"a\":", "..",
+                                         "/"};
+  std::int64_t texts = 0;
+  for (; std::chrono::steady_clock::now() < end; ++texts) {
+    std::string text = wholes[random() % std::size(wholes)];
+    for (auto left = 1 + random() % 4; left > 0 && !text.empty(); --left) {
+      const auto at = random() % text.size();
+      const auto length = std::min<std::size_t>(1 + random() % 8, text.size() - at);
+      switch (random() % 5) {
+        case 0:
+          text.replace(at, length, kParts[random() % std::size(kParts)]);
+          break;
+        case 1:
+          text[at] = static_cast<char>(random());
+          break;
+        case 2:
+          text.insert(at, text, random() % text.size(), random() % 64);
+          break;
+        case 3:
+          text.insert(at, kParts[random() % std::size(kParts)]);
+          break;
+        default:
+          text.erase(at, length);
+      }
+    }
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  }
+  std::cout << texts << " texts were read or malformed" << std::endl;
+}
+#endif
