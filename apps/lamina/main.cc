@@ -6,6 +6,7 @@
 #include <CLI/Formatter.hpp>
 #include <iostream>
 
+#include "apps/lamina/checkpoint_command.h"
 #include "apps/lamina/plan_command.h"
 #include "apps/lamina/trace_command.h"
 #include "lamina/launch/launcher.h"
@@ -25,6 +26,8 @@ constexpr Command kCommands[] = {
     {"plan", "Says which rank would own which module of a model, and how long a step would take",
      lamina::command::plan},
     {"trace", "Says what the ranks of a job spent their time on, from its timeline", lamina::command::trace},
+    {"checkpoint", "Looks at the files of checkpoints, checks, compares, merges and removes them",
+     lamina::command::checkpoint},
 };
 
 // A descriptor opened later must not become a closed stdin, stdout or stderr.

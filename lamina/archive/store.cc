@@ -55,6 +55,26 @@ std::string named(const std::vector<Store::Listed>& all) {
 
 }  // namespace
 
+Manifest read_checkpoint(FileSystem& files, const Path& folder) {
+  const auto path = folder / kManifestName;
+  Manifest manifest;
+  try {
+    manifest = read_manifest(read_all(files, path, kMostManifestBytes));
+  } catch (const FormatError& error) {
+    throw FormatError(base::str(path.string(), ": ", error.what()));
+  }
+  for (const auto& entry : files.list(folder)) {
+    if (entry.link) throw FormatError(base::str((folder / entry.name).string(), ": a link, where files were written"));
+  }
+  for (const auto& file : manifest.files) {
+    const auto size = files.open(folder / file.name)->size();
+    if (size == file.bytes) continue;
+    throw FormatError(
+        base::str((folder / file.name).string(), ": ", size, " bytes, where ", file.bytes, " were written"));
+  }
+  return manifest;
+}
+
 Save::Save(Store& store, std::string name, std::string id, std::unique_ptr<FileSystem::Lock> lock)
     : store_(&store),
       name_(std::move(name)),
@@ -157,26 +177,6 @@ Path Store::place_of(const std::string& name) {
   return replaced;
 }
 
-Manifest Store::read(const Path& folder) {
-  const auto path = folder / kManifestName;
-  Manifest manifest;
-  try {
-    manifest = read_manifest(read_all(files_, path, kMostManifestBytes));
-  } catch (const FormatError& error) {
-    throw FormatError(base::str(path.string(), ": ", error.what()));
-  }
-  for (const auto& entry : files_.list(folder)) {
-    if (entry.link) throw FormatError(base::str((folder / entry.name).string(), ": a link, where files were written"));
-  }
-  for (const auto& file : manifest.files) {
-    const auto size = files_.open(folder / file.name)->size();
-    if (size == file.bytes) continue;
-    throw FormatError(
-        base::str((folder / file.name).string(), ": ", size, " bytes, where ", file.bytes, " were written"));
-  }
-  return manifest;
-}
-
 // A save may replace it meanwhile, so what is found damaged is read again.
 Manifest Store::read_place(const std::string& name, Path* place) {
   constexpr int kAttempts = 3;
@@ -184,7 +184,7 @@ Manifest Store::read_place(const std::string& name, Path* place) {
     *place = place_of(name);
     if (place->empty()) throw FormatError(base::str((folder_ / name).string(), ": it is not there any more"));
     try {
-      return read(*place);
+      return read_checkpoint(files_, *place);
     } catch (const base::Error&) {
       if (attempt == kAttempts) throw;
     }
@@ -278,6 +278,24 @@ std::vector<std::string> Store::prune(std::size_t keep, const std::string& readi
     removed.push_back(each.tag);
   }
   return removed;
+}
+
+Found find_checkpoint(FileSystem& files, const Path& path, const std::string& tag,
+                      const std::function<void(const std::string&)>& tells) {
+  const auto folder = path.has_filename() ? path : path.parent_path();
+  const auto entries = files.list(folder);
+  if (std::ranges::any_of(entries, [](const auto& each) { return each.name == kManifestName; })) {
+    if (!tag.empty()) {
+      throw UsageError(base::str(folder.string(), " is one checkpoint, of which no tag is to be chosen: leave \"", tag,
+                                 "\" out, or name the folder that it is in"));
+    }
+    const auto name = folder.filename().string();
+    return {name.ends_with(kSuffix) ? tag_of(name) : name, folder, read_checkpoint(files, folder)};
+  }
+  Store store(files, folder);
+  if (!tag.empty()) return store.find(tag);
+  if (auto newest = store.newest(tells)) return *std::move(newest);
+  throw UsageError(base::str(folder.string(), ": no checkpoint, and no folder of checkpoints"));
 }
 
 }  // namespace lamina::archive

@@ -33,6 +33,10 @@ struct Found {
   Manifest manifest;
 };
 
+// Reads the manifest in the folder of a checkpoint. Throws base::FormatError, or base::FileError, which name the file,
+// where one is missing, has another size or is a link.
+Manifest read_checkpoint(FileSystem& files, const Path& folder);
+
 class Store;
 
 // A checkpoint that is being written, by the one who commits it. Without a commit nothing of it stays.
@@ -89,7 +93,6 @@ class Store {
   friend class Save;
 
   Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above; "" where there is none
-  Manifest read(const Path& folder);
   Manifest read_place(const std::string& name, Path* place);
   std::int64_t next_number();
   std::string newest_name();
@@ -98,5 +101,10 @@ class Store {
   FileSystem& files_;
   const Path folder_;
 };
+
+// The checkpoint that a user means by a path, which is its own folder or that of several: of these the one of the tag,
+// or the newest where the tag is "". Throws base::UsageError where there is none.
+Found find_checkpoint(FileSystem& files, const Path& path, const std::string& tag,
+                      const std::function<void(const std::string&)>& tells);
 
 }  // namespace lamina::archive

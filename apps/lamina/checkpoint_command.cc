@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/lamina/checkpoint_command.h"
+
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <chrono>
+#include <iostream>
+
+#include "apps/lamina/progress_bar.h"
+#include "lamina/archive/diff.h"
+#include "lamina/archive/merge.h"
+#include "lamina/archive/reshard.h"
+#include "lamina/archive/verify.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/launch/options/command_line.h"
+
+namespace lamina::command {
+namespace {
+
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+constexpr auto kPathHelp = "the folder of a checkpoint, or of several, whose newest one is taken without a tag";
+
+void tell(const std::string& text) { std::cerr << "lamina checkpoint: " << text << '\n'; }
+
+archive::Found found(const std::string& path, const std::string& tag = "") {
+  return archive::find_checkpoint(archive::file_system(), path, tag, tell);
+}
+
+int verify(const Arguments& arguments) {
+  CLI::App app("Reads all of a checkpoint and says what is not as it was written: exit code 1.",
+               "lamina checkpoint verify");
+  std::string path, tag;
+  bool as_json = false;
+  app.add_option("PATH", path, kPathHelp)->required()->type_name("");
+  app.add_option("TAG", tag, "one of several")->type_name("");
+  app.add_flag("--json", as_json, "print what was found as one line of JSON");
+  if (auto code = launch::parse(app, "lamina checkpoint verify", arguments)) return *code;
+  const auto checkpoint = found(path, tag);
+  std::uint64_t bytes = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<archive::Damage> damage;
+  {
+    ProgressBar bar("verifying");
+    damage = archive::verify(archive::file_system(), checkpoint.folder,
+                             [&](auto read, auto all) { bar(bytes = read, all); });
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (as_json) {
+    auto list = json::array();
+    for (const auto& each : damage)
+      list.push_back({{"file", each.file}, {"what", each.what}, {"tensors", each.tensors}});
+    const json all{{"checkpoint", checkpoint.folder.string()}, {"bytes", bytes}, {"time_s", seconds}, {"damage", list}};
+    std::cout << all.dump() << '\n';
+    return damage.empty() ? 0 : 1;
+  }
+  for (const auto& each : damage) {
+    std::cout << (checkpoint.folder / each.file).string() << ": " << each.what;
+    for (std::size_t i = 0; i < each.tensors.size(); ++i)
+      std::cout << (i == 0 ? "; in it lies " : ", ") << each.tensors[i];
+    std::cout << '\n';
+  }
+  if (damage.empty()) {
+    constexpr double kGiga = 1e9;
+    std::cout << checkpoint.folder.string() << ": " << checkpoint.manifest.tensors.size() << " tensors in "
+              << checkpoint.manifest.files.size() << " files, " << bytes << " bytes, all as they were written ("
+              << static_cast<double>(bytes) / kGiga / std::max(seconds, 1e-9) << " GB/s)\n";
+  }
+  return damage.empty() ? 0 : 1;
+}
+
+int diff(const Arguments& arguments) {
+  CLI::App app("Says in which tensors, and in what else, two checkpoints differ: exit code 1.",
+               "lamina checkpoint diff");
+  std::string one, other;
+  bool as_json = false;
+  app.add_option("A", one, kPathHelp)->required()->type_name("");
+  app.add_option("B", other, "the other one")->required()->type_name("");
+  app.add_flag("--json", as_json, "print the differences as one line of JSON");
+  if (auto code = launch::parse(app, "lamina checkpoint diff", arguments)) return *code;
+  const auto first = found(one), second = found(other);
+  std::vector<archive::Difference> differences;
+  {
+    ProgressBar bar("comparing");
+    differences = archive::diff(archive::file_system(), first, second, [&](auto read, auto all) { bar(read, all); });
+  }
+  auto list = json::array();
+  for (const auto& each : differences) {
+    json row{{"what", each.what}, {"how", each.how}};
+    if (each.elements > 0) row["elements"] = each.elements;
+    if (each.largest) row["largest"] = *each.largest;  // of a NaN, null
+    list.push_back(row);
+    if (as_json) continue;
+    std::cout << each.what << ": " << each.how;
+    if (each.largest) std::cout << ", by " << *each.largest << " at most";
+    std::cout << '\n';
+  }
+  if (as_json) std::cout << list.dump() << '\n';
+  return differences.empty() ? 0 : 1;
+}
+
+int merge(const Arguments& arguments) {
+  CLI::App app("Writes the model of a checkpoint as a folder that Hugging Face's from_pretrained loads.",
+               "lamina checkpoint merge");
+  std::string path, out, dtype;
+  const std::map<std::string, layout::DType> dtypes{{"bfloat16", layout::DType::kBFloat16},
+                                                    {"float16", layout::DType::kFloat16},
+                                                    {"float32", layout::DType::kFloat32}};
+  app.add_option("PATH", path, kPathHelp)->required()->type_name("");
+  app.add_option("OUT", out, "the folder to make")->required()->type_name("");
+  std::string tag;
+  app.add_option("--tag", tag, "one of several")->type_name("TAG");
+  app.add_option("--dtype", dtype, "of all floating elements: bfloat16, float16 or float32; else as they are")
+      ->check(CLI::IsMember(dtypes))
+      ->type_name("DTYPE");
+  if (auto code = launch::parse(app, "lamina checkpoint merge", arguments)) return *code;
+  const auto checkpoint = found(path, tag);
+  archive::Merged merged;
+  {
+    ProgressBar bar("merging");
+    archive::MergeOptions options;
+    if (!dtype.empty()) options.dtype = dtypes.at(dtype);
+    merged = archive::merge(archive::file_system(), checkpoint, out, options,
+                            [&](auto so_far, auto all) { bar(so_far, all); });
+  }
+  std::cout << out << ": " << merged.tensors << " tensors in " << merged.files << " files, " << merged.bytes
+            << " bytes\n";
+  return 0;
+}
+
+int reshard(const Arguments& arguments) {
+  CLI::App app(
+      "Writes a checkpoint anew, with its tensors cut into so many shards. One loads into any layout without that.",
+      "lamina checkpoint reshard");
+  std::string path, out, tag;
+  std::size_t writers = 0;
+  app.add_option("PATH", path, kPathHelp)->required()->type_name("");
+  app.add_option("OUT", out, "the folder of checkpoints to save it in, under its tag")->required()->type_name("");
+  app.add_option("--tag", tag, "one of several")->type_name("TAG");
+  app.add_option("--files", writers, "shards of each tensor, each shard in files of its own")
+      ->required()
+      ->type_name("N");
+  if (auto code = launch::parse(app, "lamina checkpoint reshard", arguments)) return *code;
+  const auto checkpoint = found(path, tag);
+  const auto id = base::str(std::chrono::system_clock::now().time_since_epoch().count(), "-", ::getpid());
+  ProgressBar bar("writing");
+  const auto made = archive::reshard(archive::file_system(), checkpoint, out, writers, id,
+                                     [&](auto so_far, auto all) { bar(so_far, all); });
+  std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
+            << made.manifest.files.size() << " files\n";
+  return 0;
+}
+
+int prune(const Arguments& arguments) {
+  CLI::App app("Removes all checkpoints of a folder but the latest; damaged ones are left.", "lamina checkpoint prune");
+  std::string folder;
+  std::size_t keep = 0;
+  app.add_option("FOLDER", folder, "of checkpoints")->required()->type_name("")->check(CLI::ExistingDirectory);
+  app.add_option("--keep", keep, "how many stay, at least 1")->required()->type_name("N")->check(CLI::PositiveNumber);
+  if (auto code = launch::parse(app, "lamina checkpoint prune", arguments)) return *code;
+  archive::Store store(archive::file_system(), folder);
+  const auto removed = store.prune(keep);
+  for (const auto& tag : removed) std::cout << "removed " << tag << '\n';
+  if (removed.empty()) std::cout << "nothing to remove\n";
+  return 0;
+}
+
+struct Command {
+  const char* name;
+  const char* description;
+  int (*run)(const Arguments& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"inspect", "Prints what a checkpoint holds, or which ones a folder has", inspect_checkpoint},
+    {"verify", "Reads all of a checkpoint and says what is not as it was written", verify},
+    {"diff", "Says in what two checkpoints differ", diff},
+    {"merge", "Writes the model of a checkpoint as a Hugging Face folder", merge},
+    {"reshard", "Writes a checkpoint with its tensors cut into so many shards", reshard},
+    {"prune", "Removes all checkpoints of a folder but the latest", prune},
+};
+
+}  // namespace
+
+int checkpoint(const Arguments& arguments) {
+  CLI::App app("Looks at the files of checkpoints and changes them, without torch and without ranks.",
+               "lamina checkpoint");
+  for (const auto& command : kCommands) app.add_subcommand(command.name, command.description);
+  const auto line = launch::split(app, arguments);
+  if (auto code = launch::parse(app, "lamina checkpoint", line.options)) return *code;
+  const std::string name = line.rest.empty() ? "" : line.rest.front();
+  for (const auto& command : kCommands) {
+    if (name != command.name) continue;
+    try {
+      return command.run({line.rest.begin() + 1, line.rest.end()});
+    } catch (const base::Error& error) {
+      std::cerr << "lamina checkpoint " << name << ": " << error.what() << '\n';
+      return 2;
+    }
+  }
+  tell(name.empty() ? "say what to do; see `lamina checkpoint --help`"
+                    : base::str("no command ", name, "; see `lamina checkpoint --help`"));
+  return 2;
+}
+
+}  // namespace lamina::command

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/fresh_folder.h"
+
+#include <algorithm>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::archive {
+namespace {
+
+Path without_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
+Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : Path("."); }
+Path beside(Path path, const char* ending) { return path += ending; }
+
+}  // namespace
+
+FreshFolder::FreshFolder(FileSystem& files, Path place)
+    : files_(files), place_(without_slash(std::move(place))), path_(beside(place_, ".tmp")) {
+  files_.make_folder(folder_of(place_));
+  std::string holder;
+  lock_ = files_.try_lock(beside(place_, ".lock"), "another process", &holder);
+  if (!lock_) throw base::UsageError(base::str(place_.string(), " is being written by another process: wait for it"));
+  const auto there = files_.list(folder_of(place_));
+  if (std::ranges::any_of(there, [&](const auto& each) { return each.name == place_.filename(); })) {
+    throw base::UsageError(base::str(place_.string(), " is there already: remove it, or take another name"));
+  }
+  files_.remove(path_);
+  files_.make_folder(path_);
+}
+
+FreshFolder::~FreshFolder() {
+  if (written_) return;
+  try {
+    files_.remove(path_);
+  } catch (const base::FileError&) {  // the next one does
+  }
+}
+
+void FreshFolder::commit() {
+  files_.sync_folder(path_);
+  files_.rename(path_, place_);
+  written_ = true;
+  files_.sync_folder(folder_of(place_));
+}
+
+}  // namespace lamina::archive
