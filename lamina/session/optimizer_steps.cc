@@ -10,6 +10,7 @@
 namespace lamina::session {
 namespace {
 
+using distributed_optimizer::Part;
 using topology::Group;
 
 constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divided by
@@ -22,14 +23,27 @@ bool is_half(const at::Tensor& tensor) {
 
 OptimizerSteps::OptimizerSteps(Session& session, std::shared_ptr<optim::LossScale> scale)
     : session_(session), scale_(std::move(scale)) {
-  const auto& config = session.config();
-  const bool sharded = config.sharded_data_parallel_degree > 1;
-  if (!config.shard_optimizer_state || sharded || session.topology().size(Group::kRdp) == 1) return;
-  division_.emplace(session.groups().get(Group::kRdp, session.patience()), session.patience());
+  if (divided_over() == Group::kRdp) hold_in(session.groups().get(Group::kRdp, session.patience()));
+}
+
+void OptimizerSteps::hold_in(collective::Group& group) {
+  holders_ = std::make_unique<distributed_optimizer::Holders>(group, session_.patience());
+}
+
+std::optional<Group> OptimizerSteps::divided_over() const {
+  const auto& config = session_.config();
+  if (config.sharded_data_parallel_degree > 1) return Group::kShard;
+  if (config.shard_optimizer_state && session_.topology().size(Group::kRdp) > 1) return Group::kRdp;
+  return {};
+}
+
+bool OptimizerSteps::replaces() const {
+  return session_.config().fp16 || session_.config().bf16 || divided_over().has_value();
 }
 
 void OptimizerSteps::set_model(Table table, std::shared_ptr<sharding::Sharding> sharding) {
   table_ = std::move(table);
+  if (sharding && !holders_) hold_in(sharding->group());
   sharding_ = std::move(sharding);
 }
 
@@ -37,9 +51,32 @@ at::Tensor OptimizerSteps::place_of(const at::Tensor& held) {
   if (stand_ins_.find(held)) return held;
   const auto& config = session_.config();
   const bool in_float32 = (config.fp16 || config.bf16) && is_half(held);
-  const bool divided = division_ && held.is_contiguous() && held.numel() > 0;
-  const auto [begin, end] = divided ? division_->own(held) : std::pair<std::int64_t, std::int64_t>(0, held.numel());
+  const bool divided = divides(held);
+  const auto [begin, end] = divided ? holders_->range(held) : std::pair<std::int64_t, std::int64_t>(0, held.numel());
   return in_float32 || divided ? stand_ins_.take(held, begin, end, in_float32) : held;
+}
+
+// Copies divide what lies in one piece; a shard is a part already.
+bool OptimizerSteps::divides(const at::Tensor& held) const {
+  return divided_over() == Group::kRdp && held.is_contiguous() && held.numel() > 0;
+}
+
+std::optional<Part> OptimizerSteps::part(const at::Tensor& place) const {
+  const auto number = stand_ins_.find(place);
+  const auto& held = number ? stand_ins_.of(*number) : place;
+  if (number && divides(held)) return Part{place, held};
+  const auto shard = sharding_ ? sharding_->find_shard(held) : std::nullopt;
+  return shard ? std::optional(Part{place, sharding_->named(*shard).parameter}) : std::nullopt;
+}
+
+std::optional<std::int64_t> OptimizerSteps::elements(const at::Tensor& place) const {
+  const auto is = part(place);
+  return is ? std::optional(holders_->elements(*is)) : std::nullopt;
+}
+
+at::Tensor OptimizerSteps::half_copy(const at::Tensor& place) const {
+  const auto number = stand_ins_.find(place);
+  return number ? stand_ins_.half_copy(*number) : at::Tensor();
 }
 
 OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, double max_norm, bool with_copies) {
@@ -82,27 +119,48 @@ void OptimizerSteps::give_gradients(std::span<const at::Tensor> places, const Be
 void OptimizerSteps::end(bool as_is) {
   if (!as_is) stand_ins_.write_back();
   stand_ins_.forget_gradients();
-  if (division_) {
-    std::vector<at::Tensor> divided;
-    for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
-      const auto& of = stand_ins_.of(i);
-      if (of.is_contiguous() && of.numel() > 0) divided.push_back(of);
-    }
-    division_->gather(divided);
+  std::vector<at::Tensor> divided;
+  for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
+    if (const auto& of = stand_ins_.of(i); divides(of)) divided.push_back(of);
   }
+  if (!divided.empty()) holders_->gather(divided);
   if (sharding_) sharding_->after_update();
   scale_->update(false);
 }
 
-at::Tensor OptimizerSteps::part_of(const at::Tensor& place, const at::Tensor& whole) const {
-  const auto number = stand_ins_.find(place);
-  return number ? stand_ins_.part_of(*number, whole) : whole;
+void OptimizerSteps::spread_wholes(std::span<const at::Tensor> places) {
+  if (!holders_) return;
+  if (!owners_) owners_.emplace(*holders_);
+  owners_->spread(places, [this](const at::Tensor& place) { return part(place); });
 }
 
-at::Tensor OptimizerSteps::whole_of(const at::Tensor& place, const at::Tensor& part) const {
-  const auto number = stand_ins_.find(place);
-  if (!number || !division_ || !stand_ins_.of(*number).is_contiguous()) return part;
-  return division_->gather_parts(stand_ins_.of(*number), part);
+bool OptimizerSteps::updates_whole(const at::Tensor& place) const { return owners_ && owners_->owns(place); }
+
+std::vector<at::Tensor> OptimizerSteps::begin_wholes(std::span<const at::Tensor> places) {
+  if (!owners_) return {places.begin(), places.end()};
+  return owners_->begin(places, [this](const at::Tensor& place) { return part(place); });
+}
+
+void OptimizerSteps::end_wholes() {
+  if (owners_) owners_->end();
+}
+
+void OptimizerSteps::forget_wholes() {
+  if (owners_) owners_->forget();
+}
+
+at::Tensor OptimizerSteps::part_of(const at::Tensor& place, const at::Tensor& whole) const {
+  const auto is = part(place);
+  return is ? holders_->part_of(*is, whole) : whole;
+}
+
+at::Tensor OptimizerSteps::whole_of(const at::Tensor& place, const at::Tensor& value) const {
+  const auto is = part(place);
+  return is ? holders_->whole_of(*is, value) : value;
+}
+
+void OptimizerSteps::combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const {
+  if (holders_) holders_->combine(parts, how);
 }
 
 }  // namespace lamina::session

@@ -6,8 +6,9 @@
 #include <optional>
 #include <span>
 
-#include "lamina/distributed_optimizer/division.h"
 #include "lamina/distributed_optimizer/gradients.h"
+#include "lamina/distributed_optimizer/holders.h"
+#include "lamina/distributed_optimizer/owners.h"
 #include "lamina/distributed_optimizer/stand_ins.h"
 #include "lamina/optim/loss_scale.h"
 #include "lamina/session/session.h"
@@ -30,6 +31,15 @@ class OptimizerSteps {
   // Gives what an optimizer is to have in the place of a parameter, or of this rank's shard: a stand-in, or itself.
   at::Tensor place_of(const at::Tensor& held);
   distributed_optimizer::StandIns& stand_ins() { return stand_ins_; }
+  // True where groups hold other tensors than the model's parameters, on this or on another rank.
+  bool replaces() const;
+  // Says what a tensor of the groups is a part of; none for what is whole here. See [Note: parts].
+  std::optional<distributed_optimizer::Part> part(const at::Tensor& place) const;
+  std::optional<std::int64_t> elements(const at::Tensor& place) const;  // of a part, without those that pad it
+  // Where an update gives a half parameter its values in the same pass, see StandIns; undefined for others.
+  at::Tensor half_copy(const at::Tensor& place) const;
+  // Those who hold the parts: the sharding group, or the copies of the model; none where all is whole.
+  std::optional<topology::Group> divided_over() const;
 
   struct Begun {
     bool overflow = false;    // the step is to be left out
@@ -49,15 +59,30 @@ class OptimizerSteps {
   // All places are updated: so are the parameters, on all ranks.
   void end(bool as_is);
 
-  // This rank's part of a state like a parameter, and all of it from the parts, of all ranks that divide it: collective
-  // over them.
+  // For an optimizer that needs all of a parameter, between give_gradients() and end(): see [Note: owners]. All call
+  // spread_wholes() when its groups have new places, then around each update what is collective over the holders:
+  // begin_wholes() says what each place is in the update, end_wholes() gives all parts their values.
+  void spread_wholes(std::span<const at::Tensor> places);
+  bool updates_whole(const at::Tensor& place) const;  // of which that is this rank's part
+  std::vector<at::Tensor> begin_wholes(std::span<const at::Tensor> places);
+  void end_wholes();
+  void forget_wholes();  // of an update that failed
+
+  // This rank's part of a state like a parameter, and all of it from the parts: collective over the holders.
   at::Tensor part_of(const at::Tensor& place, const at::Tensor& whole) const;
-  at::Tensor whole_of(const at::Tensor& place, const at::Tensor& part) const;
+  at::Tensor whole_of(const at::Tensor& place, const at::Tensor& value) const;
+  // Collective over the holders, between the two passes of an optimizer that measures parameters: norms of parts become
+  // those of their parameters.
+  void combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const;
 
  private:
+  void hold_in(collective::Group& group);
+  bool divides(const at::Tensor& held) const;
+
   Session& session_;
   const std::shared_ptr<optim::LossScale> scale_;
-  std::optional<distributed_optimizer::Division> division_;
+  std::unique_ptr<distributed_optimizer::Holders> holders_;  // none where every parameter is whole
+  std::optional<distributed_optimizer::Owners> owners_;
   Table table_ = [] { return nullptr; };
   std::shared_ptr<sharding::Sharding> sharding_;
   distributed_optimizer::StandIns stand_ins_;

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -264,131 +263,6 @@ std::int64_t Sharding::elements(std::size_t parameter) const {
   const auto whole = named(parameter).parameter.numel();
   const auto shard = transfer_->shard(parameter).numel();
   return std::clamp(whole - shard * parts_.group.rank(), std::int64_t{0}, shard);
-}
-
-// Exchanges what all members have, and not a reduction: it knows sums and largest values at once, and what is no
-// number stays none.
-void Sharding::combine(std::span<optim::Update* const> shards, std::span<const fused::Combine> how) {
-  if (shards.empty() || how.empty()) return;
-  const auto columns = static_cast<std::int64_t>(how.size());
-  auto mine = at::empty({std::ssize(shards) * columns}, at::kDouble);
-  auto* values = mine.mutable_data_ptr<double>();
-  for (const auto* shard : shards) values = std::copy_n(shard->norms.begin(), how.size(), values);
-  auto all = at::empty({mine.numel() * parts_.group.size()}, at::kDouble);
-  parts_.group.all_gather(all, mine, {"measuring parameters", parts_.patience})->wait();
-  const auto* from = all.const_data_ptr<double>();
-  for (int member = 0; member < parts_.group.size(); ++member) {
-    for (auto* shard : shards) {
-      for (std::size_t k = 0; k < how.size(); ++k, ++from) {
-        auto& norm = shard->norms[k];
-        norm = member == 0 ? *from : fused::combined(how[k], norm, *from);
-      }
-    }
-  }
-}
-
-namespace {
-
-// Parts that travel together: those of one type and device, by owner.
-struct Parcel {
-  at::TensorOptions options;
-  std::vector<std::size_t> places;  // in the list
-  std::vector<std::int64_t> sizes;  // of a part
-  std::vector<std::int64_t> rows;   // elements for each owner
-};
-
-std::vector<Parcel> parcels_of(std::span<const Owned> parameters, Transfer& transfer, int members) {
-  std::vector<std::size_t> by_owner(parameters.size());
-  std::iota(by_owner.begin(), by_owner.end(), 0);
-  std::ranges::stable_sort(by_owner, {}, [&](std::size_t place) { return parameters[place].owner; });
-  std::vector<Parcel> parcels;
-  for (const auto place : by_owner) {
-    const auto shard = transfer.shard(parameters[place].parameter);
-    auto found = std::ranges::find_if(parcels, [&](const Parcel& parcel) {
-      return parcel.options.dtype() == shard.dtype() && parcel.options.device() == shard.device();
-    });
-    if (found == parcels.end()) {
-      const auto options = at::TensorOptions(shard.dtype()).device(shard.device());
-      found = parcels.insert(found, {options, {}, {}, std::vector<std::int64_t>(members)});
-    }
-    found->places.push_back(place);
-    found->sizes.push_back(shard.numel());
-    found->rows[parameters[place].owner] += shard.numel();
-  }
-  return parcels;
-}
-
-std::int64_t sum_of(const std::vector<std::int64_t>& rows) {
-  return std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-}
-
-}  // namespace
-
-std::vector<at::Tensor> Sharding::to_owners(std::span<const Owned> parameters, std::span<const at::Tensor> parts) {
-  const at::NoGradGuard no_grad;
-  const int members = parts_.group.size(), self = parts_.group.rank();
-  std::vector<at::Tensor> wholes(parameters.size());
-  for (const auto& parcel : parcels_of(parameters, *transfer_, members)) {
-    auto sent = at::zeros({sum_of(parcel.rows)}, parcel.options);
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); begin += parcel.sizes[i++]) {
-      const auto& part = parts[parcel.places[i]];
-      if (part.defined()) sent.narrow(0, begin, parcel.sizes[i]).copy_(part.detach());
-    }
-    const auto own = parcel.rows[self];
-    auto received = at::empty({members * own}, parcel.options);
-    const collective::Terms terms{"gathering parameters on their owners", parts_.patience};
-    const std::vector<std::int64_t> from_each(members, own);
-    parts_.group.all_to_all(received, sent, terms, {.received = from_each, .sent = parcel.rows})->wait();
-    begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); ++i) {
-      const auto& [parameter, owner] = parameters[parcel.places[i]];
-      if (owner != self) continue;
-      const auto& like = named(parameter).parameter;
-      wholes[parcel.places[i]] = received.view({members, own})
-                                     .narrow(1, begin, parcel.sizes[i])
-                                     .reshape({-1})
-                                     .narrow(0, 0, like.numel())
-                                     .reshape(like.sizes());
-      begin += parcel.sizes[i];
-    }
-  }
-  return wholes;
-}
-
-std::vector<at::Tensor> Sharding::from_owners(std::span<const Owned> parameters, std::span<const at::Tensor> wholes) {
-  const at::NoGradGuard no_grad;
-  const int members = parts_.group.size(), self = parts_.group.rank();
-  std::vector<at::Tensor> parts(parameters.size());
-  for (const auto& parcel : parcels_of(parameters, *transfer_, members)) {
-    const auto own = parcel.rows[self];
-    auto sent = at::zeros({members * own}, parcel.options);
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); ++i) {
-      const auto place = parcel.places[i];
-      if (parameters[place].owner != self) continue;
-      auto padded = at::zeros({members * parcel.sizes[i]}, parcel.options);
-      padded.narrow(0, 0, wholes[place].numel()).copy_(wholes[place].detach().reshape({-1}));
-      sent.view({members, own}).narrow(1, begin, parcel.sizes[i]).copy_(padded.view({members, parcel.sizes[i]}));
-      begin += parcel.sizes[i];
-    }
-    auto received = at::empty({sum_of(parcel.rows)}, parcel.options);
-    const collective::Terms terms{"slicing parameters of their owners", parts_.patience};
-    const std::vector<std::int64_t> to_each(members, own);
-    parts_.group.all_to_all(received, sent, terms, {.received = parcel.rows, .sent = to_each})->wait();
-    begin = 0;
-    for (std::size_t i = 0; i < parcel.places.size(); begin += parcel.sizes[i++]) {
-      parts[parcel.places[i]] = received.narrow(0, begin, parcel.sizes[i]);
-    }
-  }
-  return parts;
-}
-
-double Sharding::sum(double mine) {
-  auto all = at::empty({parts_.group.size()}, at::kDouble);
-  parts_.group.all_gather(all, at::full({1}, mine, at::kDouble), {"measuring gradients", parts_.patience})->wait();
-  const auto* each = all.const_data_ptr<double>();
-  return std::accumulate(each, each + all.numel(), 0.0);
 }
 
 at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {

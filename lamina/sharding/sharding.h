@@ -12,7 +12,6 @@
 #include "lamina/messaging/mailbox.h"
 #include "lamina/model/norm.h"
 #include "lamina/model/parameter_table.h"
-#include "lamina/optim/functional.h"
 #include "lamina/sharding/live_values.h"
 #include "lamina/sharding/transfer.h"
 
@@ -36,12 +35,6 @@ struct Parts {
   std::int64_t replicas() const { return group.size() * (copies != nullptr ? copies->size() : 1); }
 };
 
-// A parameter that one member of the sharding group updates for all.
-struct Owned {
-  std::size_t parameter;
-  int owner;
-};
-
 // Sharded data parallelism on one rank: the parameters that it has a shard of. See [Note: shards], [Note: units]. All
 // members make one, outside of steps, and call what is collective in one order.
 class Sharding : public data_parallel::ShardedGradients {
@@ -60,6 +53,7 @@ class Sharding : public data_parallel::ShardedGradients {
   // Collective: all have been taken.
   void begin();
 
+  collective::Group& group() const { return parts_.group; }  // of those who have the shards
   const std::shared_ptr<LiveValues>& values() const { return values_; }
   std::size_t size() const { return parameters_.size(); }
   const Named& named(std::size_t parameter) const { return parameters_.at(parameter); }
@@ -90,17 +84,6 @@ class Sharding : public data_parallel::ShardedGradients {
   std::vector<model::Measured> measured(std::vector<model::Measured> pairs, double norm_type);
   // Elements of this member's shard that are the parameter's: the others pad it.
   std::int64_t elements(std::size_t parameter) const;
-  // Collective over the sharding group, once for the whole list: what each member has measured of its shards becomes
-  // what they measure together. Members are added up in their order: the same bits on all.
-  void combine(std::span<optim::Update* const> shards, std::span<const fused::Combine> how);
-  // For an optimizer that needs all of a parameter: see [Note: needs]. Collective over the sharding group: the members'
-  // parts of each of these, which are as large as shards, as wholes of the parameter's shape on the member that is to
-  // own it; undefined for those of other owners. A part that is undefined is zero.
-  std::vector<at::Tensor> to_owners(std::span<const Owned> parameters, std::span<const at::Tensor> parts);
-  // The way back: this member's parts of the wholes, which are undefined where others own them.
-  std::vector<at::Tensor> from_owners(std::span<const Owned> parameters, std::span<const at::Tensor> wholes);
-  // Collective over the sharding group: the members' numbers, added up in their order.
-  double sum(double mine);
   // Collective over the sharding group: all members' parts, which are as large as shards, as one tensor of the
   // parameter's shape.
   at::Tensor gather(std::size_t parameter, const at::Tensor& part);

@@ -19,7 +19,6 @@
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/session/optimizer_steps.h"
-#include "lamina/sharding/sharding.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -28,7 +27,6 @@ namespace {
 using fused::StateKind;
 using optim::Functional;
 using Shared = std::shared_ptr<const Functional>;
-using sharding::Sharding;
 
 optim::Registry& registry() {
   static optim::Registry registry;
@@ -66,11 +64,7 @@ struct Fields {
 // float32, as torch's, other numbers float64.
 class Slot {
  public:
-  // `sharding`: may be null.
-  Slot(py::object parameter, const py::dict& states, const Sharding* sharding) : key_(std::move(parameter)) {
-    if (sharding != nullptr) {
-      if (const auto number = sharding->find_shard(this->parameter())) elements_ = sharding->elements(*number);
-    }
+  Slot(py::object parameter, const py::dict& states) : key_(std::move(parameter)) {
     if (auto* found = PyDict_GetItemWithError(states.ptr(), key_.ptr()))
       entry_ = py::reinterpret_borrow<py::dict>(found);
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -80,13 +74,12 @@ class Slot {
 
   // Not kept: torch.utils.swap_tensors gives the object of Python another one.
   const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
-  bool is_shard() const { return elements_.has_value(); }
 
   // Takes what somebody has put into the dict meanwhile.
   optim::Update begin(const Fields& fields, const at::Tensor& gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
-    return {.parameter = parameter(), .gradient = gradient, .state = &state_, .elements = elements_};
+    return {.parameter = parameter(), .gradient = gradient, .state = &state_};
   }
 
   void end(const Fields& fields, const py::dict& states) {
@@ -145,7 +138,6 @@ class Slot {
   }
 
   py::object key_;
-  std::optional<std::int64_t> elements_;  // of a shard, without those that pad it
   py::dict entry_{py::reinterpret_steal<py::dict>(py::handle())};
   bool changes_ = false;  // in this step
   optim::State state_;
@@ -158,16 +150,11 @@ using Gradients = std::vector<std::optional<at::Tensor>>;
 // The parameters of a group, in the list that the optimizer has.
 class OptimizerGroup {
  public:
-  // `sharding`: of which some may be shards; may be null.
-  OptimizerGroup(Shared functional, const py::list& parameters, py::dict states, std::shared_ptr<Sharding> sharding)
-      : functional_(std::move(functional)),
-        fields_(*functional_),
-        states_(std::move(states)),
-        sharding_(std::move(sharding)) {
+  OptimizerGroup(Shared functional, const py::list& parameters, py::dict states)
+      : functional_(std::move(functional)), fields_(*functional_), states_(std::move(states)) {
     for (const auto& parameter : parameters) {
-      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter), states_, sharding_.get());
+      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter), states_);
     }
-    has_shards_ = std::ranges::any_of(slots_, &Slot::is_shard);
     std::vector<const void*> objects;
     for (const auto& slot : slots_) objects.push_back(slot.key().ptr());
     std::ranges::sort(objects);
@@ -179,14 +166,11 @@ class OptimizerGroup {
     return std::ranges::all_of(slots_, [](const auto& slot) { return slot.parameter().is_cpu(); });
   }
   bool each_once() const { return each_once_; }
-  bool has_shards() const { return has_shards_; }
   const Functional& functional() const { return *functional_; }
-  Sharding* sharding() const { return sharding_.get(); }  // the model's, if it has one
 
-  // True while the list has the same parameters, and the others are the same.
-  bool is_of(const py::list& parameters, const py::dict& states, const Sharding* sharding) const {
-    if (states.ptr() != states_.ptr() || sharding != sharding_.get() || parameters.size() != slots_.size())
-      return false;
+  // True while the list has the same parameters, and the states are the same.
+  bool is_of(const py::list& parameters, const py::dict& states) const {
+    if (states.ptr() != states_.ptr() || parameters.size() != slots_.size()) return false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       if (PyList_GET_ITEM(parameters.ptr(), static_cast<Py_ssize_t>(i)) != slots_[i].key().ptr()) return false;
     }
@@ -216,9 +200,8 @@ class OptimizerGroup {
   const Shared functional_;
   const Fields fields_;
   const py::dict states_;
-  const std::shared_ptr<Sharding> sharding_;
   std::vector<Slot> slots_;
-  bool has_shards_ = false, each_once_ = true;
+  bool each_once_ = true;
 };
 
 // The groups of one optimizer, all of one form, in a step; the optimizer takes one at a time.
@@ -227,26 +210,18 @@ class Groups {
   // `gradients`: of the only group; else each parameter has its own. `steps` may be nullptr.
   Groups(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients,
          session::OptimizerSteps* steps = nullptr)
-      : groups_(groups), helpers_(optim::shared_threads()) {
+      : groups_(groups), steps_(steps), helpers_(optim::shared_threads()) {
     base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
-    for (auto* group : groups_) {
-      updates_.push_back(gradients ? group->begin(*gradients) : group->begin());
-      if (group->has_shards()) sharding_ = group->sharding();
-    }
-    if (steps != nullptr) look_behind(steps->stand_ins());
+    for (auto* group : groups_) updates_.push_back(gradients ? group->begin(*gradients) : group->begin());
+    if (steps_ != nullptr) look_behind();
   }
 
-  // Measures all gradients of these parameters, so scaled; of shards those of all holders.
+  // Measures all gradients of these parameters, so scaled.
   double squared_gradient_norm(double scale) {
     const py::gil_scoped_release release;
-    double whole = 0, of_shards = 0;
-    for (auto& updates : updates_) {
-      // Shards come last.
-      const auto shards = std::ranges::stable_partition(updates, [](const auto& update) { return !update.elements; });
-      whole += optim::squared_gradient_norm({updates.begin(), shards.begin()}, scale, *helpers_);
-      of_shards += optim::squared_gradient_norm(shards, scale, *helpers_);
-    }
-    return whole + (sharding_ != nullptr ? sharding_->sum(of_shards) : of_shards);
+    double sum = 0;
+    for (auto& updates : updates_) sum += optim::squared_gradient_norm(updates, scale, *helpers_);
+    return sum;
   }
 
   // With the hyper-parameters of each group, which are checked, as torch's, where groups are made: a program that
@@ -270,38 +245,32 @@ class Groups {
   }
 
  private:
-  // Masters of shards are parts of their parameters, too; halves get the values of their masters.
-  void look_behind(distributed_optimizer::StandIns& stand_ins) {
-    for (std::size_t i = 0; i < groups_.size(); ++i) {
-      auto* sharding = groups_[i]->sharding();
-      for (auto& update : updates_[i]) {
-        const auto number = stand_ins.find(update.parameter);
-        if (!number) continue;
-        update.copy = stand_ins.half_copy(*number);
-        const auto shard = sharding == nullptr ? std::nullopt : sharding->find_shard(stand_ins.of(*number));
-        if (!shard) continue;
-        update.elements = sharding->elements(*shard);
-        sharding_ = sharding;
+  // Parts of parameters are measured together; halves get the values of their masters.
+  void look_behind() {
+    for (auto& updates : updates_) {
+      for (auto& update : updates) {
+        update.copy = steps_->half_copy(update.parameter);
+        update.elements = steps_->elements(update.parameter);
       }
     }
   }
 
-  // Norms of shards become those of all holders.
+  // Norms of parts become those of all holders.
   void combine() {
-    if (sharding_ == nullptr) return;
-    std::vector<optim::Update*> shards;
+    if (steps_ == nullptr) return;
+    std::vector<optim::Update*> parts;
     for (auto& updates : updates_) {
       for (auto& update : updates) {
-        if (update.elements) shards.push_back(&update);
+        if (update.elements) parts.push_back(&update);
       }
     }
-    sharding_->combine(shards, groups_.front()->functional().declaration().norms);
+    steps_->combine(parts, groups_.front()->functional().declaration().norms);
   }
 
   const std::vector<OptimizerGroup*>& groups_;
+  session::OptimizerSteps* const steps_;  // may be nullptr
   const std::shared_ptr<optim::Threads> helpers_;
   std::vector<std::vector<optim::Update>> updates_;
-  Sharding* sharding_ = nullptr;  // where there are shards
 };
 
 const char* needs(const Functional& functional) {
@@ -367,12 +336,11 @@ void bind_optim(py::module_& module) {
       py::arg("name"));
   module.def("load_functional", [](const std::string& path) { return registry().load(path); }, py::arg("path"));
   py::class_<OptimizerGroup>(module, "OptimizerGroup")
-      .def(py::init<Shared, const py::list&, py::dict, std::shared_ptr<Sharding>>(), py::arg("functional"),
-           py::arg("parameters"), py::arg("states"), py::arg("sharding"))
+      .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
+           py::arg("states"))
       .def_property_readonly("on_cpu", &OptimizerGroup::on_cpu)
       .def_property_readonly("each_once", &OptimizerGroup::each_once)
-      .def_property_readonly("has_shards", &OptimizerGroup::has_shards)
-      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"), py::arg("sharding"));
+      .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"));
   py::class_<StateEntries>(module, "StateEntries")
       .def(py::init<const py::dict&>(), py::arg("states"))
       .def("are_of", &StateEntries::are_of, py::arg("states"));

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/model.h"
 
 namespace lamina::python {
 namespace {
@@ -99,8 +100,35 @@ void bind_optimizer_steps(py::module_& module) {
              bool as_is) { steps.give_gradients(places, begun, as_is); },
           py::arg("places"), py::arg("begun"), py::arg("as_is"), py::call_guard<Release>())
       .def("end", &OptimizerSteps::end, py::arg("as_is"), py::call_guard<Release>())
+      .def_property_readonly("replaces", &OptimizerSteps::replaces)
+      .def_property_readonly("divided_over",
+                             [](const OptimizerSteps& steps) {
+                               const auto group = steps.divided_over();
+                               return group ? std::optional(kind_of(*group)) : std::nullopt;
+                             })
+      .def(
+          "is_part", [](const OptimizerSteps& steps, const at::Tensor& place) { return steps.part(place).has_value(); },
+          py::arg("place"))
+      .def(
+          "spread_wholes",
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places) { steps.spread_wholes(places); },
+          py::arg("places"))
+      .def("updates_whole", &OptimizerSteps::updates_whole, py::arg("place"))
+      .def(
+          "begin_wholes",
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places) {
+            std::vector<std::optional<at::Tensor>> in_step;
+            const Release release;
+            for (auto& place : steps.begin_wholes(places)) {
+              in_step.push_back(place.defined() ? std::optional(std::move(place)) : std::nullopt);
+            }
+            return in_step;
+          },
+          py::arg("places"))
+      .def("end_wholes", &OptimizerSteps::end_wholes, py::call_guard<Release>())
+      .def("forget_wholes", &OptimizerSteps::forget_wholes)
       .def("part_of", &OptimizerSteps::part_of, py::arg("place"), py::arg("whole"))
-      .def("whole_of", &OptimizerSteps::whole_of, py::arg("place"), py::arg("part"), py::call_guard<Release>());
+      .def("whole_of", &OptimizerSteps::whole_of, py::arg("place"), py::arg("value"), py::call_guard<Release>());
 }
 
 }  // namespace lamina::python

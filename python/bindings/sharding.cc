@@ -15,25 +15,6 @@ using Release = py::gil_scoped_release;
 // The second one of each may be None in Python.
 using Pairs = std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>>;
 
-// Numbers of parameters and their owners.
-using Owners = std::vector<std::pair<std::size_t, int>>;
-
-using Exchange = std::vector<at::Tensor> (Sharding::*)(std::span<const sharding::Owned>, std::span<const at::Tensor>);
-
-std::vector<std::optional<at::Tensor>> exchanged(Sharding& sharding, Exchange exchange, const Owners& owners,
-                                                 const std::vector<std::optional<at::Tensor>>& given) {
-  std::vector<sharding::Owned> parameters;
-  for (const auto& [number, owner] : owners) parameters.push_back({number, owner});
-  std::vector<at::Tensor> tensors;
-  for (const auto& tensor : given) tensors.push_back(tensor.value_or(at::Tensor()));
-  std::vector<std::optional<at::Tensor>> results;
-  const Release release;
-  for (auto& tensor : (sharding.*exchange)(parameters, tensors)) {
-    results.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
-  }
-  return results;
-}
-
 std::vector<model::Measured> measured(Sharding& sharding, const Pairs& given, double norm_type) {
   std::vector<model::Measured> pairs;
   for (const auto& [parameter, gradient] : given) pairs.emplace_back(parameter, gradient.value_or(at::Tensor()));
@@ -77,18 +58,6 @@ void bind_sharding(py::module_& module) {
       .def("before_update", &Sharding::before_update, release)
       .def("after_update", &Sharding::after_update, release)
       .def("measured", &measured, py::arg("pairs"), py::arg("norm_type"))
-      .def(
-          "to_owners",
-          [](Sharding& sharding, const Owners& owners, const std::vector<std::optional<at::Tensor>>& parts) {
-            return exchanged(sharding, &Sharding::to_owners, owners, parts);
-          },
-          py::arg("owners"), py::arg("parts"))
-      .def(
-          "from_owners",
-          [](Sharding& sharding, const Owners& owners, const std::vector<std::optional<at::Tensor>>& wholes) {
-            return exchanged(sharding, &Sharding::from_owners, owners, wholes);
-          },
-          py::arg("owners"), py::arg("wholes"))
       .def("gather", &Sharding::gather, py::arg("number"), py::arg("part"), release)
       .def("part_of", &Sharding::part_of, py::arg("number"), py::arg("whole"), release);
 }

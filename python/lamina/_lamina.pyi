@@ -516,16 +516,13 @@ class OptimizerGroup:
         functional: Functional,
         parameters: list[torch.Tensor],
         states: dict[torch.Tensor, Any],
-        sharding: Sharding | None,
     ) -> None: ...
     @property
     def on_cpu(self) -> bool: ...
     @property
     def each_once(self) -> bool:
         """False where a parameter is listed twice."""
-    @property
-    def has_shards(self) -> bool: ...
-    def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any], sharding: Sharding | None) -> bool:
+    def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
         """True where these are its parameters, and this its dict."""
 
 class StateEntries:
@@ -538,8 +535,7 @@ class StateEntries:
 def squared_gradient_norm(
     groups: list[OptimizerGroup], scale: float, gradients: Sequence[torch.Tensor | None] | None = None
 ) -> float:
-    """Sum of the squares of all gradients, which are multiplied by `scale` first; with shards collective over the
-    sharding group, of all of the parameters.
+    """Sum of the squares of all gradients, which are multiplied by `scale` first.
 
     Args:
         gradients: those of the only group; each parameter's own where they are not given.
@@ -553,8 +549,8 @@ def optimizer_step(
     gradients: Sequence[torch.Tensor | None] | None = None,
     steps: OptimizerSteps | None = None,
 ) -> None:
-    """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with shards and
-    an optimizer that needs norms collective over the sharding group. From one thread at a time for the same groups.
+    """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with parts and
+    an optimizer that needs norms collective over their holders. From one thread at a time for the same groups.
 
     Args:
         hyper: of each group, the hyper-parameters.
@@ -623,8 +619,27 @@ class OptimizerSteps:
         """The step is left out, for an overflow."""
     def give_gradients(self, places: Sequence[torch.Tensor], begun: BegunStep, as_is: bool) -> None: ...
     def end(self, as_is: bool) -> None: ...
-    def part_of(self, place: torch.Tensor, whole: torch.Tensor) -> torch.Tensor: ...
-    def whole_of(self, place: torch.Tensor, part: torch.Tensor) -> torch.Tensor: ...
+    @property
+    def replaces(self) -> bool:
+        """True where groups hold other tensors than the model's parameters, on this or on another rank."""
+    @property
+    def divided_over(self) -> str | None:
+        """The group of those who hold parts of the same parameters, where anything is divided."""
+    def is_part(self, place: torch.Tensor) -> bool:
+        """True for a part of a parameter: others have the rest."""
+    def spread_wholes(self, places: Sequence[torch.Tensor]) -> None:
+        """Gives parameters owners, for an optimizer that needs all of each."""
+    def updates_whole(self, place: torch.Tensor) -> bool:
+        """True where this rank is the owner of the parameter whose part it is."""
+    def begin_wholes(self, places: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Says what the groups have in a step in these places, None for nothing; collective over the holders."""
+    def end_wholes(self) -> None:
+        """Gives all parts what the owners have updated; collective over the holders."""
+    def forget_wholes(self) -> None: ...
+    def part_of(self, place: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of what is like the parameter."""
+    def whole_of(self, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Gathers values that are like parts; collective over the holders, for parts."""
 
 class Sharding(ShardedGradients):
     """Sharded data parallelism on this rank; see lamina/sharding/sharding.h. Parameters go by their numbers."""
@@ -660,15 +675,6 @@ class Sharding(ShardedGradients):
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Parameters and gradients with the norm of all of a gradient, as a tensor, in the place of a shard's;
         collective over the sharding group."""
-    def to_owners(
-        self, owners: Sequence[tuple[int, int]], parts: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
-        """Wholes of those parameters that this rank owns, of which each rank gives its part; `owners` are numbers of
-        parameters, and ranks in the sharding group, over which it is collective."""
-    def from_owners(
-        self, owners: Sequence[tuple[int, int]], wholes: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
-        """This rank's parts of wholes that their owners have; collective over the sharding group."""
     def gather(self, number: int, part: torch.Tensor) -> torch.Tensor:
         """The whole of which each rank has such a part, in the parameter's shape; collective over the sharding
         group."""

@@ -2,6 +2,8 @@
 """Cases for four ranks: loss scales, masters of half-precision models, states of optimizers that copies divide."""
 
 import copy
+import functools
+import itertools
 import math
 
 import pytest
@@ -35,11 +37,15 @@ def start(layout, **keys):
     lamina.init(**({"microbatches": 1, "timeout_s": 30} | LAYOUTS[layout] | keys))
 
 
-def network():
+def network(bias=True):
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)
-    )
+    linear = functools.partial(nn.Linear, bias=bias)
+    return nn.Sequential(linear(6, 9), nn.Tanh(), linear(9, 5), nn.Tanh(), linear(5, 7), nn.Tanh(), linear(7, 1))
+
+
+def network_of(make):
+    """One that an optimizer trains: Muon takes matrices alone."""
+    return network(bias=make is not muon)
 
 
 def share():
@@ -73,7 +79,7 @@ def train(model, x):
 
 def reference(make, dtype, steps, clip=math.inf):
     """The parameters of a plain loop over the whole batch, with masters, after each step."""
-    model = network().to(dtype)
+    model = network_of(make).to(dtype)
     parameters = list(model.parameters())
     masters = [parameter.detach().float().requires_grad_() for parameter in parameters]
     optimizer = make(masters)
@@ -101,7 +107,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 def trains_like_the_plain_loop(layout, dtype, make, clip=None, **scale):
     keys = {torch.float16: {"fp16": True}, torch.bfloat16: {"bf16": True}}.get(dtype, {})
     start(layout, **keys)
-    model = lamina.DistributedModel(network())
+    model = lamina.DistributedModel(network_of(make))
     optimizer = lamina.DistributedOptimizer(make(model.parameters()), **scale)
     for expected in reference(make, dtype, 4, clip or math.inf):
         train(model, share())
@@ -340,20 +346,143 @@ def case_norms_of_torchs_are_those_without_the_scale():
         assert norms[:2] == pytest.approx(norms[2:], rel=1e-5), layout
 
 
-def case_optimizers_that_a_rank_cannot_run_on_its_part_are_refused():
-    for layout, keys, make, words in (
-        ("dp4 shared states", {}, lamb, "LAMB with shard_optimizer_state"),
-        ("dp4 shared states", {}, torch.optim.Adafactor, "Adafactor with shard_optimizer_state"),
-        ("sharded 4", {"fp16": True}, torch.optim.Adafactor, "Adafactor with sharded_data_parallel_degree and fp16"),
+def novograd(parameters):
+    return lamina.optim.NovoGrad(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def adafactor(parameters):
+    parameters = list(parameters)
+    return torch.optim.Adafactor([{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-2}], lr=1e-2)
+
+
+def muon(parameters):
+    return torch.optim.Muon(parameters, lr=1e-2)
+
+
+DIVIDED = [layout for layout in LAYOUTS if "shared" in layout or "sharded" in layout]
+
+
+def case_what_needs_all_of_a_parameter_has_it_in_every_layout():
+    for layout, make in itertools.product(DIVIDED, (adafactor, muon)):
+        trains_like_the_plain_loop(layout, torch.float32, make)
+        trains_like_the_plain_loop(layout, torch.bfloat16, make)
+        trains_like_the_plain_loop(layout, torch.float16, make, static_loss_scale=128.0, clip=0.05)
+
+
+def case_what_measures_parameters_measures_all_of_them_in_every_layout():
+    for layout, make in itertools.product(DIVIDED, (lamb, novograd)):
+        trains_like_the_plain_loop(layout, torch.float32, make)
+        trains_like_the_plain_loop(layout, torch.bfloat16, make)
+
+
+def case_the_same_gradients_give_the_bits_of_one_device_in_every_layout():
+    """Gradients are written over, so that only the update may differ from that of one device."""
+    for (dtype, keys), make in itertools.product(
+        ((torch.float32, {}), (torch.bfloat16, {"bf16": True})), (adamw, lamb, novograd, adafactor, muon)
     ):
-        start(layout, **keys)
-        model = lamina.DistributedModel(network())
+        for layout in DIVIDED:
+            start(layout, **keys)
+            model = lamina.DistributedModel(network_of(make))
+            optimizer = lamina.DistributedOptimizer(make(model.parameters()))
+            plain = network_of(make).to(dtype)
+            masters = [parameter.detach().float().requires_grad_() for parameter in plain.parameters()]
+            theirs = make(masters)
+            draw = torch.Generator().manual_seed(0)
+            for _ in range(3):
+                train(model, share())
+                for (name, parameter), master in zip(plain.named_parameters(), masters, strict=True):
+                    gradient = torch.randn(parameter.shape, generator=draw).to(dtype)
+                    give(model, name, gradient, LAYOUTS[layout].get("sharded_data_parallel_degree", 1))
+                    master.grad = gradient.float()
+                optimizer.step()
+                theirs.step()
+                optimizer.zero_grad()
+            for (name, _), master in zip(plain.named_parameters(), masters, strict=True):
+                if (own := dict(model.local_named_parameters()).get(name)) is not None:
+                    assert torch.equal(lamina.get_full_parameter(own), master.to(dtype)), (layout, make, name)
+            lamina.shutdown()
+
+
+def give(model, name, gradient, shards):
+    """Has a parameter, or this rank's shard of it, that gradient."""
+    parameter = dict(model.local_named_parameters()).get(name)
+    if parameter is None:
+        return
+    if not hasattr(parameter, "ds_tensor"):
+        parameter.grad = gradient.clone()
+        return
+    size = parameter.ds_tensor.numel()
+    padded = nn.functional.pad(gradient.flatten(), (0, shards * size - gradient.numel()))
+    parameter.ds_tensor.grad = padded.split(size)[lamina.dp_rank() % shards].clone()
+
+
+def case_states_of_parts_go_on_in_any_layout():
+    """Another layout, and torch's own optimizer, go on with what one has saved."""
+    for make, keys in itertools.product((adafactor, lamb, muon), ({}, {"bf16": True})):
+        saved = None
+        for layout in ("dp4 shared states", "sharded 4", "pp2 dp2 shared states", "pp2 sharded 2", "dp4"):
+            start(layout, **keys)
+            model = lamina.DistributedModel(network_of(make))
+            optimizer = lamina.DistributedOptimizer(make(model.parameters()))
+            train(model, share())
+            if saved is not None:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+                found = optimizer.state_dict()
+                assert_same(found["state"], saved[1]["state"])
+                assert_same(found.get("masters", {}), saved[1].get("masters", {}))
+            optimizer.step()
+            optimizer.zero_grad()
+            train(model, share())
+            optimizer.step()
+            values = copy.deepcopy(model.state_dict())
+            saved = values, copy.deepcopy(optimizer.state_dict())
+            for gather in (True, False):
+                local = copy.deepcopy(optimizer.local_state_dict(gather_if_shard=gather))
+                train(model, share())
+                optimizer.step()
+                model.load_state_dict(values)
+                optimizer.load_state_dict(local)
+                again = optimizer.state_dict()
+                assert_same(again["state"], saved[1]["state"])
+                assert_same(again.get("masters", {}), saved[1].get("masters", {}))
+            lamina.shutdown()
+            plain = network_of(make)
+            theirs = make(plain.parameters())
+            theirs.load_state_dict({key: saved[1][key] for key in ("state", "param_groups")})
+            assert len(theirs.state) == len(saved[1]["state"])
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_same(found[key], value)
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(found[key], value), key
+        else:
+            assert found[key] == value, key
+
+
+def case_a_whole_parameter_has_one_owner_among_the_copies():
+    start("dp4 shared states", bf16=True)
+    model = lamina.DistributedModel(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8))))
+    optimizer = lamina.DistributedOptimizer(torch.optim.Adafactor(model.parameters()))
+    model(torch.ones(2, 8).bfloat16()).sum().backward()
+    before = list(optimizer.param_groups[0]["params"])
+    assert [part.numel() for part in before] == [16] * 8, "masters are divided by elements"
+    optimizer.step()
+    assert len(optimizer.state) == 2, "of eight, spread evenly over four"
+    assert all(a is b for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True))
+
+
+def case_an_optimizer_of_which_nothing_is_known_is_refused_where_copies_divide():
+    class Own(torch.optim.SGD):
+        pass
+
+    start("dp4 shared states")
+    model = lamina.DistributedModel(network())
+    for kind, words in ((Own, "Own with shard_optimizer_state.*not known"), (torch.optim.LBFGS, "all parameters")):
         with pytest.raises(lamina.UsageError, match=words):
-            lamina.DistributedOptimizer(make(model.parameters()))
-        lamina.DistributedOptimizer(adamw(model.parameters()))
-        lamina.shutdown()
-
-
-def case_lamb_measures_masters_of_shards_over_all_holders():
-    for layout in ("sharded 4", "sharded 2, two copies", "sharded 4, small ones whole", "pp2 sharded 2", "pp4"):
-        trains_like_the_plain_loop(layout, torch.bfloat16, lamb)
+            lamina.DistributedOptimizer(kind(model.parameters(), lr=0.1))
+    lamina.DistributedOptimizer(adamw(model.parameters()))

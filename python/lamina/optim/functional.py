@@ -12,7 +12,6 @@ from torch import optim
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
-from lamina.model import shards
 from lamina.torch_patches import clipping
 
 # Hyper-parameters of the engine's that are parts of one of torch's.
@@ -112,10 +111,9 @@ class FunctionalOptimizer(optim.Optimizer):
     def _update(self, factor: float, gradients: Sequence[torch.Tensor | None] | None = None) -> None:
         with self._turn():
             groups = self._known_groups()
-            steps, begun = self.__dict__.get("_distributed", (None, None))
-            if steps is not None:
-                factor, norm = factor * begun.factor, begun.clipped_norm
-            else:
+            steps, left, norm = self.__dict__.get("_distributed", (None, 1.0, 0.0))
+            factor *= left
+            if steps is None:
                 norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
             values = [self._values(group) for group in self.param_groups]
             _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
@@ -142,16 +140,15 @@ class FunctionalOptimizer(optim.Optimizer):
         """The norm of all gradients, those of other ranks' parameters included."""
         squares = _lamina.squared_gradient_norm(groups, factor, gradients)
         own = [parameter for group in self.param_groups for parameter in group["params"]]
-        if gradients is None and (any(group.has_shards for group in groups) or clipping.are_global(own)):
+        if gradients is None and clipping.are_global(own):
             squares = sum(current.outside_step("optimizer.step()").session.all_gather("pp", squares))
         return math.sqrt(squares)
 
     def _group(self, place: int) -> _lamina.OptimizerGroup:
         known = self._groups
         parameters = self.param_groups[place]["params"]
-        sharding = shards.of_job()
-        if place not in known or not known[place].is_of(parameters, self.state, sharding):
-            known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state, sharding)
+        if place not in known or not known[place].is_of(parameters, self.state):
+            known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
         return known[place]
 
 

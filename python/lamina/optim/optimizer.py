@@ -10,7 +10,6 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
-from lamina.optim.registry import needs_of
 from lamina.optim.shards import require_known
 from lamina.util.checks import require_booleans, require_positive
 
@@ -86,22 +85,11 @@ def DistributedOptimizer(  # noqa: N802
 
 def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
     """UsageError for an optimizer that needs more of a parameter than a rank has."""
-    config, kind = job.session.config, type(optimizer).__name__
+    config = job.session.config
     if config.sharded_data_parallel_degree > 1:
-        if require_known(optimizer) == "whole" and (config.fp16 or config.bf16):
-            raise UsageError(
-                f"{kind} with sharded_data_parallel_degree and {'fp16' if config.fp16 else 'bf16'}: it needs all of a "
-                "parameter, and a rank has a master of its shard alone, which is not available yet: take one of these "
-                "keys, or an optimizer that updates each element by itself",
-                code="shard-optimizer",
-            )
-    elif config.shard_optimizer_state and job.session.group_size("rdp") > 1 and needs_of(type(optimizer)) != "elements":
-        raise UsageError(
-            f"{kind} with shard_optimizer_state: a rank updates a part of each parameter, and only optimizers that are "
-            "known to update each element by itself give what they give with all of it. For a class of yours say so "
-            f'before: lamina.optim.register_functional_optimizer({kind}, needs="elements")',
-            code="optimizer-divided",
-        )
+        require_known(optimizer, "sharded_data_parallel_degree", "shard-optimizer")
+    elif config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+        require_known(optimizer, "shard_optimizer_state", "optimizer-divided")
 
 
 def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | None) -> _lamina.LossScale:

@@ -6,6 +6,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from lamina.job import current, groups, seeds
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim import named_state
-from lamina.optim import shards as sharded
 from lamina.optim.flat_groups import FlatGroups, lie_together
 from lamina.optim.functional import FunctionalOptimizer
 from lamina.optim.param_groups import Layout, Roster
@@ -104,11 +104,13 @@ class OptimizerState:
         if begun.overflow:
             self._steps.leave_out()
             return loss
-        takes_any = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.is_fused()
-        self._steps.give_gradients(self.roster.places(), begun, takes_any)
         wholes = self.roster.wholes
-        if takes_any:
-            self.optimizer._distributed = (self._steps, begun)
+        is_ours = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer.is_fused()
+        takes_any = is_ours and wholes is None
+        self._steps.give_gradients(self.roster.places(), begun, takes_any)
+        if is_ours:
+            factor = begun.factor if takes_any else 1.0  # that gradients are still to be multiplied by
+            self.optimizer._distributed = (self._steps, factor, begun.clipped_norm)
         if wholes is not None:
             wholes.begin()
         try:
@@ -250,10 +252,10 @@ class OptimizerState:
         self._restore()
         layout, own = self.roster.layout(), self.roster.own_names()
         named = self._by_name(_with_masters(state_dict), layout, own, job)
-        wholes = self.roster.wholes
-        named = self._in_parts(_in_shards(named) if wholes is None else wholes.own_part(named))
+        named = _masters_apart(self._in_parts(named))
+        masters = named.pop(_MASTERS, {})
         self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
-        self._take_masters()
+        self._take_masters(masters)
         self._load_scale(state_dict)
 
     def _by_name(
@@ -352,18 +354,25 @@ class OptimizerState:
         self._restore()
         own = self.roster.own_names()
         named = named_state.by_name(self._torchs.state_dict(self.optimizer), own)
-        state = {key: dict(value) if isinstance(value, dict) else value for key, value in named["state"].items()}
-        named["state"] = state
-        for name, place in self._stand_ins():
+        places, masters = dict(self._replaced()), {}
+        for name, place in places.items():
             if place.dtype != self._steps.holder_of(place).dtype:
-                state.setdefault(name, {})[_MASTER] = place.detach()
-            if gathers and name in state:
-                state[name] = _of_each_like(state[name], place.shape, lambda value, own=place: self._whole(own, value))
-        named |= self._scales()
-        if not gathers:
-            return named
-        wholes = self.roster.wholes
-        return _of_each_shard(named, sharded.gathered) if wholes is None else wholes.gathered(named)
+                masters[name] = self._steps.whole_of(place, place) if gathers else place.detach()
+        state = self._gathered(named["state"], places) if gathers else dict(named["state"])
+        for name, master in masters.items():
+            state[name] = {**state.get(name, {}), _MASTER: master}
+        return named | {"state": state} | self._scales()
+
+    def _gathered(self, state: Mapping[Any, Any], places: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
+        """States by name, of whole parameters; collective over those who hold parts of them."""
+        parts = {name: place for name, place in places.items() if self._steps.is_part(place)}
+        if self.roster.wholes is not None and self._steps.divided_over is not None:
+            return self.roster.wholes.gathered(state, parts)
+        whole = dict(state)
+        for name, place in parts.items():
+            if name in state:
+                whole[name] = _of_each_like(state[name], place.shape, partial(self._steps.whole_of, place))
+        return whole
 
     def _scales(self) -> dict[str, Any]:
         """Says what goes into a state dict of the loss scale."""
@@ -374,36 +383,34 @@ class OptimizerState:
         if self._scale.is_dynamic and _SCALE in state_dict:
             self._scale.state = state_dict[_SCALE]
 
-    def _stand_ins(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those in the groups, with the names of their parameters."""
+    def _replaced(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors in the places of parameters in the groups, with the names of those."""
         for names, group in zip(self.roster.own_names(), self.optimizer.param_groups, strict=True):
             for name, place in zip(names, group["params"], strict=True):
-                if self._steps.holder_of(place) is not place:
+                if self.roster.parameter_of(place) is not place:
                     yield name, place
-
-    def _whole(self, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return self._steps.whole_of(place, value)
 
     def _in_parts(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """A state by name with this rank's parts of the states of parameters that others have parts of, too."""
         state = dict(named["state"])
-        for name, place in self._stand_ins():
-            holder = self._steps.holder_of(place)
-            if name in state:
-                state[name] = _of_each_like(
-                    state[name], holder.shape, lambda value, own=place: self._steps.part_of(own, value)
-                )
+        for name, place in self._replaced():
+            if name not in state or not self._steps.is_part(place):
+                continue
+            own, rest = state[name], {}
+            if self.roster.wholes is not None:
+                rest = {key: value for key, value in own.items() if key != _MASTER}
+                own = {key: value for key, value in own.items() if key == _MASTER}
+                rest = rest if self._steps.updates_whole(place) else {}
+            shape = self.roster.parameter_of(place).shape
+            state[name] = rest | _of_each_like(own, shape, partial(self._steps.part_of, place))
         return {**named, "state": state}
 
-    def _take_masters(self) -> None:
-        """Takes the values of masters out of the state that was loaded."""
-        for _, place in self._stand_ins():
-            state = self.optimizer.state.get(place, {})
-            if (value := state.pop(_MASTER, None)) is not None:
+    def _take_masters(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Gives masters the values that were loaded, by the names of their parameters."""
+        for name, place in self._replaced():
+            if name in masters and place.dtype != self._steps.holder_of(place).dtype:
                 with torch.no_grad():
-                    place.copy_(value.reshape(place.shape))
-            if not state:
-                self.optimizer.state.pop(place, None)
+                    place.copy_(masters[name].reshape(place.shape))
 
     def _job(self, what: str) -> current.Job:
         job = current.outside_step(f"optimizer.{what}")
@@ -434,13 +441,12 @@ def _of_each_like(state: Mapping[str, Any], shape: torch.Size, make: Callable[[t
     return {name: made(value) for name, value in state.items()}
 
 
-def _masters_apart(state_dict: dict[str, Any]) -> dict[str, Any]:
+def _masters_apart(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict with masters, by parameter, beside its states, which the plain optimizer then knows all of."""
     state = {key: dict(value) if isinstance(value, dict) else value for key, value in state_dict["state"].items()}
     masters = {key: value.pop(_MASTER) for key, value in state.items() if isinstance(value, dict) and _MASTER in value}
-    if not masters:
-        return state_dict
-    return {**state_dict, "state": {key: value for key, value in state.items() if value != {}}, _MASTERS: masters}
+    state = {key: value for key, value in state.items() if not (isinstance(value, dict) and not value)}
+    return {**state_dict, "state": state, **({_MASTERS: masters} if masters else {})}
 
 
 def _with_masters(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -451,22 +457,6 @@ def _with_masters(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     for key, master in state_dict[_MASTERS].items():
         state[key] = {**state.get(key, {}), _MASTER: master}
     return {key: value for key, value in state_dict.items() if key != _MASTERS} | {"state": state}
-
-
-def _in_shards(named: Mapping[str, Any]) -> dict[str, Any]:
-    """A state by name with this rank's parts of the states of sharded parameters."""
-    return _of_each_shard(named, sharded.part_of)
-
-
-def _of_each_shard(named: Mapping[str, Any], make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    sharding = shards.of_job()
-    if sharding is None:
-        return dict(named)
-    state = dict(named["state"])
-    for number, (name, parameter) in enumerate(sharding.parameters):
-        if name in state:
-            state[name] = make(state[name], parameter, sharding, number)
-    return {**named, "state": state}
 
 
 def _cut() -> bool:

@@ -7,6 +7,7 @@ the model's goes by its place, "group:position".
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
-from lamina.optim.shards import give_shards, parameter_of
+from lamina.optim.registry import needs_of
+from lamina.optim.shards import held_of, parameter_of
 from lamina.optim.whole import WholeParameters
 
 # Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
@@ -58,25 +60,39 @@ class Roster:
             elif any(id(parameter) in foreign for parameter in group["params"]):
                 self._made_with[number] = _given(group)
         _drop(self._optimizer, foreign)
-        if model.sharding is not None:
-            self.wholes = give_shards(self._optimizer, model.sharding, self.wholes)
-            self.has_others = True
-        self._give_stand_ins({id(tensor) for _, tensor, _ in model.tensors()}, model.sharding)
+        self.has_others = self._steps.replaces
+        if self.has_others:
+            self._replace({id(tensor) for _, tensor, _ in model.tensors()}, model.sharding)
 
-    def _give_stand_ins(self, of_model: set[int], sharding: _lamina.Sharding | None) -> None:
-        """Puts stand-ins into the places of parameters and shards, in place."""
+    def _replace(self, of_model: set[int], sharding: _lamina.Sharding | None) -> None:
+        """Puts shards and stand-ins into the places of parameters, in place, with their states."""
+        if self.wholes is None and needs_of(type(self._optimizer)) == "whole":
+            self.wholes = WholeParameters(self._optimizer, self._steps)
+        states = []
         for group in self._optimizer.param_groups:
-            for place, held in enumerate(group["params"]):
-                if id(parameter_of(held, sharding)) not in of_model or (own := self._steps.place_of(held)) is held:
+            for number, parameter in enumerate(group["params"]):
+                if id(parameter) not in of_model:
                     continue
-                group["params"][place] = own
-                self.has_others = True
-                if (state := self._optimizer.state.pop(held, None)) is not None:
-                    self._optimizer.state[own] = {name: self._part(held, own, value) for name, value in state.items()}
+                own = self._steps.place_of(held_of(parameter, sharding))
+                if own is not parameter:
+                    group["params"][number] = own
+                    states.append((own, parameter.shape, self._optimizer.state.pop(parameter, None)))
+        if self.wholes is not None:
+            self._steps.spread_wholes(self.places())
+        for own, shape, state in states:
+            if state is not None and (own_state := self._part(own, shape, state)):
+                self._optimizer.state[own] = own_state
 
-    def _part(self, held: torch.Tensor, own: torch.Tensor, value: Any) -> Any:
-        is_like = isinstance(value, torch.Tensor) and value.shape == held.shape and value.dim() > 0
-        return self._steps.part_of(own, value).to(own.dtype) if is_like else value
+    def _part(self, place: torch.Tensor, shape: torch.Size, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of what is in the place of a parameter of that shape from the parameter's."""
+        if self.wholes is not None and self._steps.is_part(place):
+            return dict(state) if self._steps.updates_whole(place) else {}
+
+        def part(value: Any) -> Any:
+            is_like = isinstance(value, torch.Tensor) and value.shape == shape and value.dim() > 0
+            return self._steps.part_of(place, value).to(place.dtype) if is_like else value
+
+        return {name: part(value) for name, value in state.items()}
 
     def parameter_of(self, place: torch.Tensor) -> torch.Tensor:
         """The parameter of the model that a tensor of the groups is, or stands for."""
