@@ -32,6 +32,7 @@ ORDER = (
     "nn",
     "data_parallel",
     "pipeline",
+    "checkpoints",
     "activation_checkpointing",
     "observe",
     "dist",

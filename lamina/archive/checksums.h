@@ -47,7 +47,8 @@ class CheckedOutput {
   std::vector<Checksum> checksums_;
 };
 
-// A file whose size and checksums are known: what is read of it is what was written. Thread-safe.
+// A file whose size and checksums are known: what is read of it is what was written. Without checksums, which a file of
+// others may lack, only the size is known. Thread-safe.
 class CheckedInput {
  public:
   // `name`: of the file, for errors. Throws base::FormatError where the file has another size.

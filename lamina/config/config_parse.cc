@@ -72,6 +72,10 @@ void check_between_keys(const Config& config, Problems& problems) {
   check_needs_ddp(config, "sharded_data_parallel_degree", config.sharded_data_parallel_degree > 1, problems);
   check_needs_ddp(config, "ddp_port", config.ddp_port.has_value(), problems);
   check_needs_ddp(config, "ddp_dist_backend", config.ddp_dist_backend.has_value(), problems);
+  if (config.load_partition && !config.partition_file) {
+    problems.add("load_partition", "load_partition: true needs partition_file, which it reads; name it, or leave "
+                                   "load_partition out");
+  }
   check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
   check_exclusive(config, &Config::fp16, &Config::bf16, "fp16", "bf16", problems);
 }
@@ -165,8 +169,6 @@ void require_available(const Config& config, int replicas) {
   const Config complete = with_defaults(config);
   Availability check(complete);
   check.missing(complete.schedule == Schedule::kForwardOnly, "schedule", "use \"simple\" or \"interleaved\"");
-  check.missing(&Config::load_partition, "load_partition");
-  check.missing(complete.partition_file.has_value(), "partition_file", "leave it out");
   check.missing(&Config::contiguous, "contiguous");
   check.missing(&Config::horovod, "horovod");
   check.missing(complete.tensor_parallel_degree > 1, "tensor_parallel_degree", "leave it at 1");

@@ -97,6 +97,8 @@ class Reducer {
   // those that train. `throws`: the first replica that leaves is an error of all. The end is collective.
   void begin_join(bool by_everyone, bool throws);
   bool joining() const { return joining_; }
+  // There are gradients that the next reduction is to have: passes since the last one.
+  bool accumulates() const { return done_ % options_.passes_per_reduction != 0; }
   void fail_join(const std::exception_ptr& error);
   void end_join();
 

@@ -89,7 +89,7 @@ std::pair<plan::ModuleTree, std::vector<int>> plan_rows(const ModuleTree& tree, 
 }
 
 Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config& config, int world_size,
-                int partitions) {
+                int partitions, const plan::KeptPartition& kept) {
   Plan plan;
   std::vector<int> nodes;
   std::tie(plan.rows, nodes) = plan_rows(tree, costs);
@@ -101,7 +101,7 @@ Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config
   if (world_size == 1) {
     for (auto& row : plan.rows) row.placed_at.reset();
   }
-  plan.report = plan::plan_for(config, plan.rows);
+  plan.report = plan::plan_for(config, plan.rows, kept);
   plan.table = plan::printed(plan.rows, plan.report, config);
   plan.owners.assign(nodes.size(), 0);
   for (std::size_t row = 0; row < nodes.size(); ++row) {

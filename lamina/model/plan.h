@@ -9,6 +9,7 @@
 
 #include "lamina/config/config.h"
 #include "lamina/model/module_tree.h"
+#include "lamina/plan/kept_partition.h"
 #include "lamina/plan/report.h"
 
 namespace lamina::model {
@@ -40,8 +41,8 @@ struct Plan {
 };
 
 // Plans as the configuration asks. Of a world of one rank, whose partitions have become one, placements by hand do not
-// count; in one partition all is its own. Throws as the planners do.
+// count; in one partition all is its own. `kept`: see plan::plan_for. Throws as that does.
 Plan plan_model(const ModuleTree& tree, const Costs& costs, const config::Config& config, int world_size,
-                int partitions);
+                int partitions, const plan::KeptPartition& kept = {});
 
 }  // namespace lamina::model

@@ -124,6 +124,9 @@ class Job {
   // In a step body: the backward of `tensors` over all ranks; see run_backward for the arguments.
   void backward(const remote::Tensors& tensors, const remote::Tensors& gradients, double scale);
 
+  // Says to whoever watches this process that it goes on, between steps.
+  void goes_on() const { progress_.end(steps_here_); }
+
   // How many steps have begun here.
   std::int64_t steps();
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/plan_from_config.h"
 
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/plan/planner.h"
 #include "lamina/plan/route.h"
 #include "lamina/plan/settle.h"
@@ -25,12 +27,19 @@ Goal goal_of(const config::Config& config) {
 
 }  // namespace
 
-Report plan_for(const config::Config& config, const ModuleTree& given) {
+Report plan_for(const config::Config& config, const ModuleTree& given, const KeptPartition& kept) {
   const ModuleTree tree = settled(given);
   const auto planner =
       config.auto_partition ? step_planner() : manual_planner(base::Partition(config.default_partition.value_or(0)));
   Goal goal = goal_of(config);
-  const Assignment owners = planner->assign(tree, goal);
+  auto known = owners_of(config.load_partition ? read_partition(config.partition_file.value_or("")) : kept, tree,
+                         config.partitions);
+  if (config.load_partition && !known) {
+    throw base::ConfigError(base::str("partition_file ", config.partition_file.value_or(""),
+                                      " is of another model, or of more partitions"));
+  }
+  const Assignment owners = known ? *std::move(known) : planner->assign(tree, goal);
+  if (config.partition_file && !config.load_partition) write_partition(*config.partition_file, tree, owners);
   if (find_route(tree).timed) goal.link = kMessages;
   return report(tree, owners, goal);
 }

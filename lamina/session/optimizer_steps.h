@@ -38,6 +38,10 @@ class OptimizerSteps {
   std::optional<std::int64_t> elements(const at::Tensor& place) const;  // of a part, without those that pad it
   // Where an update gives a half parameter its values in the same pass, see StandIns; undefined for others.
   at::Tensor half_copy(const at::Tensor& place) const;
+  // The elements of the parameter that a part has, flattened: first, and one past the last.
+  std::pair<std::int64_t, std::int64_t> range(const distributed_optimizer::Part& part) const {
+    return holders_->range(part.parameter);
+  }
   // Those who hold the parts: the sharding group, or the copies of the model; none where all is whole.
   std::optional<topology::Group> divided_over() const;
 

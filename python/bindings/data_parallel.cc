@@ -104,6 +104,7 @@ void bind_data_parallel(py::module_& module) {
           "watch", [](Reducer& self, const std::vector<at::Tensor>& parameters) { self.watch(parameters); },
           py::arg("parameters"))
       .def_property_readonly("joining", &Reducer::joining)
+      .def_property_readonly("accumulates", &Reducer::accumulates)
       .def("begin_join", &Reducer::begin_join, py::arg("by_everyone"), py::arg("throws"))
       .def(
           "fail_join",

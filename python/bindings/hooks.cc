@@ -36,6 +36,12 @@ void raise_peer_error(const base::PeerError& error) {
   set_exception(exception);
 }
 
+void raise_file_error(const base::FileError& error) {
+  const py::object exception = made("FileError", error);
+  exception.attr("errno") = error.error_number();
+  set_exception(exception);
+}
+
 void raise_remote(const value::Failure& failure) {
   py::object pickled = py::none();
   if (const auto* bytes = failure.object.get_if<std::string>()) pickled = py::bytes(*bytes);
@@ -240,6 +246,8 @@ void set_python_error(std::exception_ptr error) {
     raise_as("TimeoutError", e);
   } catch (const base::FormatError& e) {
     raise_as("FormatError", e);
+  } catch (const base::FileError& e) {
+    raise_file_error(e);
   } catch (const base::CancelledError& e) {
     raise_as("CancelledError", e);
   } catch (const base::InternalError& e) {

@@ -21,9 +21,10 @@ using session::Session;
 using topology::Group;
 using Release = py::gil_scoped_release;
 
-model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures) {
+model::Plan plan_model(const Session& session, const model::ModuleTree& tree, const py::object& measures,
+                       const plan::KeptPartition& kept) {
   return model::plan_model(tree, to_costs(measures), session.config(), session.world().size,
-                           session.topology().size(Group::kPp));
+                           session.topology().size(Group::kPp), kept);
 }
 
 py::tuple cut(Session& session, const model::ModuleTree& tree, const model::Plan* plan, const std::string& error,
@@ -196,7 +197,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def_property_readonly("whole_everywhere", &ParameterTable::whole_everywhere);
   kind.def("hooked_modules", &hooked_modules, py::arg("names"))
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
-      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"))
+      .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
       .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none(),
            py::arg("portion_bytes") = model::kPortionBytes)

@@ -20,6 +20,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
 PYBIND11_MODULE(_lamina, module) {
   using namespace lamina::python;
   bind_hooks(module);
+  bind_checkpoint(module);
   bind_collective(module);
   bind_config(module);
   bind_references(module);

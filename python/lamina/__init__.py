@@ -29,6 +29,8 @@ from lamina import optimizers as optimizers
 from lamina import remote as remote
 from lamina import state
 from lamina.activation_checkpointing.api import checkpoint, checkpoint_sequential, set_activation_checkpointing
+from lamina.checkpoints.loading import resume_from_checkpoint
+from lamina.checkpoints.saving import CheckpointHandle, save_checkpoint
 from lamina.deferred_init.creation import model_creation, set_tensor_parallelism, tensor_parallelism
 from lamina.deferred_init.delayed import delay_param_initialization
 from lamina.errors import (
@@ -36,6 +38,7 @@ from lamina.errors import (
     ConfigError,
     DesyncError,
     Error,
+    FileError,
     FormatError,
     InternalError,
     PeerError,
@@ -124,12 +127,14 @@ __all__ = [
     "WORLD",
     "WORLD_RANK",
     "CancelledError",
+    "CheckpointHandle",
     "CommGroup",
     "ConfigError",
     "DesyncError",
     "DistributedModel",
     "DistributedOptimizer",
     "Error",
+    "FileError",
     "FormatError",
     "InternalError",
     "JsonLines",
@@ -187,8 +192,10 @@ __all__ = [
     "rdp_size",
     "recv_from",
     "remote",
+    "resume_from_checkpoint",
     "rng_step",
     "save",
+    "save_checkpoint",
     "send",
     "set_activation_checkpointing",
     "set_dynamic",
@@ -212,8 +219,6 @@ __preload__ = ("torch._dynamo",)
 _NOT_YET = {
     "CheckpointManager",
     "amp",
-    "resume_from_checkpoint",
-    "save_checkpoint",
     "tp_register",
     "tp_register_with_module",
 }

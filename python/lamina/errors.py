@@ -54,6 +54,10 @@ class FormatError(Error):
     """Bytes that are not what the format says."""
 
 
+class FileError(Error, OSError):
+    """The file system refused: it names what was to be done, the path, and why; `errno` says it, too."""
+
+
 class CancelledError(Error):
     """The step ended because of an error elsewhere; that error is the one to look at."""
 

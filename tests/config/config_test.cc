@@ -200,8 +200,6 @@ TEST(Available, StatesAreSharedOutAmongCopiesWhoseGradientsAreTheSame) {
 TEST(Available, WhatDoesNotExistYetIsAnErrorThatSaysSo) {
   const std::vector<std::pair<std::string, std::string>> absent{
       {"\"schedule\": \"_only_forward\"", "schedule: \"_only_forward\""},
-      {"\"load_partition\": true", "load_partition: true"},
-      {"\"partition_file\": \"a\"", "partition_file: \"a\""},
       {"\"contiguous\": false", "contiguous: false"},
       {"\"horovod\": true", "horovod: true"},
       {"\"xla\": true", "xla: true"},

@@ -23,6 +23,7 @@ LAUNCHES = {
     "multiprocess.cases_four": 4,
     "multiprocess.cases_backend": 4,
     "multiprocess.cases_precision": 4,
+    "multiprocess.cases_checkpoints": 4,
     "multiprocess.cases_sharded": 4,
     "multiprocess.cases_replicated_pipelines": 4,
 }

@@ -20,6 +20,7 @@ class Job:
         loss_scale: what `model.backward` multiplies losses by; None before there is an optimizer.
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
+        saves: its checkpoints under way; None before the first.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
@@ -34,6 +35,7 @@ class Job:
     loss_scale: _lamina.LossScale | None = None
     groups: Any = None
     replicas: Any = None
+    saves: Any = None
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)

@@ -72,6 +72,8 @@ def shutdown() -> None:
         if not current.is_initialized():
             return
         job = current.outside_step("shutdown()")
+        if job.saves is not None:
+            job.saves.end()
         job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
         current.end()
         _stuck = not job.session.close(True) or _stuck

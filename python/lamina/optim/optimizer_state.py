@@ -246,6 +246,55 @@ class OptimizerState:
             group.update(loaded | options)
         self.optimizer.param_groups[:] = groups
 
+    # As checkpoints have it: see lamina.checkpoints.
+
+    @property
+    def steps(self) -> _lamina.OptimizerSteps:
+        """The engine's part of it."""
+        return self._steps
+
+    def own(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], bool]]:
+        """For each parameter that this rank updates: its name, what stands in the groups for it, its state, and whether
+        that is a master."""
+        self._nothing_waits()
+        self._restore()
+        for names, group in zip(self.roster.own_names(), self.optimizer.param_groups, strict=True):
+            for name, place in zip(names, group["params"], strict=True):
+                yield (
+                    name,
+                    place,
+                    self.optimizer.state.get(place, {}),
+                    place.dtype != self._steps.holder_of(place).dtype,
+                )
+
+    def described(self, known: list[Layout]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The options of each group with the names of its parameters, and what else the optimizer's state dict has;
+        from what all ranks know of the groups."""
+        state_dict = self._torchs.state_dict(self.optimizer)
+        groups = [
+            named_state.options(group) | {"params": [name for name, _ in members]}
+            for group, members in zip(state_dict["param_groups"], self.roster.agreed(known), strict=True)
+        ]
+        return groups, {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
+
+    def has_state_of(self, place: torch.Tensor) -> bool:
+        """False where another rank updates all of a parameter, a part of which stands here."""
+        return self.roster.wholes is None or not self._steps.is_part(place) or self._steps.updates_whole(place)
+
+    def load_own(
+        self,
+        state: dict[str, dict[str, Any]],
+        masters: dict[str, torch.Tensor],
+        groups: list[dict[str, Any]],
+        rest: dict[str, Any],
+    ) -> None:
+        """Loads what `own` and `described` have given, by name: of what stands in this rank's groups."""
+        self._restore()
+        layout, own = self.roster.known(), self.roster.own_names()
+        named = {**rest, "state": state, "param_groups": groups}
+        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+        self._take_masters(masters)
+
     # Inside.
 
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:

@@ -137,10 +137,13 @@ class Roster:
     def layout(self) -> Layout:
         """The groups of the whole optimizer; collective over the pipeline. Groups that each rank made of its own
         parameters have the order of the model."""
-        mine = self.known()
-        everyone = current.session().all_gather("pp", mine)
-        if all(other == mine for other in everyone):
-            return mine
+        return self.agreed(current.session().all_gather("pp", self.known()))
+
+    @staticmethod
+    def agreed(everyone: list[Layout]) -> Layout:
+        """The groups of the whole optimizer from what each rank knows of them."""
+        if all(other == everyone[0] for other in everyone):
+            return everyone[0]
         if len(counts := {len(other) for other in everyone}) > 1:
             raise UsageError(
                 f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank",

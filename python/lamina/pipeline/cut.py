@@ -55,6 +55,7 @@ class Cut:
         whole: whether it was brought together again, until the next step.
         slots: where its parameters and buffers are; None before the first step.
         pipelined: whether its calls are to go to several ranks.
+        resumption: a checkpoint that is to be loaded at the cut.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
     """
 
@@ -68,6 +69,7 @@ class Cut:
         self.routed = False
         self.whole = False
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
+        self.resumption: Any = None
         self._module = module
         self.pipelined = current.job().pipelined
         self._trace_options = trace_options
@@ -106,7 +108,8 @@ class Cut:
             return
         job = current.job()
         tree = ModuleTree(self._module())
-        model = partition(tree, job.session, propose(tree, job.session, tracer))
+        kept = self.resumption.partition if self.resumption is not None else {}
+        model = partition(tree, job.session, propose(tree, job.session, tracer, kept))
         for optimizer in job.optimizers:
             optimizer.trim(model)
         self.model = model
@@ -124,6 +127,9 @@ class Cut:
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
+        if self.resumption is not None:
+            resumption, self.resumption = self.resumption, None
+            resumption.load()
 
     def _use_shards(self, job: current.Job, model: PartitionedModel) -> None:
         """Has the values of sharded parameters come for calls of their modules, also outside of steps, and their

@@ -33,11 +33,14 @@ class Proposal:
     written: list[tuple[int, str, int]] = field(default_factory=list)
 
 
-def propose(tree: ModuleTree, session: _lamina.Session, tracer: Tracer | None) -> Proposal:
+def propose(
+    tree: ModuleTree, session: _lamina.Session, tracer: Tracer | None, kept: dict[str, int] | None = None
+) -> Proposal:
     """Traces and plans, on world rank 0. What the plan raises is its error: every rank's.
 
     Args:
         tracer: finds out what the modules cost; None for no trace.
+        kept: the partition of each module, as it was before.
     """
     if session.rank != 0:
         return Proposal()
@@ -45,7 +48,7 @@ def propose(tree: ModuleTree, session: _lamina.Session, tracer: Tracer | None) -
         found = tracer(tree) if tracer is not None else Trace()
         for note in found.notes + placement.ignored(tree.modules) + _said(tree, found.ties):
             tell(note)
-        plan = session.plan(tree.filled(), found.measures)
+        plan = session.plan(tree.filled(), found.measures, kept or {})
     except Exception as raised:
         return Proposal(error=str(raised) or type(raised).__name__)
     return Proposal(plan, "", plan.report | summary(tree, found), found.written)

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lamina/archive/store.h"
+#include "lamina/base/wait.h"
+#include "lamina/checkpoint/part.h"
+#include "lamina/messaging/mailbox.h"
+
+namespace lamina::checkpoint {
+
+// The ranks of the job, who save and load together; the first one commits.
+struct Peers {
+  std::vector<base::Rank> world;
+  messaging::Mailbox& mailbox;
+  base::Patience patience;
+  std::function<void()> alive = nullptr;  // told by a wait, about every second while something goes on; may be empty
+
+  base::Rank rank() const { return mailbox.rank(); }
+  base::Rank first() const { return world.front(); }
+  bool is_first() const { return rank() == first(); }
+  std::size_t index() const;  // of this rank
+};
+
+struct SaveRequest {
+  archive::Path folder;                      // of the checkpoints
+  std::string tag;                           // of this one
+  std::vector<Part> parts;                   // that this rank writes
+  nlohmann::json about;                      // of the manifest; the first rank's counts, as those below do
+  std::map<std::string, std::string> texts;  // further files, by name
+  std::size_t keep = 0;                      // how many checkpoints stay when this one is there; 0: all
+};
+
+// [Note: saves] One save of all ranks. They make it together: they agree on the folder, which each must see, on the
+// space, and on an id. Then each writes its parts and hands in to the first rank which files these are. That one commits
+// ([Note: commit]) and tells the others how it ended: well, or with the same error on all. While a rank writes it says so
+// about every second; one that is lost, or silent for as long as the patience, ends the save, and one that hears so stops.
+// All of that may run in a thread of its own: these words have a channel of their own, and nobody else waits for them.
+class Save {
+ public:
+  // Collective. Throws the same error on all ranks, before a byte of a part is written.
+  Save(archive::FileSystem& files, SaveRequest request, Peers peers);
+  // Waits for its end.
+  ~Save();
+  Save(const Save&) = delete;
+
+  // Begins to write, in a thread of its own. The parts' memory stays as it is until the end.
+  void start();
+  bool is_over() const;
+  // Waits for the end, and throws what it ended with. An interrupt of the wait ends the save.
+  void wait();
+
+  std::vector<Part>& parts() { return request_.parts; }
+  const archive::Path& folder() const { return request_.folder; }
+  const std::string& tag() const { return request_.tag; }
+
+ private:
+  std::string claim();
+  std::string look_around(std::uint64_t bytes);
+  void agree();
+  void write();
+  std::exception_ptr outcome();
+  archive::Manifest write_own();
+  void went_on();
+  std::exception_ptr hand_in(const std::string& word);
+  std::vector<archive::Manifest> collect(archive::Manifest own, std::exception_ptr& error);
+  std::string final_word(base::Rank from);
+  std::string next_word(base::Rank from, base::Deadline::Clock::duration timeout);
+  void commit(std::vector<archive::Manifest> manifests);
+  void tell_others(const std::string& word);
+
+  archive::FileSystem& files_;
+  SaveRequest request_;
+  const Peers peers_;
+  archive::Store store_;
+  std::string id_, channel_;
+  archive::Path place_;                       // where files are written
+  std::optional<archive::Save> claim_;        // the first rank's
+  base::Deadline::Clock::time_point told_{};  // when others last heard that this rank goes on
+
+  std::thread thread_;
+  std::atomic<bool> dropped_ = false;
+  std::atomic<std::int64_t> progress_ = 0;  // grows while any rank writes
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::exception_ptr error_;
+};
+
+}  // namespace lamina::checkpoint

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading of checkpoints: see [Note: checkpoints] in saving.py."""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina import _lamina
+from lamina._lamina import SavedKind
+from lamina.checkpoints import generators, states
+from lamina.checkpoints.plain import from_plain
+from lamina.checkpoints.saving import layout, of_job, persistent
+from lamina.errors import Error, FormatError, UsageError
+from lamina.job import current
+from lamina.model import shards
+from lamina.model.partitioned import PartitionedModel
+from lamina.optim.optimizer_state import OptimizerState
+from lamina.util.checks import require_booleans
+
+
+def resume_from_checkpoint(
+    path: str | os.PathLike,
+    tag: str | None = None,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    load_sharded_optimizer_state: bool = True,
+    translate_function: Callable | None = None,
+    *,
+    verify: bool = True,
+    allow_pickle: bool = False,
+) -> Any:
+    """Loads what `save_checkpoint` has saved, in this layout or any other one. Every rank calls it, when model and
+    optimizer are made; before the model is partitioned what is loaded waits for that, and the partition is the saved one
+    where the number of partitions is. Nothing is changed on any rank unless all of it fits on all.
+
+    With the layout of the checkpoint the training goes on as if it had never ended: random generators and the loss scale
+    go on, too.
+
+    Args:
+        path: the folder of the checkpoints.
+        tag: which one; None for the newest, or where that is damaged, which is said, the latest that is whole.
+        strict: whether the names of parameters and buffers have to be the same; what is left out is told otherwise.
+        load_optimizer: whether states of optimizers, masters and the loss scale are loaded.
+        load_sharded_optimizer_state: with False as `load_optimizer=False` where parameters are sharded.
+        translate_function: called with a state dict of names as `partial=False` finds them, for others.
+        verify: whether all that is read is compared with the checksums.
+        allow_pickle: whether objects of user_content that were pickled are made; that may execute anything.
+
+    Returns:
+        The user_content that was saved.
+
+    Errors:
+        UsageError: there is no such checkpoint, names, shapes or groups that do not fit, inside a step function.
+        FormatError: it is damaged; the file and the tensor are named. FileError: it cannot be read.
+    """
+    require_booleans(
+        partial=partial,
+        strict=strict,
+        load_optimizer=load_optimizer,
+        load_sharded_optimizer_state=load_sharded_optimizer_state,
+        verify=verify,
+        allow_pickle=allow_pickle,
+    )
+    if not partial:
+        raise UsageError("resume_from_checkpoint(partial=False) is not available yet")
+    job = current.outside_step("resume_from_checkpoint()")
+    if job.model is None:
+        raise UsageError(
+            "resume_from_checkpoint(): there is no DistributedModel yet: make model and optimizer first, then load",
+            code="checkpoint-no-model",
+        )
+    of_job(job).end()
+    reader = _open(job, os.fspath(path), tag, verify)
+    if not load_sharded_optimizer_state and job.session.group_size("shard") > 1:
+        load_optimizer = False
+    resumption = Resumption(job, reader, strict, load_optimizer)
+    content = _everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))
+    if job.model.partitioned:
+        resumption.load()
+    else:
+        _everywhere(job, resumption.check)
+        job.cut.resumption = resumption
+    _everywhere(job, resumption.go_on)
+    return content
+
+
+def _open(job: current.Job, path: str, tag: str | None, verify: bool) -> _lamina.CheckpointReader:
+    """The checkpoint that world rank 0 finds, on every rank."""
+
+    def find() -> tuple[str, str, str] | None:
+        return _lamina.find_checkpoint(path, tag, _tell) if job.session.rank == 0 else None
+
+    found = _everywhere(job, find, gathered=True)[0]
+    if found is None:
+        raise UsageError(
+            f"resume_from_checkpoint(): there is no checkpoint in {path}: give the folder that save_checkpoint() was given",
+            code="checkpoint-not-there",
+        )
+    _, folder, name = found
+
+    def read() -> _lamina.CheckpointReader:
+        reader = _lamina.CheckpointReader(folder, verify)
+        if reader.id != name:
+            raise FormatError(f"{folder}: another checkpoint has taken this one's place meanwhile: load again")
+        return reader
+
+    return _everywhere(job, read)
+
+
+def _tell(line: str) -> None:
+    print(f"lamina: {line}", file=sys.stderr, flush=True)
+
+
+def _everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) -> Any:
+    """What `do` returns, once it has succeeded on all ranks, or of all of them; else the first rank's error on every
+    rank. Collective over the world."""
+    error: Exception | None = None
+    result, problem = None, None
+    try:
+        result = do()
+    except Exception as raised:
+        error = raised
+        kind = type(raised).__name__ if isinstance(raised, Error) else ""
+        problem = (kind, f"on rank {job.session.rank}: {raised}")
+    words = job.session.all_gather("world", (problem, result if gathered else None))
+    if error is not None:
+        raise error
+    for found, _ in words:
+        if found is not None:
+            raise {"FormatError": FormatError}.get(found[0], UsageError)(found[1])
+    return [each for _, each in words] if gathered else result
+
+
+class Resumption:
+    """A checkpoint that is loaded into a job: at once, or when its model is cut.
+
+    Args:
+        job: has a model.
+        reader: of the checkpoint.
+        strict, load_optimizer: as `resume_from_checkpoint` has them.
+    """
+
+    def __init__(self, job: current.Job, reader: _lamina.CheckpointReader, strict: bool, load_optimizer: bool):
+        self._job, self._reader = job, reader
+        self._strict, self._load_optimizer = strict, load_optimizer
+
+    @property
+    def partition(self) -> dict[str, int]:
+        """The partition of each module, where the job has as many partitions as the saved one; else {}."""
+        saved = self._reader.about("layout", False) or {}
+        return (
+            self._reader.about("partition", False) or {}
+            if saved.get("pp") == self._job.session.group_size("pp")
+            else {}
+        )
+
+    def check(self) -> None:
+        """UsageError where the checkpoint does not fit the model and the optimizers."""
+        named = self._named()
+        own = {name for names, _ in named for name in names}
+        saved = {name for name, kind, _, _ in self._reader.tensors if kind in (SavedKind.PARAMETER, SavedKind.BUFFER)}
+        missing = [names[0] for names, _ in named if self._saved_name(names) is None]
+        unexpected = sorted(saved - own)
+        if self._strict and (missing or unexpected):
+            raise UsageError(
+                f"the checkpoint does not fit the model: missing {missing[:10]}, unexpected {unexpected[:10]}; "
+                "strict=False loads what fits",
+                code="checkpoint-names",
+            )
+        if self._job.session.rank == 0 and (missing or unexpected):
+            _tell(f"resume_from_checkpoint(strict=False) left out: missing {missing}, unexpected {unexpected}")
+        for names, tensor in named:
+            if (name := self._saved_name(names)) is not None:
+                self._require_like(name, names[0], tensor)
+        if self._load_optimizer:
+            self._check_optimizers()
+
+    def _named(self) -> list[tuple[list[str], torch.Tensor]]:
+        """Each tensor of the model's state, with its names."""
+        by_tensor: dict[int, tuple[list[str], torch.Tensor]] = {}
+        for name, tensor in persistent(self._job.model.module):
+            by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
+        return list(by_tensor.values())
+
+    def _saved_name(self, names: list[str]) -> str | None:
+        """The name that the checkpoint has one of, under any of its names."""
+        return next((name for name in names if self._reader.find(name, SavedKind.PARAMETER) is not None), None)
+
+    def _require_like(self, saved_name: str, name: str, tensor: torch.Tensor) -> None:
+        shape, dtype = self._reader.find(saved_name, SavedKind.PARAMETER)
+        if shape != tuple(tensor.shape):
+            raise UsageError(
+                f"{name} has the shape {tuple(tensor.shape)} here and {shape} in the checkpoint",
+                code="checkpoint-shape",
+            )
+        if dtype != tensor.dtype and not (dtype.is_floating_point and tensor.dtype.is_floating_point):
+            raise UsageError(
+                f"{name} is of {tensor.dtype} here and of {dtype} in the checkpoint", code="checkpoint-shape"
+            )
+
+    def _check_optimizers(self) -> None:
+        saved, here = self._about_optimizers(), self._job.optimizers
+        if len(saved) != len(here):
+            raise UsageError(
+                f"the checkpoint has the states of {len(saved)} optimizers, and there are {len(here)} here: make them "
+                "before resume_from_checkpoint(), or give load_optimizer=False",
+                code="checkpoint-optimizers",
+            )
+        for number, (about, optimizer) in enumerate(zip(saved, here, strict=True)):
+            groups = optimizer.optimizer.param_groups
+            if len(about["groups"]) != len(groups):
+                raise UsageError(
+                    f"optimizer {number} has {len(groups)} parameter groups here and {len(about['groups'])} in the "
+                    "checkpoint",
+                    code="checkpoint-optimizers",
+                )
+            for place, (group, known) in enumerate(zip(about["groups"], optimizer.roster.known(), strict=True)):
+                mine, theirs = {name for name, _ in known}, set(group["params"])
+                if self._strict and mine != theirs:
+                    raise UsageError(
+                        f"group {place} of optimizer {number} has other parameters than in the checkpoint: "
+                        f"{sorted(mine ^ theirs)[:5]}",
+                        code="checkpoint-optimizers",
+                    )
+
+    def _about_optimizers(self) -> list[dict[str, Any]]:
+        return from_plain(self._reader.about("optimizers", False) or [])
+
+    def load(self) -> None:
+        """Loads it, into a model that is cut; collective over the world."""
+        model = self._job.cut.model
+        self._job.cut.make_again()
+        plan = _everywhere(self._job, lambda: self._planned(model))
+        _everywhere(self._job, lambda: self._reader.read(self._job.session))
+        plan.load()
+
+    def _planned(self, model: PartitionedModel) -> "_Plan":
+        self.check()
+        plan = _Plan(model, {name: self._extra(name, value) for name, value in self._extra_states().items()})
+        names = {id(tensor): names for names, tensor in self._named()}
+        for name, tensor, owner in model.tensors():
+            if owner != model.partition or id(tensor) not in names:
+                continue
+            if (saved := self._saved_name(names[id(tensor)])) is None:
+                continue
+            kind, optimizer = self._best_source(saved, tensor.dtype)
+            if saved != name:
+                raise UsageError(
+                    f"{name} is tied, and saved as {saved}, which is another tensor here", code="checkpoint-names"
+                )
+            staged = self._reader.want_row(self._job.session, model.table, name, kind, optimizer)
+            plan.tensors.append((name, tensor, staged))
+        if self._load_optimizer:
+            saved_states = self._saved_states()
+            for number, optimizer in enumerate(self._job.optimizers):
+                plan.optimizers.append(self._planned_optimizer(model, number, optimizer, saved_states[number]))
+        return plan
+
+    def _extra_states(self) -> dict[str, Any]:
+        return from_plain(self._reader.about("extra_state", True) or {})
+
+    def _extra(self, name: str, value: Any) -> tuple[nn.Module, Any]:
+        return self._job.model.module.get_submodule(name), value
+
+    def _best_source(self, name: str, dtype: torch.dtype) -> tuple[SavedKind, int]:
+        """The master where the checkpoint has one, and the parameter here is more precise than the saved one."""
+        _, saved = self._reader.find(name, SavedKind.PARAMETER)
+        if dtype.is_floating_point and dtype.itemsize > saved.itemsize:
+            for optimizer in range(len(self._about_optimizers())):
+                if self._reader.find(name, SavedKind.MASTER, optimizer) is not None:
+                    return SavedKind.MASTER, optimizer
+        return SavedKind.PARAMETER, 0
+
+    def _saved_states(self) -> dict[int, dict[str, list[str]]]:
+        """The names of states, by optimizer and parameter."""
+        found: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for name, kind, optimizer, state in self._reader.tensors:
+            if kind == SavedKind.STATE:
+                found[optimizer][name].append(state)
+        return found
+
+    def _planned_optimizer(
+        self, model: PartitionedModel, number: int, optimizer: OptimizerState, saved: dict[str, list[str]]
+    ) -> "_OptimizerPlan":
+        about = self._about_optimizers()[number]
+        plan = _OptimizerPlan(optimizer, about["groups"], about["rest"])
+
+        def want(name: str, key: str, place: torch.Tensor, kind: SavedKind) -> torch.Tensor:
+            of = _lamina.StateName(number, key, name)
+            return self._reader.want_state(self._job.session, model.table, optimizer.steps, of, place, kind)
+
+        for name, place, _, is_master in optimizer.own():
+            if is_master:
+                has_master = self._reader.find(name, SavedKind.MASTER, number) is not None
+                kind = SavedKind.MASTER if has_master else SavedKind.PARAMETER
+                plan.masters[name] = want(name, "", place, kind)
+            if name in saved and optimizer.has_state_of(place):
+                plan.states[name] = {key: want(name, key, place, SavedKind.STATE) for key in saved[name]}
+        return plan
+
+    def go_on(self) -> None:
+        """Has counters and generators go on where they were, in the layout of the checkpoint."""
+        job, reader = self._job, self._reader
+        if self._load_optimizer and job.loss_scale is not None and job.loss_scale.is_dynamic:
+            if (scale := reader.about("loss_scale", False)) is not None:
+                job.loss_scale.state = from_plain(scale)
+        steps = reader.about("seeded_steps", False)
+        if steps is not None and job.session.seeded_steps is not None:
+            job.session.seeded_steps = steps
+        if reader.about("layout", False) == layout(job.session):
+            own = reader.want_content(f"generator/{job.session.rank}")
+            reader.read(job.session)
+            rest = from_plain(reader.about("generators", False)[job.session.rank])
+            generators.restore({"torch": own, **rest})
+
+
+class _OptimizerPlan:
+    """Memory for what an optimizer is to have on this rank."""
+
+    def __init__(self, optimizer: OptimizerState, groups: list[dict[str, Any]], rest: dict[str, Any]):
+        self._optimizer, self._groups, self._rest = optimizer, groups, rest
+        self.states: dict[str, dict[str, torch.Tensor]] = {}
+        self.masters: dict[str, torch.Tensor] = {}
+
+    def load(self) -> None:
+        named = {name: dict(self._values(state)) for name, state in self.states.items()}
+        self._optimizer.load_own(named, self.masters, self._groups, self._rest)
+
+    @staticmethod
+    def _values(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
+        return (states.from_tensor(key, value) for key, value in state.items())
+
+
+class _Plan:
+    """Memory for all that this rank is to have, filled when the checkpoint is read."""
+
+    def __init__(self, model: PartitionedModel, extra: dict[str, tuple[nn.Module, Any]]):
+        self._model, self._extra = model, extra
+        self.tensors: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self.optimizers: list[_OptimizerPlan] = []
+
+    def load(self) -> None:
+        sharding = self._model.sharding
+        sharded, whole = [], []
+        for _, tensor, staged in self.tensors:
+            (sharded if shards.number_of(sharding, tensor) is not None else whole).append((tensor, staged))
+        with torch.no_grad():
+            for tensor, staged in whole:
+                tensor.copy_(staged.view(tensor.shape))
+        if sharding is not None:
+            shards.load(sharding, sharded)
+        for name, (module, value) in self._extra.items():
+            if self._model.owns(name):
+                module.set_extra_state(value)
+        for optimizer in current.job().optimizers:
+            optimizer.follow()
+        for plan in self.optimizers:
+            plan.load()

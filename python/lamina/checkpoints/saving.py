@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a whole job: model, optimizers, random generators and what the user adds, by all ranks together.
+
+[Note: checkpoints] A checkpoint is a folder, PATH/TAG_partial, that is there as a whole or not at all; its format stands
+in lamina/archive. Each rank writes the elements that are its own, once. Any layout loads what any other has saved.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from lamina import _lamina
+from lamina.checkpoints import generators, states
+from lamina.checkpoints.plain import sorted_plain, to_plain
+from lamina.errors import UsageError
+from lamina.job import current
+from lamina.model import shards
+from lamina.optim.optimizer_state import OptimizerState
+from lamina.optim.param_groups import Layout
+from lamina.util.checks import require_booleans, require_count
+
+
+class CheckpointHandle:
+    """A checkpoint that is being saved while training goes on."""
+
+    def __init__(self, save: _lamina.Save):
+        self._save = save
+
+    def done(self) -> bool:
+        """True when it has ended, well or not."""
+        return self._save.is_over
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is on the disk; raises what kept it from getting there, on every rank."""
+        self._save.wait()
+
+
+class Saves:
+    """The saves of a job: one at a time."""
+
+    def __init__(self) -> None:
+        self._under_way: CheckpointHandle | None = None
+        self.snapshot = _lamina.Snapshot()
+
+    def end(self) -> None:
+        """Waits for the one that is under way, and raises what it ended with."""
+        handle, self._under_way = self._under_way, None
+        if handle is not None:
+            handle.wait()
+
+    def check(self) -> None:
+        """Raises what a save has failed with that has ended since."""
+        if self._under_way is not None and self._under_way.done():
+            self.end()
+
+    def begin(self, save: _lamina.Save) -> CheckpointHandle:
+        self._under_way = CheckpointHandle(save)
+        return self._under_way
+
+
+def of_job(job: current.Job) -> Saves:
+    """The saves of a job, which waits for them before it ends."""
+    if job.saves is None:
+        job.saves = Saves()
+    return job.saves
+
+
+def save_checkpoint(
+    path: str | os.PathLike,
+    tag: str,
+    partial: bool = True,
+    model: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    user_content: Any = None,
+    translate_if_full: bool = True,
+    num_kept_partial_checkpoints: int | None = None,
+    *,
+    asynchronous: bool = False,
+    allow_pickle: bool = False,
+) -> CheckpointHandle | None:
+    """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial. Every
+    rank calls it, between steps. The checkpoint is there, whole and on the disk, or what was there before is.
+
+    A model that is not sharded can be loaded from it by Hugging Face's `from_pretrained`, too.
+
+    Args:
+        path: the folder of the checkpoints; the same one for all ranks, on all machines.
+        tag: names the checkpoint; one of the same name is replaced.
+        model, optimizer: the job's; they may be left out.
+        user_content: what is to be saved besides: numbers, strings, tensors, NumPy's arrays, containers of those, state
+            dicts of schedulers. That of rank 0 is saved.
+        num_kept_partial_checkpoints: so many checkpoints of this folder stay, the latest ones; None: all.
+        asynchronous: returns when the ranks have copied what they save, and writes while training goes on. The next
+            save, the handle's `wait()`, or the end of the job waits for it; an error is raised there, or at the next
+            step, on every rank.
+        allow_pickle: whether objects of other classes may be pickled, which then is to be said where they are loaded.
+
+    Returns:
+        A handle where it is asynchronous.
+
+    Errors:
+        UsageError: before the model is partitioned, inside a step function, between the backward passes of one
+        reduction, another save of the same tag under way, a folder that some rank does not see or that has no room.
+        FileError: the file system refuses; it says path and cause. PeerError, TimeoutError: a rank is lost, or makes no
+        progress.
+    """
+    if not isinstance(tag, str):
+        raise UsageError(f"save_checkpoint(): a tag is a string, not {type(tag).__name__}")
+    require_booleans(partial=partial, asynchronous=asynchronous, allow_pickle=allow_pickle)
+    if num_kept_partial_checkpoints is not None:
+        require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
+    if not partial:
+        raise UsageError("save_checkpoint(partial=False) is not available yet")
+    job = current.outside_step("save_checkpoint()")
+    saves = of_job(job)
+    saves.end()
+    everything = _Everything(job, model, optimizer, user_content, allow_pickle)
+    everything.agree()
+    save = _lamina.begin_save(
+        job.session,
+        everything.parts,
+        os.fspath(path),
+        tag,
+        everything.about(),
+        allow_pickle,
+        everything.texts(),
+        num_kept_partial_checkpoints or 0,
+        saves.snapshot if asynchronous else None,
+    )
+    if asynchronous:
+        return saves.begin(save)
+    save.wait()
+    return None
+
+
+class _Everything:
+    """All that a checkpoint of a job has.
+
+    Attributes:
+        parts: tensors that this rank writes.
+    """
+
+    def __init__(
+        self,
+        job: current.Job,
+        model: Any,
+        optimizer: torch.optim.Optimizer | None,
+        user_content: Any,
+        allow_pickle: bool,
+    ) -> None:
+        self._job = job
+        self._user_content = to_plain(user_content) if job.session.rank == 0 else None
+        self._words: list[tuple] = []
+        self._error: Exception | None = None
+        word: tuple = ()
+        try:
+            _require_ready(job, model)
+            _lamina.require_content(self._user_content, allow_pickle)
+            self._model = job.cut.model
+            self._optimizers = _optimizers(job, optimizer)
+            generator_states = generators.states()
+            self.parts = self._found(generator_states.pop("torch"))
+            known = [optimizer.roster.known() for optimizer in self._optimizers]
+            word = (to_plain(generator_states), to_plain(dict(self._extra_state())), known)
+        except Exception as error:  # which all ranks are to hear of
+            self._error = error
+        self._word = ("" if self._error is None else f"on rank {job.session.rank}: {self._error}", word)
+
+    def agree(self) -> None:
+        """Hears what the other ranks have, and raises what keeps one of them from saving; collective over the world."""
+        everyone = self._job.session.all_gather("world", self._word)
+        if self._error is not None:
+            raise self._error
+        if problem := next((problem for problem, _ in everyone if problem), ""):
+            raise UsageError(f"save_checkpoint() {problem}", code="checkpoint-refused")
+        self._words = [word for _, word in everyone]
+
+    def _found(self, generator: torch.Tensor) -> _lamina.PartsToSave:
+        parts = _lamina.PartsToSave(self._job.session, self._model.table)
+        self._add_model(parts)
+        for number, optimizer in enumerate(self._optimizers):
+            for name, place, state, is_master in optimizer.own():
+                if is_master:
+                    parts.add_state(optimizer.steps, _lamina.StateName(number, "", name), place, place)
+                for key, value in states.to_tensors(name, state):
+                    parts.add_state(optimizer.steps, _lamina.StateName(number, key, name), place, value)
+        parts.add_content(f"generator/{self._job.session.rank}", generator)
+        return parts
+
+    def _add_model(self, parts: _lamina.PartsToSave) -> None:
+        module, sharding = self._job.model.module, self._model.sharding
+        names: dict[int, list[str]] = {}
+        for name, tensor in persistent(module):
+            names.setdefault(id(tensor), []).append(name)
+        for name, tensor, owner in self._model.tensors():
+            if owner != self._model.partition or id(tensor) not in names:
+                continue
+            is_sharded = shards.number_of(sharding, tensor) is not None
+            parts.add_row(
+                name,
+                tensor.ds_tensor if is_sharded else tensor,
+                [other for other in names[id(tensor)] if other != name],
+            )
+
+    def about(self) -> dict[str, Any]:
+        """What is no tensor; see [Note: checkpoints]."""
+        job, session = self._job, self._job.session
+        about: dict[str, Any] = {
+            "lamina": _version(),
+            "layout": sorted_plain(layout(session)),
+            "partition": sorted_plain(self._model.report.get("partition", {})),
+            "optimizers": [
+                _about_optimizer(optimizer, [known[number] for _, _, known in self._words])
+                for number, optimizer in enumerate(self._optimizers)
+            ],
+            "generators": [states for states, _, _ in self._words],
+            "user_content": self._user_content,
+        }
+        if session.seeded_steps is not None:
+            about["seeded_steps"] = session.seeded_steps
+        if job.loss_scale is not None and job.loss_scale.is_dynamic:
+            about["loss_scale"] = to_plain(job.loss_scale.state)
+        if extra := {name: value for _, extra, _ in self._words for name, value in extra.items()}:
+            about["extra_state"] = dict(sorted(extra.items()))
+        return about
+
+    def _extra_state(self) -> Any:
+        for name, module in self._job.model.module.named_modules():
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state and self._model.owns(name):
+                yield name, module.get_extra_state()
+
+    def texts(self) -> dict[str, str]:
+        """Files of Hugging Face's that tell how to make the model."""
+        config = getattr(self._job.model.module, "config", None)
+        to_json = getattr(config, "to_json_string", None)
+        return {"config.json": to_json()} if callable(to_json) else {}
+
+
+def _require_ready(job: current.Job, model: Any) -> None:
+    if job.model is None:
+        raise UsageError("save_checkpoint(): there is no DistributedModel yet", code="checkpoint-no-model")
+    if model is not None and model is not job.model:
+        raise UsageError("save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model")
+    if not job.model.partitioned:
+        raise UsageError(
+            "save_checkpoint() before the model is partitioned, which its first step does: there is nothing yet that its "
+            "initial values do not say",
+            code="state-before-cut",
+        )
+    if job.replicas is not None and job.replicas.reducer.accumulates:
+        raise UsageError(
+            "save_checkpoint() between the backward passes of one reduction (backward_passes_per_step): gradients that a "
+            "checkpoint does not have would be lost. Save after the pass in which they are averaged",
+            code="checkpoint-accumulates",
+        )
+
+
+def persistent(module: torch.nn.Module) -> Any:
+    """(name, tensor) of all that a module's state dict has, under all names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def layout(session: _lamina.Session) -> dict[str, int]:
+    """How the ranks of a job share the work."""
+    return {
+        "pp": session.group_size("pp"),
+        "tp": session.group_size("tp"),
+        "rdp": session.group_size("rdp"),
+        "sharded_data_parallel_degree": session.group_size("shard"),
+        "world": session.size,
+    }
+
+
+def _optimizers(job: current.Job, optimizer: torch.optim.Optimizer | None) -> list[OptimizerState]:
+    known = [known for known in job.optimizers if optimizer is None or known.optimizer is optimizer]
+    if optimizer is not None and not known:
+        raise UsageError(
+            "the optimizer is not this job's: make it lamina.DistributedOptimizer(optimizer), which knows where its states "
+            "are",
+            code="checkpoint-no-optimizer",
+        )
+    return known
+
+
+def _about_optimizer(optimizer: OptimizerState, known: list[Layout]) -> dict[str, Any]:
+    groups, rest = optimizer.described(known)
+    return {
+        "class": type(optimizer.optimizer).__name__,
+        "groups": [sorted_plain(group) for group in groups],
+        "rest": to_plain(rest),
+    }
+
+
+def _version() -> str:
+    import lamina
+
+    return lamina.__version__

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks: checkpoints from one layout into another, and training that goes on as if it had never ended."""
+
+import contextlib
+import copy
+import pathlib
+import shutil
+import tempfile
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import lamina
+
+ROWS = 8  # of the whole batch
+SHARDED = {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9}
+LAYOUTS = {
+    "pp4": {"partitions": 4},
+    "pp2 dp2": {"partitions": 2, "ddp": True},
+    "dp4": {"ddp": True},
+    "dp4 shared states": {"ddp": True, "shard_optimizer_state": True},
+    "sharded 4": {"ddp": True, "sharded_data_parallel_degree": 4, **SHARDED},
+    "sharded 2, two copies": {"ddp": True, "sharded_data_parallel_degree": 2, **SHARDED},
+    "pp2 sharded 2": {"partitions": 2, "ddp": True, "sharded_data_parallel_degree": 2, **SHARDED},
+}
+
+
+class Net(nn.Module):
+    """Tied weights, a frozen one, buffers, dropout, odd sizes, an extra state."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(101, 9)
+        self.blocks = nn.Sequential(*(Block(9) for _ in range(4)))
+        self.head = nn.Linear(9, 101, bias=False)
+        self.head.weight = self.embedding.weight
+        self.blocks[1].first.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.embedding(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Linear(width, 7)
+        self.second = nn.Linear(7, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        return x + self.dropout(self.second(torch.tanh(self.first(self.norm(x)))))
+
+
+@lamina.step
+def train(model, x):
+    loss = nn.functional.cross_entropy(model(x).float().flatten(0, 1), x.flatten())
+    model.backward(loss)
+    return loss
+
+
+def adamw(parameters):
+    parameters = list(parameters)
+    groups = [{"params": parameters[::2], "lr": 3e-3}, {"params": parameters[1::2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def fused(parameters):
+    return lamina.optim.AdamW(parameters, lr=1e-2)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def lamb(parameters):
+    return lamina.optim.LAMB(parameters, lr=1e-2)
+
+
+def adafactor(parameters):
+    return torch.optim.Adafactor(parameters, lr=1e-2)
+
+
+class Job:
+    """A training over all ranks."""
+
+    def __init__(self, layout, make=adamw, dynamic=False, **keys):
+        keys = {"deterministic_server": True, "microbatches": 2, "timeout_s": 30} | LAYOUTS[layout] | keys
+        lamina.init(**keys)
+        self.model = lamina.DistributedModel(Net())
+        self.optimizer = lamina.DistributedOptimizer(
+            make(parameter for parameter in self.model.parameters() if parameter.requires_grad),
+            **({"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**8}} if dynamic else {}),
+        )
+        self.steps = 0
+
+    def train(self, steps):
+        """The losses of so many steps more."""
+        rows, losses = ROWS // lamina.dp_size(), []
+        for _ in range(steps):
+            generator = torch.Generator().manual_seed(self.steps)
+            batch = torch.randint(101, (ROWS, 5), generator=generator)
+            self.optimizer.zero_grad()
+            losses.append(float(train(self.model, batch[lamina.dp_rank() * rows :][:rows]).reduce_mean()))
+            self.optimizer.step()
+            self.steps += 1
+        return losses
+
+    def states(self):
+        return self.model.state_dict(), self.optimizer.state_dict()
+
+
+@contextlib.contextmanager
+def folder():
+    """A folder that all ranks see."""
+    lamina.init(timeout_s=30)
+    names = lamina.allgather(tempfile.mkdtemp() if lamina.rank() == 0 else "", lamina.CommGroup.WORLD)
+    lamina.shutdown()
+    try:
+        yield pathlib.Path(names[0])
+    finally:
+        if lamina.is_initialized():
+            lamina.shutdown()
+        shutil.rmtree(names[0], ignore_errors=True)
+
+
+def require_same(found, expected, where=""):
+    """Bitwise, at any depth."""
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype and found.shape == expected.shape, where
+        assert torch.equal(found, expected), f"{where}: {found} is not {expected}"
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), f"{where}: {found.keys() ^ expected.keys()}"
+        for key in expected:
+            require_same(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), where
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            require_same(one, other, f"{where}[{number}]")
+    else:
+        assert found == expected, f"{where}: {found!r} is not {expected!r}"
+
+
+def require_going_on(layout, make=adamw, **keys):
+    """Training that is saved, ended and resumed is the one that was not."""
+    with folder() as path:
+        job = Job(layout, make, **keys)
+        job.train(3)
+        lamina.save_checkpoint(path, "three", user_content={"steps": job.steps})
+        expected = job.train(3), job.states()
+        lamina.shutdown()
+
+        job = Job(layout, make, **keys)
+        torch.manual_seed(99)  # which the checkpoint's generators take the place of
+        content = lamina.resume_from_checkpoint(path)
+        job.steps = content["steps"]
+        found = job.train(3), job.states()
+        require_same(found, expected)
+        lamina.shutdown()
+
+
+def require_carried(first, second, make=adamw, dtypes=({}, {})):
+    """States of one layout are those of another one that loads them, and of the first that loads them back."""
+    with folder() as path:
+        job = Job(first, make, **dtypes[0])
+        job.train(2)
+        expected = job.states()
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+
+        job = Job(second, make, **dtypes[1])
+        lamina.resume_from_checkpoint(path, "a")
+        if not job.model.partitioned:
+            evaluate(job)
+        found = job.states()
+        if dtypes[0] == dtypes[1]:
+            require_same(found, expected)
+        lamina.save_checkpoint(path, "b")
+        lamina.shutdown()
+
+        job = Job(first, make, **dtypes[0])
+        lamina.resume_from_checkpoint(path, "b")
+        if not job.model.partitioned:
+            evaluate(job)
+        require_same(job.states(), expected)
+        assert all(loss == loss for loss in job.train(1))
+        lamina.shutdown()
+
+
+@lamina.step
+def forward(model, x):
+    return model(x)
+
+
+def evaluate(job):
+    with torch.no_grad():
+        forward(job.model, torch.zeros(ROWS, 5, dtype=torch.int64))
+
+
+def drop_order(states):
+    """Dictionaries compare without their order."""
+    return states
+
+
+def case_training_goes_on_over_pipelines():
+    require_going_on("pp4")
+    require_going_on("pp2 dp2", fused)
+
+
+def case_training_goes_on_over_copies():
+    require_going_on("dp4", sgd)
+    require_going_on("dp4 shared states", adamw)
+
+
+def case_training_goes_on_over_shards():
+    require_going_on("sharded 4", fused)
+    require_going_on("sharded 2, two copies", lamb)
+    require_going_on("pp2 sharded 2", adafactor)
+
+
+def case_training_goes_on_in_half_precision():
+    require_going_on("pp2 dp2", adamw, bf16=True)
+    require_going_on("dp4 shared states", fused, fp16=True, dynamic=True)
+    require_going_on("sharded 4", lamb, bf16=True)
+
+
+def case_training_goes_on_with_a_seed():
+    require_going_on("pp2 dp2", adamw, seed=5)
+
+
+def case_pipelines_become_copies_and_back():
+    require_carried("pp4", "dp4")
+    require_carried("pp2 dp2", "pp4", lamb)
+
+
+def case_copies_become_shards_and_back():
+    require_carried("dp4", "sharded 4")
+    require_carried("dp4 shared states", "sharded 2, two copies", lamb)
+
+
+def case_shards_become_pipelines_and_back():
+    require_carried("sharded 4", "pp4")
+    require_carried("pp2 sharded 2", "dp4 shared states", fused)
+
+
+def case_states_of_whole_parameters_find_their_owners():
+    require_carried("sharded 4", "pp2 dp2", adafactor)
+    require_carried("dp4 shared states", "sharded 2, two copies", adafactor)
+
+
+def case_masters_go_along():
+    half = {"bf16": True}
+    require_carried("dp4 shared states", "sharded 4", fused, (half, half))
+    require_carried("pp2 dp2", "dp4", adamw, (half, half))
+    require_carried("dp4", "sharded 2, two copies", adamw, (half, {}))
+
+
+def case_the_saved_partition_is_kept_in_a_job_with_as_many():
+    with folder() as path:
+        job = Job("pp4", auto_partition=False, default_partition=2)
+        job.train(1)
+        lamina.save_checkpoint(path, "a")
+        expected = job.model.partition_report()["partition"]
+        assert set(expected.values()) == {2}
+        lamina.shutdown()
+        job = Job("pp4")
+        lamina.resume_from_checkpoint(path)
+        evaluate(job)
+        assert job.model.partition_report()["partition"] == expected
+
+
+def case_a_partition_file_is_written_and_read():
+    with folder() as path:
+        file = str(path / "partition.json")
+        job = Job("pp4", partition_file=file)
+        job.train(1)
+        expected = job.model.partition_report()["partition"]
+        lamina.shutdown()
+        job = Job("pp4", partition_file=file, load_partition=True, auto_partition=False, default_partition=2)
+        job.train(1)
+        assert job.model.partition_report()["partition"] == expected
+
+
+def case_a_save_goes_on_while_training_does():
+    with folder() as path:
+        job = Job("pp2 sharded 2", fused)
+        job.train(2)
+        expected = copy.deepcopy(job.states())
+        handle = lamina.save_checkpoint(path, "a", asynchronous=True)
+        job.train(3)  # into other values
+        handle.wait()
+        assert handle.done()
+        lamina.shutdown()
+        job = Job("pp2 sharded 2", fused)
+        lamina.resume_from_checkpoint(path)
+        evaluate(job)
+        require_same(job.states(), expected)
+
+
+def case_user_content_is_what_it_was():
+    scheduler = {"milestones": Counter({3: 1}), "base_lrs": [0.1], "last_epoch": 4, "_step_count": 5}
+    content = {
+        "scheduler": scheduler,
+        "epoch": 3,
+        "best": float("inf"),
+        "none": None,
+        "tensors": [torch.arange(5), torch.linspace(0, 1, 6, dtype=torch.bfloat16).view(2, 3)],
+        "tuple": (1, (2.5, "x"), {"b": 1, "a": 2}),
+        "keys": {1: "one", (2, 3): b"\x00\xff"},
+        "big": 2**80,
+        "set": {1, 2},
+    }
+    with folder() as path:
+        job = Job("dp4")
+        job.train(1)
+        lamina.save_checkpoint(path, "a", user_content=content)
+        found = lamina.resume_from_checkpoint(path)
+        require_same(found, content)
+        assert list(found["tuple"][2]) == ["b", "a"] and type(found["scheduler"]["milestones"]) is Counter
+
+
+def case_objects_are_pickled_only_where_both_sides_say_so():
+    with folder() as path:
+        job = Job("dp4")
+        job.train(1)
+        content = pathlib.PurePosixPath("x"), nn.Identity()
+        with pytest.raises(lamina.UsageError, match="pickle"):
+            lamina.save_checkpoint(path, "a", user_content=content)
+        assert not list(path.iterdir())
+        lamina.save_checkpoint(path, "a", user_content=content, allow_pickle=True)
+        with pytest.raises(lamina.UsageError, match="pickle"):
+            lamina.resume_from_checkpoint(path)
+        found = lamina.resume_from_checkpoint(path, allow_pickle=True)
+        assert isinstance(found[1], nn.Identity)
+
+
+def case_what_does_not_fit_changes_nothing():
+    with folder() as path:
+        job = Job("dp4")
+        job.train(1)
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        job = Job("dp4", fused)  # one group
+        before = job.states()
+        with pytest.raises(lamina.UsageError, match="2 in the checkpoint"):
+            lamina.resume_from_checkpoint(path)
+        require_same(job.states(), before)
+        with pytest.raises(lamina.UsageError, match="no checkpoint b"):
+            lamina.resume_from_checkpoint(path, "b")
+        with pytest.raises(lamina.UsageError, match="no checkpoint in"):
+            lamina.resume_from_checkpoint(path / "elsewhere")
+        lamina.resume_from_checkpoint(path, load_optimizer=False)
+
+
+def case_only_so_many_are_kept():
+    with folder() as path:
+        job = Job("dp4")
+        for step in range(4):
+            job.train(1)
+            lamina.save_checkpoint(path, f"step{step}", num_kept_partial_checkpoints=2)
+        names = lamina.allgather(sorted(entry.name for entry in path.iterdir()), lamina.CommGroup.WORLD)
+        assert names[0] == ["newest", "step2_partial", "step3_partial"], names[0]
+
+
+def case_a_folder_that_one_rank_does_not_see_is_refused():
+    with folder() as path:
+        job = Job("dp4")
+        job.train(1)
+        own = path / "own" if lamina.rank() == 2 else path
+        with pytest.raises(lamina.UsageError, match="different folders"):
+            lamina.save_checkpoint(own, "a")
+        lamina.barrier()
+        assert not list(path.iterdir())
+
+
+def case_a_damaged_one_is_named_and_the_one_before_is_taken():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        lamina.save_checkpoint(path, "a", user_content="a")
+        job.train(1)
+        lamina.save_checkpoint(path, "b", user_content="b")
+        if lamina.rank() == 0:
+            data = next((path / "b_partial").glob("model-*"))
+            bytes_ = bytearray(data.read_bytes())
+            bytes_[-3] ^= 1
+            data.write_bytes(bytes_)
+        lamina.barrier()
+        before = job.states()
+        with pytest.raises(lamina.FormatError, match=r"model-.*damaged"):
+            lamina.resume_from_checkpoint(path, "b")
+        require_same(job.states(), before)
+        if lamina.rank() == 0:
+            data.unlink()
+        lamina.barrier()
+        assert lamina.resume_from_checkpoint(path) == "a"
