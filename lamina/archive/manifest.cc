@@ -60,7 +60,7 @@ bool is_sound(const layout::Region& region) {
   return region.begin >= 0 && region.begin <= region.end && region.end <= most;
 }
 
-void check_pieces(const Manifest& manifest) {
+void check_pieces(const Manifest& manifest, Elements elements) {
   struct Place {
     std::size_t file;
     std::uint64_t begin, end;
@@ -85,7 +85,9 @@ void check_pieces(const Manifest& manifest) {
       if (bytes > 0) places.push_back({piece.file, piece.begin, piece.begin + bytes, &tensor});
       missing -= std::min(missing, piece.region.end - piece.region.begin);
     }
-    if (missing > 0) throw FormatError(base::str(describe(tensor), ": ", missing, " elements are in no file"));
+    if (missing > 0 && elements == Elements::kAll) {
+      throw FormatError(base::str(describe(tensor), ": ", missing, " elements are in no file"));
+    }
   }
   std::ranges::sort(places, {}, [](const Place& each) { return std::pair(each.file, each.begin); });
   for (std::size_t i = 1; i < places.size(); ++i) {
@@ -97,7 +99,7 @@ void check_pieces(const Manifest& manifest) {
   }
 }
 
-void check(const Manifest& manifest) {
+void check(const Manifest& manifest, Elements elements) {
   std::set<std::string_view> names;
   for (const auto& file : manifest.files) {
     check_name(file);
@@ -108,7 +110,7 @@ void check(const Manifest& manifest) {
     if (tensors.emplace(tensor.name, tensor.kind, tensor.optimizer, tensor.state).second) continue;
     throw FormatError(describe(tensor) + ": twice in the manifest");
   }
-  check_pieces(manifest);
+  check_pieces(manifest, elements);
 }
 
 // JSON, and back.
@@ -377,7 +379,7 @@ std::string describe(const SavedTensor& tensor) {
   return tensor.kind == Kind::kState ? tensor.state + " of " + tensor.name : tensor.name;
 }
 
-std::string write_manifest(const Manifest& manifest) {
+std::string write_manifest(const Manifest& manifest, Elements elements) {
   std::string text;
   const auto add_all = [&](const char* name, const auto& all) {
     text += base::str(",\n\"", name, "\": [");
@@ -385,7 +387,7 @@ std::string write_manifest(const Manifest& manifest) {
     text += "]";
   };
   try {
-    check(manifest);
+    check(manifest, elements);
     text = base::str("\"format\": ", Json(kFormat).dump(), ", \"version\": ", kVersion,
                      ", \"id\": ", Json(manifest.id).dump(), ", \"number\": ", manifest.number,
                      ",\n\"about\": ", manifest.about.dump());
@@ -393,7 +395,7 @@ std::string write_manifest(const Manifest& manifest) {
     add_all("tensors", manifest.tensors);
     text += "}";
     text = base::str(kBefore, to_hex({{checksum(std::as_bytes(std::span(text)))}}), kBehind, text, "\n");
-    if (read_manifest(text) == manifest) return text;
+    if (read_manifest(text, elements) == manifest) return text;
   } catch (const FormatError& error) {
     throw base::UsageError(base::str("what is to be saved makes no checkpoint: ", error.what()));
   } catch (const Json::exception&) {
@@ -402,7 +404,7 @@ std::string write_manifest(const Manifest& manifest) {
   throw base::UsageError("what is to be saved makes no checkpoint: some number is infinite, none, or negative");
 }
 
-Manifest read_manifest(std::string_view text) {
+Manifest read_manifest(std::string_view text, Elements elements) {
   const bool begins = text.size() > kPrefix && text.starts_with(kBefore) && text.ends_with("\n") &&
                       text.substr(kPrefix - kBehind.size()).starts_with(kBehind);
   if (!begins) throw FormatError("it does not begin and end as a manifest: it is damaged, or none of lamina's");
@@ -412,7 +414,7 @@ Manifest read_manifest(std::string_view text) {
   }
   try {
     auto manifest = Parser(text).take();
-    check(manifest);
+    check(manifest, elements);
     return manifest;
   } catch (const base::ConfigError& error) {  // of the reader, and of layouts
     throw FormatError(error.what());

@@ -64,13 +64,16 @@ struct Manifest {
 inline constexpr auto kManifestName = "manifest.json";
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 30;
 
+// The elements that a manifest has of its tensors: all, or those of one of several writers.
+enum class Elements { kAll, kSome };
+
 // With a checksum of its own. Throws base::UsageError for a manifest that read_manifest() would refuse.
-std::string write_manifest(const Manifest& manifest);
+std::string write_manifest(const Manifest& manifest, Elements elements = Elements::kAll);
 
 // Any bytes are safe, and take no more than twice their number of memory, and 128 MiB. Throws base::FormatError unless
 // they are a manifest, and as it was written: names that leave the folder, pieces beyond their file, two in the same
 // bytes of one, fewer elements than a tensor has. That each element is there once, pieces_problem() says.
-Manifest read_manifest(std::string_view text);
+Manifest read_manifest(std::string_view text, Elements elements = Elements::kAll);
 
 // A clause, "elements from 64 to 128 are in no piece" or "in two pieces"; "" where each element is in one piece. Takes
 // time for each row that a piece cuts, as CommonRuns.

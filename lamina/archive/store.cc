@@ -29,20 +29,6 @@ void check_part(const std::string& part, std::size_t most, const char* what) {
   }
 }
 
-std::string name_of(const std::string& tag) {
-  check_part(tag, 180, "tag");
-  return base::str(tag, kSuffix);
-}
-
-std::string tag_of(std::string_view name) { return std::string(name.substr(0, name.size() - kSuffix.size())); }
-
-// The checkpoint that a folder beside it belongs to: "a_partial" of "a_partial.tmp-1"; "" of others.
-std::string owner_of(const std::string& entry, std::string_view mark) {
-  const auto at = entry.rfind(mark);
-  const auto owner = at == std::string::npos ? "" : entry.substr(0, at);
-  return owner.ends_with(kSuffix) ? owner : "";
-}
-
 Path beside(Path path, std::string_view ending) { return path += ending; }
 
 std::string named(const std::vector<Store::Listed>& all) {
@@ -130,7 +116,31 @@ void Save::commit(Manifest manifest) {
   if (replaces) files.remove(rest);
 }
 
-Store::Store(FileSystem& files, Path folder) : files_(files), folder_(std::move(folder)) {}
+Store::Store(FileSystem& files, Path folder, Form form)
+    : files_(files), folder_(std::move(folder)), suffix_(form == Form::kPartial ? kSuffix : "") {}
+
+std::string Store::name_of(const std::string& tag) const {
+  check_part(tag, 180, "tag");
+  if (suffix_.empty() && tag.ends_with(kSuffix)) {
+    throw UsageError(base::str("\"", tag, "\" is no tag of a whole model: ", kSuffix, " ends the names of others"));
+  }
+  return base::str(tag, suffix_);
+}
+
+std::string Store::tag_of(std::string_view name) const {
+  return std::string(name.substr(0, name.size() - suffix_.size()));
+}
+
+bool Store::is_name(const std::string& name) const {
+  if (!suffix_.empty()) return name.size() > suffix_.size() && name.ends_with(suffix_);
+  return !name.empty() && !name.ends_with(kSuffix);
+}
+
+std::string Store::owner_of(const std::string& entry, std::string_view mark) const {
+  const auto at = entry.rfind(mark);
+  const auto owner = at == std::string::npos ? "" : entry.substr(0, at);
+  return is_name(owner) ? owner : "";
+}
 
 Save Store::begin(const std::string& tag, const std::string& id, const std::string& who) {
   const auto name = name_of(tag);
@@ -209,8 +219,16 @@ std::vector<Store::Listed> Store::list() {
   std::set<std::string> names;
   for (const auto& entry : files_.list(folder_)) {
     if (!entry.folder) continue;
-    const auto owner = entry.name.ends_with(kSuffix) ? entry.name : owner_of(entry.name, kReplaced);
-    if (owner.size() > kSuffix.size()) names.insert(owner);
+    const bool unfinished = entry.name.find(kUnfinished) != std::string::npos;
+    const auto replaced = owner_of(entry.name, kReplaced);
+    if (!replaced.empty()) names.insert(replaced);
+    if (!replaced.empty() || unfinished || !is_name(entry.name)) continue;
+    // A whole model's folder has no name of its own kind.
+    const auto has_manifest = [&] {
+      return std::ranges::any_of(files_.list(folder_ / entry.name),
+                                 [](const auto& each) { return each.name == kManifestName; });
+    };
+    if (!suffix_.empty() || has_manifest()) names.insert(entry.name);
   }
   std::vector<Listed> all;
   for (const auto& name : names) {
@@ -231,14 +249,17 @@ std::vector<Store::Listed> Store::list() {
 std::string Store::newest_name() {
   auto name = read_all(files_, folder_ / kNewest, 4096);
   if (name.ends_with('\n')) name.pop_back();
-  if (!name.ends_with(kSuffix)) throw FormatError((folder_ / kNewest).string() + ": names no checkpoint");
+  if (name.empty() || name.find('/') != std::string::npos) {
+    throw FormatError((folder_ / kNewest).string() + ": names no checkpoint");
+  }
   return name;
 }
 
 std::optional<Found> Store::newest(const std::function<void(const std::string&)>& tells) {
   std::string problem;
   try {
-    return find(tag_of(newest_name()));
+    const auto name = newest_name();
+    if (is_name(name)) return find(tag_of(name));
   } catch (const base::Error& error) {
     problem = error.what();
   }
@@ -247,7 +268,7 @@ std::optional<Found> Store::newest(const std::function<void(const std::string&)>
   if (!all.front().damage.empty()) {
     throw FormatError(base::str("no checkpoint in ", folder_.string(), " is whole: ", all.front().damage));
   }
-  tells(base::str(problem, ": the latest one that is whole is taken, ", all.front().tag));
+  if (!problem.empty()) tells(base::str(problem, ": the latest one that is whole is taken, ", all.front().tag));
   return find(all.front().tag);
 }
 
@@ -290,7 +311,8 @@ Found find_checkpoint(FileSystem& files, const Path& path, const std::string& ta
                                  "\" out, or name the folder that it is in"));
     }
     const auto name = folder.filename().string();
-    return {name.ends_with(kSuffix) ? tag_of(name) : name, folder, read_checkpoint(files, folder)};
+    const auto tag_size = name.ends_with(kSuffix) ? name.size() - kSuffix.size() : name.size();
+    return {name.substr(0, tag_size), folder, read_checkpoint(files, folder)};
   }
   Store store(files, folder);
   if (!tag.empty()) return store.find(tag);

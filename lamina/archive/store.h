@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lamina/archive/file_system.h"
@@ -13,7 +14,7 @@ namespace lamina::archive {
 
 // [Note: commit] A folder of checkpoints, each a folder of its own:
 //
-//   TAG_partial/           manifest.json and data files: whole, or it would not be there
+//   TAG_partial/           of a save of parts; TAG/ of a whole model: manifest.json and data files: whole, or it would not be there
 //   TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same tag, when all
 //                          is on the disk. What a save leaves that died, the next one of that tag removes
 //   TAG_partial.old-ID/    the one it replaced, until it is removed. Where the system cannot exchange folders, both are
@@ -65,7 +66,11 @@ class Save {
 // The checkpoints in a folder. See [Note: commit].
 class Store {
  public:
-  Store(FileSystem& files, Path folder);
+  // The two kinds of checkpoints have names that differ, and know nothing of each other: parts of all that a job has,
+  // and whole models.
+  enum class Form { kPartial, kFull };
+
+  Store(FileSystem& files, Path folder, Form form = Form::kPartial);
 
   // Claims a tag, and removes what dead saves have left. `id` is no other save's; `who` is said to others that want the
   // same tag: base::UsageError with it. So is a tag or an id that is no part of a folder's name.
@@ -95,11 +100,18 @@ class Store {
   Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above; "" where there is none
   Manifest read_place(const std::string& name, Path* place);
   std::int64_t next_number();
-  std::string newest_name();
+  std::string newest_name();  // of either kind
   void remove_leftovers(const std::string& name, const std::string& who);
+
+  std::string name_of(const std::string& tag) const;
+  std::string tag_of(std::string_view name) const;
+  // The checkpoint that a folder beside it belongs to: "a_partial" of "a_partial.tmp-1"; "" of others.
+  std::string owner_of(const std::string& entry, std::string_view mark) const;
+  bool is_name(const std::string& name) const;
 
   FileSystem& files_;
   const Path folder_;
+  const std::string_view suffix_;  // of names
 };
 
 // The checkpoint that a user means by a path, which is its own folder or that of several: of these the one of the tag,

@@ -136,11 +136,8 @@ archive::Manifest merge(std::span<const archive::Manifest> manifests) {
     all.files.insert(all.files.end(), manifest.files.begin(), manifest.files.end());
   }
   for (const auto& tensor : all.tensors) {
-    std::int64_t elements = 0;
-    for (const auto& piece : tensor.pieces) elements += count(piece.region);
-    if (elements == layout::numel(tensor.shape)) continue;
-    throw base::InternalError(base::str(archive::describe(tensor), ": ranks have written ", elements, " of ",
-                                        layout::numel(tensor.shape), " elements"));
+    const auto problem = archive::pieces_problem(tensor);
+    if (!problem.empty()) throw base::InternalError(base::str(archive::describe(tensor), ": ", problem));
   }
   return all;
 }

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "lamina/archive/model_folder.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/outcome.h"
@@ -18,7 +19,6 @@ namespace {
 using value::Value;
 
 constexpr auto kToken = "seen";  // a file that shows that all ranks see one folder
-constexpr auto kIndexName = "model.safetensors.index.json";
 constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kGrace = std::chrono::seconds(10);  // for the first rank to say whom it has waited for
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
@@ -39,19 +39,6 @@ std::string who(base::Rank rank) {
   return base::str("rank ", rank, ", process ", ::getpid(), " on ", host);
 }
 
-// The index of a folder of Hugging Face's: the file of each tensor. Empty where some is not whole in one.
-std::string index_of(const archive::Manifest& manifest) {
-  nlohmann::json map = nlohmann::json::object();
-  std::int64_t bytes = 0;
-  for (const auto& tensor : manifest.tensors) {
-    if (tensor.kind != archive::Kind::kParameter && tensor.kind != archive::Kind::kBuffer) continue;
-    if (tensor.pieces.size() != 1 || tensor.pieces.front().region != layout::whole(tensor.shape)) return "";
-    map[tensor.name] = manifest.files[tensor.pieces.front().file].name;
-    bytes += layout::numel(tensor.shape) * traits(tensor.dtype).size_bytes;
-  }
-  return nlohmann::json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
-}
-
 }  // namespace
 
 std::size_t Peers::index() const {
@@ -59,7 +46,7 @@ std::size_t Peers::index() const {
 }
 
 Save::Save(archive::FileSystem& files, SaveRequest request, Peers peers)
-    : files_(files), request_(std::move(request)), peers_(std::move(peers)), store_(files, request_.folder) {
+    : files_(files), request_(std::move(request)), peers_(std::move(peers)), store_(files, request_.folder, request_.form) {
   agree();
   channel_ = "checkpoint " + id_;
 }
@@ -184,16 +171,17 @@ void Save::write() {
 // How it ended: on all ranks alike.
 std::exception_ptr Save::outcome() {
   archive::Manifest own;
+  std::string word;
   std::exception_ptr error;
   try {
     own = write_own();
+    word = kManifest + archive::write_manifest(own, archive::Elements::kSome);
   } catch (...) {
     error = std::current_exception();
+    word = kFailed + to_text(error, peers_.rank());
   }
-  if (!peers_.is_first()) {
-    return hand_in(error ? kFailed + to_text(error, peers_.rank()) : kManifest + archive::write_manifest(own));
-  }
-  if (error) tell_others(kFailed + to_text(error, peers_.rank()));
+  if (!peers_.is_first()) return hand_in(word);
+  if (error) tell_others(word);
   auto manifests = collect(std::move(own), error);
   if (error) return error;
   try {
@@ -246,7 +234,7 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::excepti
     try {
       const auto word = final_word(rank);
       if (word.front() == kFailed) found = to_error(word.substr(1));
-      if (!found) manifests.push_back(archive::read_manifest(std::string_view(word).substr(1)));
+      if (!found) manifests.push_back(archive::read_manifest(std::string_view(word).substr(1), archive::Elements::kSome));
     } catch (const base::Error&) {
       found = std::current_exception();
     }
@@ -285,9 +273,12 @@ std::string Save::next_word(base::Rank from, base::Deadline::Clock::duration tim
 void Save::commit(std::vector<archive::Manifest> manifests) {
   for (const auto& [name, text] : request_.texts) manifests.push_back(write_text(files_, place_, name, text));
   auto manifest = merge(manifests);
-  if (const auto index = index_of(manifest); !index.empty()) {
-    manifest.files.push_back(write_text(files_, place_, kIndexName, index).files.front());
+  auto index = archive::model_index(manifest);
+  if (index.empty() && request_.form == archive::Store::Form::kFull) {
+    manifest = archive::make_whole(files_, place_, manifest, kMostFileBytes, [this] { went_on(); });
+    index = archive::model_index(manifest);
   }
+  if (!index.empty()) manifest.files.push_back(write_text(files_, place_, archive::kModelIndex, index).files.front());
   manifest.about = request_.about;
   claim_->commit(std::move(manifest));
   claim_.reset();

@@ -37,6 +37,7 @@ struct Peers {
 struct SaveRequest {
   archive::Path folder;                      // of the checkpoints
   std::string tag;                           // of this one
+  archive::Store::Form form = archive::Store::Form::kPartial;
   std::vector<Part> parts;                   // that this rank writes
   nlohmann::json about;                      // of the manifest; the first rank's counts, as those below do
   std::map<std::string, std::string> texts;  // further files, by name

@@ -6,6 +6,7 @@
 #include <pybind11/stl/filesystem.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/archive/model_folder.h"
 #include "lamina/archive/store.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -90,6 +91,10 @@ class PartsToSave {
   std::vector<Part> to_write_;
 };
 
+archive::Store::Form form_of(bool partial) {
+  return partial ? archive::Store::Form::kPartial : archive::Store::Form::kFull;
+}
+
 // Throws what keeps an object from being saved.
 void require_content(py::handle object, bool allow_objects) {
   std::vector<at::Tensor> tensors;
@@ -99,10 +104,12 @@ void require_content(py::handle object, bool allow_objects) {
 
 // A save under way; training may go on where it has a snapshot.
 std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder,
-                                             const std::string& tag, const py::dict& about, bool allow_objects,
+                                             const std::string& tag, bool partial, const py::dict& about,
+                                             bool allow_objects,
                                              std::map<std::string, std::string> texts, std::size_t keep,
                                              checkpoint::Snapshot* snapshot) {
   checkpoint::SaveRequest request{.folder = folder, .tag = tag, .texts = std::move(texts), .keep = keep};
+  request.form = form_of(partial);
   request.about = nlohmann::json::object();
   std::vector<at::Tensor> tensors;
   for (const auto& [key, value] : about) {
@@ -123,10 +130,7 @@ std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& part
 class CheckpointReader {
  public:
   CheckpointReader(const std::filesystem::path& place, bool verify)
-      : reader_(archive::file_system(), place,
-                archive::read_manifest(archive::read_all(archive::file_system(), place / archive::kManifestName,
-                                                         archive::kMostManifestBytes)),
-                verify) {}
+      : reader_(archive::file_system(), place, manifest_at(place), verify) {}
 
   const archive::Manifest& manifest() const { return reader_.manifest(); }
 
@@ -176,6 +180,13 @@ class CheckpointReader {
     return found == nullptr ? at::Tensor() : want(name, Kind::kContent, 0, "", layout::whole(found->shape)).view(found->shape);
   }
 
+  at::Tensor whole(const std::string& name) const {
+    const auto* found = reader_.find(name, Kind::kParameter);
+    base::internal_check(found != nullptr, "all of nothing");
+    const Release release;
+    return reader_.read(*found);
+  }
+
   void read(const Session& session) {
     const Release release;
     const auto patience = session.patience();
@@ -186,6 +197,12 @@ class CheckpointReader {
   }
 
  private:
+  static archive::Manifest manifest_at(const std::filesystem::path& place) {
+    auto& files = archive::file_system();
+    if (std::filesystem::exists(place / archive::kManifestName)) return archive::read_checkpoint(files, place);
+    return archive::read_model_folder(files, place);
+  }
+
   std::string place() const { return reader_.folder().string(); }
 
   at::Tensor want(const std::string& name, Kind kind, int optimizer, const std::string& state,
@@ -206,12 +223,18 @@ class CheckpointReader {
   std::vector<checkpoint::Wanted> wanted_;
 };
 
-archive::Store store_at(const std::filesystem::path& folder) { return {archive::file_system(), folder}; }
-
-// (tag, folder) of the checkpoint that is to be loaded; none where there is none.
-py::object find_checkpoint(const std::filesystem::path& folder, const std::optional<std::string>& tag,
+// (folder, id) of the checkpoint that is to be loaded; none where there is none. A whole model may be one of others, of
+// no id.
+py::object find_checkpoint(const std::filesystem::path& folder, const std::optional<std::string>& tag, bool partial,
                            const std::function<void(const std::string&)>& tells) {
-  auto store = store_at(folder);
+  auto& files = archive::file_system();
+  if (!partial) {
+    const auto place = tag ? folder / *tag : folder;
+    const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName);
+    if (is_checkpoint) return py::make_tuple(place.string(), archive::read_checkpoint(files, place).id);
+    if (archive::is_model_folder(files, place)) return py::make_tuple(place.string(), "");
+  }
+  archive::Store store(files, folder, form_of(partial));
   std::optional<archive::Found> found;
   if (tag) {
     found = store.find(*tag);
@@ -219,7 +242,7 @@ py::object find_checkpoint(const std::filesystem::path& folder, const std::optio
     found = store.newest(tells);
   }
   if (!found) return py::none();
-  return py::make_tuple(found->tag, found->folder.string(), found->manifest.id);
+  return py::make_tuple(found->folder.string(), found->manifest.id);
 }
 
 }  // namespace
@@ -246,7 +269,7 @@ void bind_checkpoint(py::module_& module) {
       .def("wait", &checkpoint::Save::wait, py::call_guard<Release>());
   module.def("require_content", &require_content, py::arg("object"), py::arg("allow_objects"));
   module.def("begin_save", &begin_save, py::arg("session"), py::arg("parts"), py::arg("folder"), py::arg("tag"),
-             py::arg("about"), py::arg("allow_objects"), py::arg("texts"), py::arg("keep"),
+             py::arg("partial"), py::arg("about"), py::arg("allow_objects"), py::arg("texts"), py::arg("keep"),
              py::arg("snapshot").none(true), py::keep_alive<0, 1>());
   py::class_<CheckpointReader>(module, "CheckpointReader")
       .def(py::init<const std::filesystem::path&, bool>(), py::arg("place"), py::arg("verify"))
@@ -267,8 +290,10 @@ void bind_checkpoint(py::module_& module) {
       .def("want_state", &CheckpointReader::want_state, py::arg("session"), py::arg("table"), py::arg("steps"),
            py::arg("of"), py::arg("place"), py::arg("kind"))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))
+      .def("whole", &CheckpointReader::whole, py::arg("name"))
       .def("read", &CheckpointReader::read, py::arg("session"));
-  module.def("find_checkpoint", &find_checkpoint, py::arg("folder"), py::arg("tag").none(true), py::arg("tells"));
+  module.def("find_checkpoint", &find_checkpoint, py::arg("folder"), py::arg("tag").none(true), py::arg("partial"),
+             py::arg("tells"));
 }
 
 }  // namespace lamina::python

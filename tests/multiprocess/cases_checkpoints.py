@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for four ranks: checkpoints from one layout into another, and training that goes on as if it had never ended."""
+"""Cases for four ranks: checkpoints from one layout into another, training that goes on as if it had never ended."""
 
 import contextlib
 import copy
@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 
 import pytest
+import safetensors
 import torch
 from torch import nn
 
@@ -399,3 +400,62 @@ def case_a_damaged_one_is_named_and_the_one_before_is_taken():
             data.unlink()
         lamina.barrier()
         assert lamina.resume_from_checkpoint(path) == "a"
+
+
+def require_whole_model(layout, **keys):
+    with folder() as path:
+        job = Job(layout, **keys)
+        job.train(1)
+        expected = {name: value.float() for name, value in job.model.state_dict().items()}
+        lamina.save_checkpoint(path, "model", partial=False, user_content=7)
+        lamina.save_checkpoint(path, "model_of_training")
+        found = lamina.resume_from_checkpoint(path, partial=False), lamina.resume_from_checkpoint(path)
+        assert found == (7, None)
+        lamina.shutdown()
+        tensors = {}
+        for file in (path / "model").glob("model*.safetensors"):
+            with safetensors.safe_open(file, "pt") as opened:
+                tensors |= {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
+        del expected["head.weight"]  # tied
+        require_same({name: tensors[name] for name in expected}, expected)
+        job = Job("pp2 dp2", sgd)
+        assert lamina.resume_from_checkpoint(path, "model", partial=False) == 7
+        evaluate(job)
+        found = job.model.state_dict()
+        require_same({name: found[name].float() for name in expected}, expected)
+
+
+def case_a_whole_model_has_whole_tensors_in_any_layout():
+    require_whole_model("pp4")
+    require_whole_model("dp4 shared states", bf16=True)
+    require_whole_model("pp2 sharded 2")
+
+
+def case_files_of_torch_are_loaded_as_whole_models():
+    with folder() as path:
+        torch.manual_seed(5)
+        state = {
+            name: torch.randn_like(value) if value.is_floating_point() else value + 3
+            for name, value in Net().state_dict().items()
+        }
+        state["head.weight"] = state["embedding.weight"]
+        file = path / "hub" / "pytorch_model.bin"
+        for layout in ("pp4", "sharded 4"):
+            job = Job(layout)
+            if lamina.rank() == 0:
+                file.parent.mkdir(exist_ok=True)
+                torch.save(state, file)
+            lamina.barrier()
+            assert lamina.resume_from_checkpoint(path / "hub", partial=False) is None
+            evaluate(job)
+            require_same(dict(job.model.state_dict()), dict(state))
+            lamina.shutdown()
+        job = Job("dp4")
+        if lamina.rank() == 0:
+            torch.save({f"x.{name}": value for name, value in state.items()}, file)
+        lamina.barrier()
+        with pytest.raises(RuntimeError, match=r"x\.blocks"):
+            lamina.resume_from_checkpoint(path, "hub", partial=False)
+        renamed = lambda found: {name.removeprefix("x."): value for name, value in found.items()}  # noqa: E731
+        lamina.resume_from_checkpoint(path, "hub", partial=False, translate_function=renamed)
+        require_same(dict(job.model.state_dict()), dict(state))

@@ -15,12 +15,15 @@ from lamina._lamina import SavedKind
 from lamina.checkpoints import generators, states
 from lamina.checkpoints.plain import from_plain
 from lamina.checkpoints.saving import layout, of_job, persistent
+from lamina.checkpoints.torch_files import read_torch_file, torch_file
 from lamina.errors import Error, FormatError, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.util.checks import require_booleans
+
+_OF_MODEL = (SavedKind.PARAMETER, SavedKind.BUFFER)
 
 
 def resume_from_checkpoint(
@@ -36,11 +39,11 @@ def resume_from_checkpoint(
     allow_pickle: bool = False,
 ) -> Any:
     """Loads what `save_checkpoint` has saved, in this layout or any other one. Every rank calls it, when model and
-    optimizer are made; before the model is partitioned what is loaded waits for that, and the partition is the saved one
-    where the number of partitions is. Nothing is changed on any rank unless all of it fits on all.
+    optimizer are made; before the model is partitioned what is loaded waits for that, and the partition is the saved
+    one where the number of partitions is. Nothing is changed on any rank unless all of it fits on all.
 
-    With the layout of the checkpoint the training goes on as if it had never ended: random generators and the loss scale
-    go on, too.
+    With the layout of the checkpoint the training goes on as if it had never ended: random generators and the loss
+    scale go on, too.
 
     Args:
         path: the folder of the checkpoints.
@@ -48,7 +51,11 @@ def resume_from_checkpoint(
         strict: whether the names of parameters and buffers have to be the same; what is left out is told otherwise.
         load_optimizer: whether states of optimizers, masters and the loss scale are loaded.
         load_sharded_optimizer_state: with False as `load_optimizer=False` where parameters are sharded.
-        translate_function: called with a state dict of names as `partial=False` finds them, for others.
+        partial: with False a whole model: one that was saved so, a folder of Hugging Face's (`model.safetensors`, or
+            several and their index), or `pytorch_model.bin`, which is read without executing anything; in the folder
+            `path`/`tag`, or `path` itself. States of optimizers stay as they are.
+        translate_function: with `partial=False`: makes a state dict with the model's names of the one that is read,
+            which each rank then has as a whole.
         verify: whether all that is read is compared with the checksums.
         allow_pickle: whether objects of user_content that were pickled are made; that may execute anything.
 
@@ -67,8 +74,6 @@ def resume_from_checkpoint(
         verify=verify,
         allow_pickle=allow_pickle,
     )
-    if not partial:
-        raise UsageError("resume_from_checkpoint(partial=False) is not available yet")
     job = current.outside_step("resume_from_checkpoint()")
     if job.model is None:
         raise UsageError(
@@ -76,33 +81,51 @@ def resume_from_checkpoint(
             code="checkpoint-no-model",
         )
     of_job(job).end()
-    reader = _open(job, os.fspath(path), tag, verify)
+    if not partial and (file := torch_file(os.path.join(path, tag) if tag else os.fspath(path))):
+        _load_state(job, _everywhere(job, lambda: read_torch_file(file)), translate_function, strict)
+        return None
+    reader = _open(job, os.fspath(path), tag, verify, partial)
     if not load_sharded_optimizer_state and job.session.group_size("shard") > 1:
         load_optimizer = False
-    resumption = Resumption(job, reader, strict, load_optimizer)
     content = _everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))
+    if not partial and job.optimizers and job.session.rank == 0:
+        _tell("a whole model has no states of optimizers: those of this job stay as they are")
+    if not partial and translate_function is not None:
+        _load_state(job, _everywhere(job, lambda: _whole(reader)), translate_function, strict)
+        return content
+    resumption = Resumption(job, reader, strict, load_optimizer and partial)
     if job.model.partitioned:
         resumption.load()
     else:
         _everywhere(job, resumption.check)
         job.cut.resumption = resumption
-    _everywhere(job, resumption.go_on)
+    if partial:
+        _everywhere(job, resumption.go_on)
     return content
 
 
-def _open(job: current.Job, path: str, tag: str | None, verify: bool) -> _lamina.CheckpointReader:
+def _whole(reader: _lamina.CheckpointReader) -> dict[str, torch.Tensor]:
+    """All of the model, on this rank."""
+    return {name: reader.whole(name) for name, kind, _, _ in reader.tensors if kind in _OF_MODEL}
+
+
+def _load_state(job: current.Job, state: dict[str, torch.Tensor], translate: Callable | None, strict: bool) -> None:
+    job.model.load_state_dict(state if translate is None else translate(state), strict)
+
+
+def _open(job: current.Job, path: str, tag: str | None, verify: bool, partial: bool) -> _lamina.CheckpointReader:
     """The checkpoint that world rank 0 finds, on every rank."""
 
-    def find() -> tuple[str, str, str] | None:
-        return _lamina.find_checkpoint(path, tag, _tell) if job.session.rank == 0 else None
+    def find() -> tuple[str, str] | None:
+        return _lamina.find_checkpoint(path, tag, partial, _tell) if job.session.rank == 0 else None
 
     found = _everywhere(job, find, gathered=True)[0]
     if found is None:
         raise UsageError(
-            f"resume_from_checkpoint(): there is no checkpoint in {path}: give the folder that save_checkpoint() was given",
+            f"resume_from_checkpoint(): there is no checkpoint in {path}: give the folder that save_checkpoint() got",
             code="checkpoint-not-there",
         )
-    _, folder, name = found
+    folder, name = found
 
     def read() -> _lamina.CheckpointReader:
         reader = _lamina.CheckpointReader(folder, verify)
@@ -164,7 +187,7 @@ class Resumption:
         """UsageError where the checkpoint does not fit the model and the optimizers."""
         named = self._named()
         own = {name for names, _ in named for name in names}
-        saved = {name for name, kind, _, _ in self._reader.tensors if kind in (SavedKind.PARAMETER, SavedKind.BUFFER)}
+        saved = {name for name, kind, _, _ in self._reader.tensors if kind in _OF_MODEL}
         missing = [names[0] for names, _ in named if self._saved_name(names) is None]
         unexpected = sorted(saved - own)
         if self._strict and (missing or unexpected):
@@ -307,9 +330,9 @@ class Resumption:
     def go_on(self) -> None:
         """Has counters and generators go on where they were, in the layout of the checkpoint."""
         job, reader = self._job, self._reader
-        if self._load_optimizer and job.loss_scale is not None and job.loss_scale.is_dynamic:
-            if (scale := reader.about("loss_scale", False)) is not None:
-                job.loss_scale.state = from_plain(scale)
+        scale = reader.about("loss_scale", False) if self._load_optimizer else None
+        if scale is not None and job.loss_scale is not None and job.loss_scale.is_dynamic:
+            job.loss_scale.state = from_plain(scale)
         steps = reader.about("seeded_steps", False)
         if steps is not None and job.session.seeded_steps is not None:
             job.session.seeded_steps = steps

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects as plain trees, which a checkpoint holds without a pickle, and back.
 
-[Note: plain trees] None, booleans, numbers, strings, lists, tuples, dictionaries, slices, tensors, dtypes and devices are
-the engine's own. Some classes that schedulers and the like keep are written as a tuple that begins with a mark and the
-name of the class. Any other object stays as it is, and the engine pickles it where that is allowed.
+[Note: plain trees] None, booleans, numbers, strings, lists, tuples, dictionaries, slices, tensors, dtypes and devices
+are the engine's own. Some classes that schedulers and the like keep are written as a tuple that begins with a mark and
+the name of the class. Any other object stays as it is, and the engine pickles it where that is allowed.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a whole job: model, optimizers, random generators and what the user adds, by all ranks together.
 
-[Note: checkpoints] A checkpoint is a folder, PATH/TAG_partial, that is there as a whole or not at all; its format stands
-in lamina/archive. Each rank writes the elements that are its own, once. Any layout loads what any other has saved.
+[Note: checkpoints] A checkpoint is a folder, PATH/TAG_partial, that is there as a whole or not at all; its format
+stands in lamina/archive. Each rank writes the elements that are its own, once. Any layout loads what any other has
+saved.
 """
 
+import datetime
 import os
 from typing import Any
 
@@ -79,17 +81,21 @@ def save_checkpoint(
     asynchronous: bool = False,
     allow_pickle: bool = False,
 ) -> CheckpointHandle | None:
-    """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial. Every
-    rank calls it, between steps. The checkpoint is there, whole and on the disk, or what was there before is.
+    """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial.
+    Every rank calls it, between steps. The checkpoint is there, whole and on the disk, or what was there before is.
 
-    A model that is not sharded can be loaded from it by Hugging Face's `from_pretrained`, too.
+    Hugging Face's `from_pretrained` loads a model from it, too, if that is not sharded.
 
     Args:
         path: the folder of the checkpoints; the same one for all ranks, on all machines.
         tag: names the checkpoint; one of the same name is replaced.
+        partial: with False only the model is saved, and each tensor as a whole, as the folder `path`/`tag`: one that
+            Hugging Face's libraries load.
         model, optimizer: the job's; they may be left out.
         user_content: what is to be saved besides: numbers, strings, tensors, NumPy's arrays, containers of those, state
             dicts of schedulers. That of rank 0 is saved.
+        translate_if_full: with `partial=False`: names become Hugging Face's where they are others here, which they are
+            where lamina has put modules of its own into the places of Hugging Face's.
         num_kept_partial_checkpoints: so many checkpoints of this folder stay, the latest ones; None: all.
         asynchronous: returns when the ranks have copied what they save, and writes while training goes on. The next
             save, the handle's `wait()`, or the end of the job waits for it; an error is raised there, or at the next
@@ -110,18 +116,17 @@ def save_checkpoint(
     require_booleans(partial=partial, asynchronous=asynchronous, allow_pickle=allow_pickle)
     if num_kept_partial_checkpoints is not None:
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
-    if not partial:
-        raise UsageError("save_checkpoint(partial=False) is not available yet")
     job = current.outside_step("save_checkpoint()")
     saves = of_job(job)
     saves.end()
-    everything = _Everything(job, model, optimizer, user_content, allow_pickle)
+    everything = _Everything(job, model, optimizer, user_content, allow_pickle, partial)
     everything.agree()
     save = _lamina.begin_save(
         job.session,
         everything.parts,
         os.fspath(path),
         tag,
+        partial,
         everything.about(),
         allow_pickle,
         everything.texts(),
@@ -148,8 +153,10 @@ class _Everything:
         optimizer: torch.optim.Optimizer | None,
         user_content: Any,
         allow_pickle: bool,
+        partial: bool,
     ) -> None:
         self._job = job
+        self._partial = partial
         self._user_content = to_plain(user_content) if job.session.rank == 0 else None
         self._words: list[tuple] = []
         self._error: Exception | None = None
@@ -158,7 +165,7 @@ class _Everything:
             _require_ready(job, model)
             _lamina.require_content(self._user_content, allow_pickle)
             self._model = job.cut.model
-            self._optimizers = _optimizers(job, optimizer)
+            self._optimizers = _optimizers(job, optimizer) if partial else []
             generator_states = generators.states()
             self.parts = self._found(generator_states.pop("torch"))
             known = [optimizer.roster.known() for optimizer in self._optimizers]
@@ -179,6 +186,8 @@ class _Everything:
     def _found(self, generator: torch.Tensor) -> _lamina.PartsToSave:
         parts = _lamina.PartsToSave(self._job.session, self._model.table)
         self._add_model(parts)
+        if not self._partial:
+            return parts
         for number, optimizer in enumerate(self._optimizers):
             for name, place, state, is_master in optimizer.own():
                 if is_master:
@@ -208,15 +217,17 @@ class _Everything:
         job, session = self._job, self._job.session
         about: dict[str, Any] = {
             "lamina": _version(),
+            "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "layout": sorted_plain(layout(session)),
             "partition": sorted_plain(self._model.report.get("partition", {})),
             "optimizers": [
                 _about_optimizer(optimizer, [known[number] for _, _, known in self._words])
                 for number, optimizer in enumerate(self._optimizers)
             ],
-            "generators": [states for states, _, _ in self._words],
             "user_content": self._user_content,
         }
+        if self._partial:
+            about["generators"] = [states for states, _, _ in self._words]
         if session.seeded_steps is not None:
             about["seeded_steps"] = session.seeded_steps
         if job.loss_scale is not None and job.loss_scale.is_dynamic:
@@ -244,14 +255,14 @@ def _require_ready(job: current.Job, model: Any) -> None:
         raise UsageError("save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model")
     if not job.model.partitioned:
         raise UsageError(
-            "save_checkpoint() before the model is partitioned, which its first step does: there is nothing yet that its "
-            "initial values do not say",
+            "save_checkpoint() before the model is partitioned, which its first step does: there is nothing yet that "
+            "its initial values do not say",
             code="state-before-cut",
         )
     if job.replicas is not None and job.replicas.reducer.accumulates:
         raise UsageError(
-            "save_checkpoint() between the backward passes of one reduction (backward_passes_per_step): gradients that a "
-            "checkpoint does not have would be lost. Save after the pass in which they are averaged",
+            "save_checkpoint() between the backward passes of one reduction (backward_passes_per_step): gradients that "
+            "a checkpoint does not have would be lost. Save after the pass in which they are averaged",
             code="checkpoint-accumulates",
         )
 
@@ -280,8 +291,8 @@ def _optimizers(job: current.Job, optimizer: torch.optim.Optimizer | None) -> li
     known = [known for known in job.optimizers if optimizer is None or known.optimizer is optimizer]
     if optimizer is not None and not known:
         raise UsageError(
-            "the optimizer is not this job's: make it lamina.DistributedOptimizer(optimizer), which knows where its states "
-            "are",
+            "the optimizer is not this job's: make it lamina.DistributedOptimizer(optimizer), which knows where its "
+            "states are",
             code="checkpoint-no-optimizer",
         )
     return known

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/model_folder.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "lamina/archive/safetensors.h"
+#include "lamina/archive/tensor_reader.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/config/problems.h"
+
+namespace lamina::archive {
+namespace {
+
+using Json = nlohmann::json;
+using base::FormatError;
+
+constexpr std::uint64_t kMostIndexBytes = std::uint64_t{100} << 20;
+
+bool is_of_model(const SavedTensor& tensor) {
+  return tensor.kind == Kind::kParameter || tensor.kind == Kind::kBuffer;
+}
+
+bool has(FileSystem& files, const Path& folder, std::string_view name) {
+  return std::ranges::any_of(files.list(folder), [&](const auto& each) { return each.name == name; });
+}
+
+// The files that an index names, each once.
+std::set<std::string> indexed_files(FileSystem& files, const Path& path, std::set<std::string>& tensors) {
+  const auto refuse = [&](const std::string& why) { throw FormatError(base::str(path.string(), ": ", why)); };
+  std::set<std::string> names;
+  Json json;
+  try {
+    json = Json::parse(read_all(files, path, kMostIndexBytes));
+  } catch (const Json::exception& error) {
+    refuse("not valid JSON: " + config::json_reason(error));
+  }
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) refuse("no weight_map");
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string()) refuse(base::str(tensor, " has no file"));
+    const auto name = file.get<std::string>();
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
+      refuse(base::str("\"", name, "\" is no name of a file beside it"));
+    }
+    tensors.insert(tensor);
+    names.insert(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string model_index(const Manifest& manifest) {
+  Json map = Json::object();
+  std::uint64_t bytes = 0;
+  for (const auto& tensor : manifest.tensors) {
+    if (!is_of_model(tensor)) continue;
+    if (tensor.pieces.size() != 1 || tensor.pieces.front().region != layout::whole(tensor.shape)) return "";
+    map[tensor.name] = manifest.files[tensor.pieces.front().file].name;
+    bytes += bytes_of(tensor);
+  }
+  return Json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
+}
+
+bool is_model_folder(FileSystem& files, const Path& folder) {
+  return has(files, folder, kModelFile) || has(files, folder, kModelIndex);
+}
+
+Manifest read_model_folder(FileSystem& files, const Path& folder) {
+  std::set<std::string> names{kModelFile}, tensors;
+  if (has(files, folder, kModelIndex)) names = indexed_files(files, folder / kModelIndex, tensors);
+  Manifest manifest;
+  for (const auto& name : names) {
+    const auto file = files.open(folder / name);
+    const auto header = read_header(*file, (folder / name).string());
+    for (const auto& entry : header.entries) {
+      SavedTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
+      tensor.pieces.push_back({manifest.files.size(), entry.begin, layout::whole(entry.shape)});
+      manifest.tensors.push_back(std::move(tensor));
+      tensors.erase(entry.name);
+    }
+    manifest.files.push_back({name, file->size(), {}});
+  }
+  if (!tensors.empty()) {
+    throw FormatError(base::str((folder / kModelIndex).string(), ": it names ", *tensors.begin(),
+                                ", which its files do not have"));
+  }
+  return manifest;
+}
+
+Manifest make_whole(FileSystem& files, const Path& folder, const Manifest& manifest, std::uint64_t most_file_bytes,
+                    const std::function<void()>& went_on) {
+  Manifest whole;
+  std::vector<const SavedTensor*> own;  // of the next file
+  std::uint64_t bytes = 0;
+  TensorReader reader(files, folder, manifest);
+  const auto write_file = [&] {
+    if (own.empty()) return;
+    std::vector<Entry> entries;
+    for (const auto* tensor : own) entries.push_back({tensor->name, tensor->dtype, tensor->shape});
+    const auto name = base::str("model-whole-", whole.files.size() + 1, ".safetensors");
+    CheckedOutput output(files.create(folder / name));
+    const auto header = make_header(entries, {{"format", "pt"}});
+    output.write(std::as_bytes(std::span(header)));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      reader.read_parts(*own[i], [&](std::int64_t, std::span<const std::byte> part) {
+        output.write(part);
+        went_on();
+      });
+      auto tensor = *own[i];
+      tensor.pieces = {{whole.files.size(), entries[i].begin, layout::whole(tensor.shape)}};
+      whole.tensors.push_back(std::move(tensor));
+    }
+    output.finish();
+    whole.files.push_back({name, output.size(), output.checksums()});
+    own.clear();
+    bytes = 0;
+  };
+  for (const auto& tensor : manifest.tensors) {
+    if (!is_of_model(tensor)) continue;
+    if (bytes + bytes_of(tensor) > most_file_bytes) write_file();
+    own.push_back(&tensor);
+    bytes += bytes_of(tensor);
+  }
+  write_file();
+  // Files of which nothing is left go, the others come behind the new ones.
+  std::vector<std::optional<std::size_t>> places(manifest.files.size());
+  std::set<std::size_t> kept, of_model;
+  for (const auto& tensor : manifest.tensors) {
+    for (const auto& piece : tensor.pieces) (is_of_model(tensor) ? of_model : kept).insert(piece.file);
+  }
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    if (of_model.contains(i) && !kept.contains(i)) {
+      files.remove(folder / manifest.files[i].name);
+      continue;
+    }
+    places[i] = whole.files.size();
+    whole.files.push_back(manifest.files[i]);
+  }
+  for (auto tensor : manifest.tensors) {
+    if (is_of_model(tensor)) continue;
+    for (auto& piece : tensor.pieces) piece.file = *places[piece.file];
+    whole.tensors.push_back(std::move(tensor));
+  }
+  whole.about = manifest.about;
+  return whole;
+}
+
+}  // namespace lamina::archive
