@@ -95,9 +95,25 @@ void LiveValues::let_go(std::size_t parameter) {
 
 void LiveValues::hold_locked(std::size_t parameter) {
   auto& value = values_.at(parameter);
-  if (value.holds++ > 0 || kept_.erase(parameter) > 0) return;
-  if (live_ + value.named.parameter.numel() > most_at_once_) drop_kept();
-  come(value, transfer_->value(parameter));
+  if (value.holds == 0 && kept_.erase(parameter) == 0) {
+    if (live_ + value.named.parameter.numel() > most_at_once_) drop_kept();
+    come(value, transfer_->value(parameter));
+  }
+  ++value.holds;
+}
+
+// All of them, or none.
+void LiveValues::hold_each(const Held& wanted) {
+  Held held;
+  try {
+    for (const auto parameter : wanted) {
+      hold_locked(parameter);
+      held.push_back(parameter);
+    }
+  } catch (...) {
+    for (const auto parameter : held) let_go_locked(parameter, /*may_stay=*/false);
+    throw;
+  }
 }
 
 void LiveValues::come(Value& value, c10::DataPtr memory) {
@@ -141,6 +157,7 @@ void LiveValues::lend(std::size_t parameter) {
     throw base::UsageError(base::str(value.named.name, " is to be written to while its value is in use"),
                            base::Code{"shard-written"});
   }
+  if (kept_.erase(parameter) > 0) go(value);
   come(value, value::memory_that_keeps(transfer_->copy(parameter)));
   value.holds = 1;
 }
@@ -172,9 +189,19 @@ void LiveValues::end_pass() {
   drop_kept();
 }
 
-void LiveValues::drop_all_kept() {
+void LiveValues::before_update() {
   const std::lock_guard lock(mutex_);
+  let_go_of(std::exchange(until_pass_ends_, {}));
+  for (auto& [name, unit] : units_) {
+    for (const auto& held : std::exchange(unit.backwards, {})) let_go_of(held);  // of a backward that failed
+  }
   drop_kept();
+  const auto held = std::ranges::find_if(values_, [](const Value& value) { return value.holds > 0; });
+  if (held == values_.end()) return;
+  throw base::UsageError(base::str(held->named.name,
+                                   " is to change while its value is in use: call optimizer.step(), or what else "
+                                   "changes parameters, outside of lamina.gathered_parameters()"),
+                         base::Code{"shard-written"});
 }
 
 void LiveValues::drop_kept() {
@@ -246,7 +273,7 @@ void LiveValues::before_forward(const model::ModuleCall& call) {
   auto& unit = unit_of(call);
   Frame frame{this, &unit, {unit.parameters.begin(), unit.parameters.end()}};
   enter(unit);
-  for (const auto parameter : frame.held) hold_locked(parameter);
+  hold_each(frame.held);
   expect_next();
   calls().push_back(std::move(frame));
 }
@@ -261,9 +288,10 @@ void LiveValues::after_forward(const model::ModuleCall&) {
 void LiveValues::before_backward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   auto& unit = unit_of(call);
-  unit.backwards.emplace_back(unit.parameters.begin(), unit.parameters.end());
+  Held held(unit.parameters.begin(), unit.parameters.end());
   enter(unit);
-  for (const auto parameter : unit.backwards.back()) hold_locked(parameter);
+  hold_each(held);
+  unit.backwards.push_back(std::move(held));
   if (c10::GradMode::is_enabled()) {  // the graph that this backward makes is used later, by nodes of no unit
     for (const auto parameter : unit.backwards.back()) {
       hold_locked(parameter);
@@ -276,6 +304,7 @@ void LiveValues::before_backward(const model::ModuleCall& call) {
 void LiveValues::after_backward(const model::ModuleCall& call) {
   const std::lock_guard lock(mutex_);
   auto& unit = unit_of(call);
+  if (unit.backwards.empty()) return;  // it had failed, and values have changed since
   const auto held = std::move(unit.backwards.back());
   unit.backwards.pop_back();
   let_go_of(held);

@@ -57,8 +57,9 @@ class LiveValues : public value::Home, public model::CallHook {
   // The end of a pass, whose order of calls is taken to be the next one's: lets go of what a backward alone has
   // brought, and of what stayed.
   void end_pass();
-  // Before values change.
-  void drop_all_kept();
+  // Values are about to change, outside of passes: lets go of what graphs and the next unit have kept. Throws
+  // base::UsageError where somebody else holds one.
+  void before_update();
 
   std::int64_t live() const;       // elements of values that are here
   std::int64_t most_live() const;  // at once, so far
@@ -94,6 +95,7 @@ class LiveValues : public value::Home, public model::CallHook {
 
   Unit& unit_of(const model::ModuleCall& call);
   void hold_locked(std::size_t parameter);
+  void hold_each(const Held& wanted);
   void let_go_locked(std::size_t parameter, bool may_stay);
   void let_go_of(const Held& held);
   void come(Value& value, c10::DataPtr memory);

@@ -196,6 +196,7 @@ void Sharding::abandon() {
 
 void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {
   transfer_->take_sum(parameter);
+  const_cast<at::Tensor&>(named(parameter).parameter).mutable_grad().reset();
   auto& gradient = shard(parameter).mutable_grad();
   if (set_to_none) {
     gradient.reset();
@@ -207,7 +208,7 @@ void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {
 // Updates.
 
 void Sharding::before_update() {
-  values_->drop_all_kept();
+  values_->before_update();
   meet("updating shards");
 }
 
@@ -217,7 +218,14 @@ void Sharding::after_update() {
 }
 
 std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
-  values_->drop_all_kept();
+  for (const auto& each : parameters_) {
+    if (!each.parameter.grad().defined()) continue;
+    throw base::UsageError(base::str("the gradient of ", each.name,
+                                     " was set by hand, which no optimizer sees: it is sharded; set this rank's part, "
+                                     "parameter.ds_tensor.grad, in its place"),
+                           base::Code{"shard-gradient-set"});
+  }
+  values_->before_update();
   const auto size = static_cast<std::int64_t>(numbers.size());
   const auto tensor = at::from_blob(numbers.data(), {size}, at::kDouble).clone();
   parts_.group.all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", parts_.patience})->wait();

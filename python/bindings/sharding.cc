@@ -42,15 +42,17 @@ void bind_sharding(py::module_& module) {
           "parameter", [](const Sharding& sharding, std::size_t number) { return sharding.named(number).parameter; },
           py::arg("number"))
       .def(
-          "hold", [](Sharding& sharding, std::size_t number) { sharding.values()->hold(number); }, py::arg("number"))
+          "hold", [](Sharding& sharding, std::size_t number) { sharding.values()->hold(number); }, py::arg("number"),
+          py::call_guard<Release>())
       .def(
           "let_go", [](Sharding& sharding, std::size_t number) { sharding.values()->let_go(number); },
-          py::arg("number"))
+          py::arg("number"), py::call_guard<Release>())
       .def(
-          "lend", [](Sharding& sharding, std::size_t number) { sharding.values()->lend(number); }, py::arg("number"))
+          "lend", [](Sharding& sharding, std::size_t number) { sharding.values()->lend(number); }, py::arg("number"),
+          py::call_guard<Release>())
       .def(
           "take_back", [](Sharding& sharding, std::size_t number) { sharding.values()->take_back(number); },
-          py::arg("number"))
+          py::arg("number"), py::call_guard<Release>())
       .def("zero_grad", &Sharding::zero_grad, py::arg("number"), py::arg("set_to_none"))
       .def("write_back", &Sharding::write_back, py::arg("number"), py::arg("value"))
       .def_property_readonly("live", [](const Sharding& sharding) { return sharding.values()->live(); })

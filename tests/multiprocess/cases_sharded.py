@@ -788,3 +788,47 @@ def case_a_gradient_of_a_gradient_finds_the_values():
         assert (ours is None) == (theirs is None)
         if ours is not None:
             close(ours, theirs)
+
+
+def case_a_gradient_asked_for_beside_a_pass_does_not_keep_values():
+    for backend in ("auto", "nccl"):
+        start(4, ddp_dist_backend=backend)
+        plain = network()
+        model = lamina.DistributedModel(copy.deepcopy(plain))
+        theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+        for _ in range(3):
+            plain(whole()).square().mean().backward()
+            model(share()).square().mean().backward()
+            x = share().requires_grad_()
+            torch.autograd.grad(model(x).sum(), x, create_graph=True)  # what a program writes into its log
+            for optimizer in (theirs, ours):
+                optimizer.step()
+                optimizer.zero_grad()
+        same_values(model, plain)
+        lamina.shutdown()
+
+
+def case_contexts_end_as_they_began_whatever_happens_inside():
+    for backend in ("auto", "nccl"):
+        start(4, ddp_dist_backend=backend)
+        plain = network()
+        model = lamina.DistributedModel(copy.deepcopy(plain))
+        ours = lamina.DistributedOptimizer(sgd(model))
+        parameters = list(model.parameters())
+        for _ in range(2):  # the order is known then, and some values stay for their backward
+            model(share()).square().mean().backward()
+            ours.zero_grad()
+        model(share())
+        with pytest.raises(KeyError), lamina.gathered_parameters(parameters, write_back=True):
+            raise KeyError("inside")
+        with pytest.raises(lamina.UsageError, match="written to"), lamina.gathered_parameters(parameters):
+            parameters[0].detach().mul_(1)
+            parameters[1].detach().mul_(1)
+        model(share()).square().mean().backward()
+        with pytest.raises(lamina.UsageError, match="is to change while"), lamina.gathered_parameters(parameters[0]):
+            ours.step()
+        same_values(model, plain)
+        with lamina.gathered_parameters([parameters[0], parameters[0]], write_back=True):
+            parameters[0].detach().fill_(2)
+        assert (lamina.get_full_parameter(parameters[0]) == 2).all()
+        lamina.shutdown()

@@ -18,6 +18,7 @@ class Kept : public Transfer {
   explicit Kept(std::vector<at::Tensor> values) : values_(std::move(values)), came(values_.size()) {}
   at::Tensor shard(std::size_t parameter) override { return values_[parameter]; }
   c10::DataPtr value(std::size_t parameter) override {
+    if (fails == parameter) throw base::TimeoutError("gathering parameters: no answer");
     ++came[parameter];
     auto own = values_[parameter].clone();
     auto* data = own.mutable_data_ptr();
@@ -36,6 +37,7 @@ class Kept : public Transfer {
  public:
   std::vector<int> came;
   std::vector<std::size_t> expected;
+  std::optional<std::size_t> fails;  // whose value does not come
 };
 
 class LiveValuesTest : public ::testing::Test {
@@ -190,6 +192,38 @@ TEST_F(LiveValuesTest, ALentValueMayBeWritten) {
   forward("b", [&] { EXPECT_EQ(parameters[1].sum().item<double>(), 12) << "who lends writes it back"; });
 }
 
+TEST_F(LiveValuesTest, AnUpdateFindsNothingHeldForGraphsThatArePast) {
+  make();
+  backward("a", [] {}, /*creates_graph=*/true);  // of torch.autograd.grad(), after which no pass ends
+  live->before_backward(call("b"));              // fails, and its graph stays
+  live->before_update();
+  EXPECT_EQ(live->live(), 0);
+  parameters[0].unsafeGetTensorImpl()->bump_version();
+  EXPECT_NO_THROW(live->end_pass()) << "the update wrote, nobody else";
+  live->after_backward(call("b"));
+  EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(LiveValuesTest, AnUpdateOfWhatIsInUseIsRefused) {
+  make();
+  live->hold(1);
+  const auto text = message_of<base::UsageError>([&] { live->before_update(); });
+  EXPECT_NE(text.find("b.weight is to change while"), std::string::npos) << text;
+  live->let_go(1);
+  EXPECT_NO_THROW(live->before_update());
+}
+
+TEST_F(LiveValuesTest, WhereAValueDoesNotComeNoneIsHeld) {
+  make();
+  transfer->fails = 2;
+  EXPECT_THROW(live->before_forward(call("b")), base::TimeoutError);
+  EXPECT_THROW(live->before_backward(call("b")), base::TimeoutError);
+  EXPECT_EQ(live->live(), 0);
+  transfer->fails = {};
+  forward("b", [&] { EXPECT_TRUE(is_here(1) && is_here(2)); });
+  EXPECT_EQ(live->live(), 0);
+}
+
 // The order of a pass: forwards of a, b, c, and backwards of c, b, a.
 class InOrder : public LiveValuesTest {
  protected:
@@ -209,6 +243,19 @@ TEST_F(InOrder, WhatTheNextUnitNeedsComesMeanwhileOrStays) {
   EXPECT_EQ(transfer->came, (std::vector<int>{4, 4, 4, 3})) << "c is needed again at once";
   EXPECT_EQ(transfer->expected, (std::vector<std::size_t>{1, 2, 3, 1, 2, 0}));
   EXPECT_EQ(live->live(), 0);
+}
+
+TEST_F(InOrder, AValueThatStayedMayBeLent) {
+  make();
+  pass();
+  for (const auto* name : {"a", "b", "c"}) forward(name, [] {});
+  ASSERT_TRUE(is_here(3)) << "its backward is next";
+  const auto before = live->live();
+  live->lend(3);
+  EXPECT_EQ(live->live(), before);
+  live->take_back(3);
+  EXPECT_EQ(live->live(), before - 6);
+  forward("c", [&] { EXPECT_EQ(parameters[3].sum().item<double>(), 24); });
 }
 
 TEST_F(InOrder, SeveralSmallUnitsComeMeanwhileOrStay) {

@@ -2,7 +2,7 @@
 """Parameters that are sharded: see [Note: shards] in lamina/sharding/transfer.h."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -109,15 +109,14 @@ def gathered_parameters(
     """
     sharding = of_job()
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    numbers = [number for each in given if (number := number_of(sharding, each)) is not None]
+    found = [number for each in given if (number := number_of(sharding, each)) is not None]
+    numbers = list(dict.fromkeys(found))  # a tied one once
     if not (write_back or modifier_rank is not None):
-        for number in numbers:
-            sharding.hold(number)
-        try:
-            yield
-        finally:
+        with ExitStack() as held:
             for number in numbers:
-                sharding.let_go(number)
+                sharding.hold(number)
+                held.callback(sharding.let_go, number)
+            yield
         return
     current.outside_step("gathered_parameters(write_back=True)")
     if not numbers:
@@ -130,15 +129,12 @@ def gathered_parameters(
 @contextmanager
 def _written(sharding: _lamina.Sharding, numbers: list[int], modifier_rank: int | None) -> Iterator[None]:
     """Values of their own on each rank, of which the shards are taken at the end."""
-    tensors = [sharding.parameter(number) for number in numbers]
-    for number in numbers:
-        sharding.lend(number)
-    try:
-        yield
-    finally:
-        written = [tensor.detach().clone() for tensor in tensors]
+    with ExitStack() as lent:
         for number in numbers:
-            sharding.take_back(number)
+            sharding.lend(number)
+            lent.callback(sharding.take_back, number)
+        yield
+        written = [sharding.parameter(number).detach().clone() for number in numbers]
     if modifier_rank is not None:
         session = current.session()
         ranks = session.all_gather("shard", written if session.group_rank("shard") == modifier_rank else None)
