@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/value/away.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
@@ -10,6 +11,7 @@ namespace lamina::python {
 void bind_references(py::module_& module) {
   module.def("is_pending", &value::is_pending, py::arg("tensor"));
   module.def("where_released", &value::where_released, py::arg("tensor"));
+  module.def("is_away", &value::is_away, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "release",

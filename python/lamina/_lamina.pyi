@@ -55,6 +55,9 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def materialise(tensor: torch.Tensor) -> None:
     """Makes a pending reference become its value; does nothing to other tensors."""
 
+def is_away(tensor: torch.Tensor) -> bool:
+    """True for one that is sharded, or other such memory, whose value is gone for now."""
+
 def where_released(tensor: torch.Tensor) -> str:
     """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
 

@@ -832,3 +832,38 @@ def case_contexts_end_as_they_began_whatever_happens_inside():
             parameters[0].detach().fill_(2)
         assert (lamina.get_full_parameter(parameters[0]) == 2).all()
         lamina.shutdown()
+
+
+def case_gradients_are_clipped_by_their_values():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    (100 * plain(whole()).square().mean()).backward()
+    (100 * model(share()).square().mean()).backward()
+    for module in (plain, model):
+        torch.nn.utils.clip_grads_with_norm_(module.parameters(), 1.0, torch.tensor(2.0))
+        torch.nn.utils.clip_grad_value_(module.parameters(), 0.01)
+    assert max(parameter.grad.abs().max() for parameter in plain.parameters()) == 0.01
+    for name, parameter in model.local_named_parameters():
+        close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
+
+
+def case_a_gradient_that_is_set_by_hand_is_refused():
+    start(2)
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    model(share()).sum().backward()
+    parameter = next(model.parameters())
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(lamina.UsageError, match="was set by hand"):
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def case_a_sharded_parameter_prints_where_its_value_is():
+    start(2)
+    model = lamina.DistributedModel(network())
+    text = str(next(iter(model.parameters())))
+    assert "size=(5, 6)" in text and "its value is away" in text
+    assert "0." in str(lamina.get_full_parameter(next(model.parameters())))

@@ -24,6 +24,8 @@ While a model is cut over several ranks, until `shutdown`:
 | torch.nn.Parameter.data | foreign | nobody sets values that are on another rank |
 | torch.nn.utils.get_total_norm | clipping | the norm of the model's gradients is that of all ranks |
 | torch.nn.utils.clip_grad_norm_ | clipping | likewise |
+| torch.nn.utils.clip_grads_with_norm_ | clipping | gradients of shards are clipped, too |
+| torch.nn.utils.clip_grad_value_ | clipping | likewise |
 | torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype | clipping | a rank may have no gradients to clip |
 | torch.nn.utils.stateless._reparametrize_module | swapping | functional_call() swaps nothing for other microbatches |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average is one of this rank's part |

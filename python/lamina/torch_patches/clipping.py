@@ -2,7 +2,8 @@
 """Norms over the whole of a partitioned model, in torch's own functions.
 
 While a model is partitioned, `torch.nn.utils.clip_grad_norm_` and `get_total_norm` count what other ranks own when they
-are given tensors of it, and all ranks of the pipeline call them. Norms are those without the loss scale, of partitioned
+are given tensors of it, and all ranks of the pipeline call them. Of sharded parameters the shards' gradients are
+clipped, by `clip_grads_with_norm_` and `clip_grad_value_` too. Norms are those without the loss scale, of partitioned
 models and others. Other tensors are torch's business as before.
 """
 
@@ -34,7 +35,7 @@ def install(
     """
     remove()
     _shards.append((shard, measured))
-    for function, ours in ((nn.utils.get_total_norm, _total_norm), (nn.utils.clip_grad_norm_, _clip)):
+    for function, ours in _OURS.items():
         cell = _implementation(function)
         _originals[function] = cell.cell_contents
         cell.cell_contents = ours
@@ -109,9 +110,22 @@ def _clip(
 ) -> torch.Tensor:
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     total = grad_norm(parameters, norm_type, error_if_nonfinite, foreach)
-    shard, _ = _shards[0]
-    nn.utils.clip_grads_with_norm_([shard(parameter) for parameter in parameters], max_norm, total, foreach)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, total, foreach)
     return total
+
+
+def _clip_with_norm(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    _originals[nn.utils.clip_grads_with_norm_](_holders(parameters), *args, **kwargs)
+
+
+def _clip_value(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    _originals[nn.utils.clip_grad_value_](_holders(parameters), *args, **kwargs)
+
+
+def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Lists what has the gradients of these parameters."""
+    shard, _ = _shards[0]
+    return [shard(each) for each in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)]
 
 
 def _norm(
@@ -131,3 +145,11 @@ def _norm(
         return torch.tensor(0.0)
     total = plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
     return total if job.loss_scale is None or not job.loss_scale.is_on else total / job.loss_scale.value
+
+
+_OURS = {
+    nn.utils.get_total_norm: _total_norm,
+    nn.utils.clip_grad_norm_: _clip,
+    nn.utils.clip_grads_with_norm_: _clip_with_norm,
+    nn.utils.clip_grad_value_: _clip_value,
+}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a tensor prints whose value another rank has."""
+"""How a tensor prints whose value another rank has, or that is sharded."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ _torchs_str = torch._tensor_str._str
 
 
 def install() -> None:
-    """From now on a tensor whose value was released says where that is. All others print as before."""
+    """From now on a tensor without a value says where that is. All others print as before."""
     torch._tensor_str._str = _str
 
 
 def _str(tensor: torch.Tensor, **options: Any) -> str:
-    where = _lamina.where_released(tensor)
+    where = "sharded, and its value is away" if _lamina.is_away(tensor) else _lamina.where_released(tensor)
     if not where:
         return _torchs_str(tensor, **options)
     grad = ", requires_grad=True" if tensor.requires_grad else ""
