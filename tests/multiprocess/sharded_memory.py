@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says how much memory, as the system counts it, a model sharded over all ranks takes while it trains.
 
-sharded_memory.py WIDTH LAYERS BACKEND writes MiB to DIR/RANK: the largest use after a step, less
+sharded_memory.py WIDTH LAYERS BACKEND OPTIMIZER writes MiB to DIR/RANK: the largest use after a step, less
 that of a job that trained a tiny model.
 """
 
@@ -16,9 +16,10 @@ import lamina
 
 
 def used():
-    """This process's part of what the system gave, in MiB: pages that several share count once."""
+    """This process's part of what the system gave, in MiB: pages that several share count once. Without those of
+    files, whose part is larger or smaller as other processes come and go."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def most_used(width, layers):
@@ -29,7 +30,7 @@ def most_used(width, layers):
         ddp_dist_backend=sys.argv[3],
     )
     model = lamina.distribute(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))))
-    optimizer = lamina.DistributedOptimizer(lamina.optim.AdamW(model.parameters()))
+    optimizer = lamina.DistributedOptimizer(getattr(lamina.optim, sys.argv[4])(model.parameters(), lr=1e-3))
     most = 0.0
     for _ in range(4):
         model(torch.randn(4, width)).square().mean().backward()

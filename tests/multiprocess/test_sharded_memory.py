@@ -10,13 +10,19 @@ PROGRAM = Path(__file__).with_name("sharded_memory.py")
 UNDER_WAY = 64  # MiB
 
 
-@pytest.mark.parametrize(("width", "layers", "backend"), [(2048, 14, "auto"), (1024, 56, "auto"), (2048, 14, "nccl")])
-def test_a_rank_takes_no_more_than_10_per_cent_above_the_prediction(width, layers, backend, launcher):
-    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, width, layers, backend)
+STATES = {"AdamW": 2, "SGD": 0}  # of each parameter
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "backend", "optimizer"),
+    [(2048, 14, "auto", "AdamW"), (1024, 56, "auto", "AdamW"), (2048, 24, "auto", "SGD"), (2048, 14, "nccl", "AdamW")],
+)
+def test_a_rank_takes_no_more_than_10_per_cent_above_the_prediction(width, layers, backend, optimizer, launcher):
+    run = launcher.run("run", *PRELOAD, "-n", 2, PROGRAM, width, layers, backend, optimizer)
     assert run.returncode == 0, run.stderr
     parameters = 4 * width * width * layers / 2**20
-    # Halves of values, of gradients, and of two states of the optimizer.
-    predicted = 4 * parameters / 2 + UNDER_WAY
+    # Halves of values, of gradients, and of the states of the optimizer.
+    predicted = (2 + STATES[optimizer]) * parameters / 2 + UNDER_WAY
     for rank in range(2):
         taken = float((launcher.folder / str(rank)).read_text())
         assert taken < 1.1 * predicted, f"{taken:.0f} MiB where {predicted:.0f} are predicted"
