@@ -6,7 +6,7 @@ import pytest
 from launch import case_jobs
 from launch.launcher_harness import Launcher
 
-UNIT_FOLDERS = ("docs", "plan", "python")
+UNIT_FOLDERS = ("archive", "docs", "plan", "python")
 
 # Operations of tests are small, and several processes run at once; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
