@@ -2,6 +2,7 @@
 #include "lamina/frontend/remote.h"
 
 #include "lamina/frontend/current.h"
+#include "lamina/optim/registry.h"
 
 namespace lamina {
 namespace {
@@ -64,7 +65,26 @@ DistributedOptimizer::DistributedOptimizer(const std::string& name,
   auto& there = service(kWhat);
   std::vector<parameter_server::Address> addresses;
   for (const auto& parameter : parameters) addresses.push_back(parameter.address);
-  optimizer_ = there.make_optimizer(name, there.hyper_values(name, given), addresses, patience(kWhat, site));
+  hyper_ = there.hyper_values(name, given);
+  functional_ = Registry().find(name);
+  optimizer_ = there.make_optimizer(name, hyper_, addresses, patience(kWhat, site));
+}
+
+void DistributedOptimizer::set_options(const Given& given) {
+  const auto& declaration = functional_->declaration();
+  auto hyper = hyper_;
+  for (const auto& [name, value] : given) {
+    const auto index = fused::hyper_index(declaration, name);
+    if (index == hyper.size()) {
+      throw base::UsageError(base::str(declaration.name, " has no hyper-parameter with the name ", std::string(name)));
+    }
+    hyper[index] = fused::hyper_value(declaration.hyper[index], value);
+  }
+  functional_->check(hyper);
+  hyper_ = std::move(hyper);
+  value::List list;
+  for (const double number : hyper_) list.items.push_back(number);
+  optimizer_.hyper = std::move(list);
 }
 
 void DistributedOptimizer::step(remote::Context& context, CallSite site) {

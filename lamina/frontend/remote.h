@@ -115,10 +115,16 @@ class DistributedOptimizer {
   DistributedOptimizer(const std::string& name, const std::vector<remote::RemoteParameter>& parameters, Given given,
                        CallSite site = CallSite::current());
 
+  // Hyper-parameters for the next steps of this object, as a schedule sets them: {{"lr", 1e-4}}. Throws
+  // base::UsageError for what the optimizer does not take.
+  void set_options(const Given& given);
+
   // Updates every parameter that has a gradient in the context, once; returns when all owners have.
   void step(remote::Context& context, CallSite site = CallSite::current());
 
  private:
+  std::shared_ptr<const Functional> functional_;
+  std::vector<double> hyper_;
   parameter_server::RemoteOptimizer optimizer_;
 };
 

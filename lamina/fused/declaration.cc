@@ -14,16 +14,6 @@ namespace {
 using base::str;
 using base::UsageError;
 
-double number_of(const HyperField& field, const HyperValue& value) {
-  if (value.word.empty()) return value.number;
-  double index = 0;
-  for (const auto choice : std::views::split(std::string_view(field.choices), ' ')) {
-    if (std::string_view(choice.begin(), choice.end()) == value.word) return index;
-    ++index;
-  }
-  throw UsageError(str("Invalid ", *field.label != '\0' ? field.label : field.name, ": ", value.word));
-}
-
 bool within(double value, const HyperField& field) {
   switch (field.bound) {
     case Bound::kAny:
@@ -49,6 +39,16 @@ bool within(double value, const HyperField& field) {
 
 }  // namespace
 
+double hyper_value(const HyperField& field, const HyperValue& value) {
+  if (value.word.empty()) return value.number;
+  double index = 0;
+  for (const auto choice : std::views::split(std::string_view(field.choices), ' ')) {
+    if (std::string_view(choice.begin(), choice.end()) == value.word) return index;
+    ++index;
+  }
+  throw UsageError(str("Invalid ", *field.label != '\0' ? field.label : field.name, ": ", value.word));
+}
+
 std::size_t hyper_index(const Declaration& declaration, std::string_view name) {
   return static_cast<std::size_t>(std::ranges::find(declaration.hyper, name, &HyperField::name) -
                                   declaration.hyper.begin());
@@ -61,7 +61,7 @@ std::vector<double> hyper_values(const Declaration& declaration,
   for (const auto& [name, value] : given) {
     const std::size_t index = hyper_index(declaration, name);
     if (index == values.size()) throw UsageError(str(declaration.name, " has no hyper-parameter ", name));
-    values[index] = number_of(declaration.hyper[index], value);
+    values[index] = hyper_value(declaration.hyper[index], value);
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isnan(values[i]) && std::isnan(declaration.hyper[i].preset)) {

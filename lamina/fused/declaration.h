@@ -81,6 +81,9 @@ struct HyperValue {
   std::string_view word;
 };
 
+// The number of a value; throws UsageError for a word that is no choice.
+double hyper_value(const HyperField& field, const HyperValue& value);
+
 // The values given by name, the presets for all others. Throws UsageError for a name that is not declared, for a word
 // that is no choice, and for a required one that is not given; check_hyper tests the numbers.
 std::vector<double> hyper_values(const Declaration& declaration,

@@ -30,21 +30,34 @@ class FunctionalUpdater : public Updater {
   bool divides() const override { return !functional_->declaration().gradient_norm; }
 
   void update(Indices indices, std::span<const at::Tensor> parameters, std::span<const at::Tensor> gradients,
-              std::optional<double> norm) override {
+              const StepOptions& options) override {
     std::vector<optim::Update> updates;
     updates.reserve(indices.size());
     for (const auto i : indices) {
       updates.push_back({.parameter = parameters[i], .gradient = gradients[i], .state = &states_[i]});
     }
-    optim::Step step{.hyper = hyper_};
+    const auto others = hyper_of(options.hyper);
+    optim::Step step{.hyper = others ? *others : hyper_};
     if (functional_->declaration().gradient_norm) {
-      step.gradient_norm = norm ? *norm : std::sqrt(optim::squared_gradient_norm(updates, 1, *threads_));
+      step.gradient_norm =
+          options.norm ? *options.norm : std::sqrt(optim::squared_gradient_norm(updates, 1, *threads_));
     }
     functional_->measure(step, updates, *threads_);
     functional_->update(step, updates, *threads_);
   }
 
  private:
+  std::optional<std::vector<double>> hyper_of(const value::Value& given) const {
+    if (given.get_if<value::None>() != nullptr) return {};
+    std::vector<double> hyper;
+    for (const auto& one : given.as<value::List>().items) hyper.push_back(one.as<double>());
+    if (hyper.size() != hyper_.size()) {
+      throw base::FormatError(base::str(hyper.size(), " hyper-parameters in the place of ", hyper_.size()));
+    }
+    functional_->check(hyper);
+    return hyper;
+  }
+
   const std::shared_ptr<const optim::Functional> functional_;
   const std::vector<double> hyper_;
   std::vector<optim::State> states_;  // each under the mutex of its parameter
@@ -71,7 +84,7 @@ Optimizer::Optimizer(std::vector<std::shared_ptr<Parameter>> parameters, std::sh
   }
 }
 
-void Optimizer::step(const Tensors& gradients, std::optional<double> norm) {
+void Optimizer::step(const Tensors& gradients, const StepOptions& options) {
   base::internal_check(gradients.size() == parameters_.size(), "a gradient for each parameter");
   const auto most = updater_->divides() ? kElementsAtOnce : std::numeric_limits<std::int64_t>::max();
   std::vector<std::unique_lock<std::mutex>> locks;
@@ -79,7 +92,7 @@ void Optimizer::step(const Tensors& gradients, std::optional<double> norm) {
   std::int64_t elements = 0;
   Tensors writable(parameters_.size());
   const auto update = [&] {
-    if (!held.empty()) updater_->update(held, writable, gradients, norm);
+    if (!held.empty()) updater_->update(held, writable, gradients, options);
     locks.clear();
     held.clear();
     elements = 0;

@@ -8,10 +8,17 @@
 
 #include "lamina/optim/functional.h"
 #include "lamina/parameter_server/parameter.h"
+#include "lamina/value/value.h"
 
 namespace lamina::parameter_server {
 
 using Tensors = std::vector<at::Tensor>;
+
+// Options that come with one step.
+struct StepOptions {
+  std::optional<double> norm;  // of all gradients, where the rule asks for it and some lie on other ranks
+  value::Value hyper;          // in the place of those that the rule was made with; None: those
+};
 
 // The rule of an optimizer, with its states of some parameters.
 class Updater {
@@ -22,14 +29,15 @@ class Updater {
   virtual bool divides() const { return false; }
 
   // Updates the parameters with these indices, all of which have a gradient; the lists are in the order of the
-  // parameters that it was made for. `norm`: of all gradients of the step, where the rule asks for it and some lie on
-  // other ranks. From several threads at once, each with parameters that it alone has.
+  // parameters that it was made for. From several threads at once, each with parameters that it alone has. Throws
+  // base::UsageError for hyper-parameters that the rule does not take.
   using Indices = std::span<const std::size_t>;
   virtual void update(Indices indices, std::span<const at::Tensor> parameters, std::span<const at::Tensor> gradients,
-                      std::optional<double> norm) = 0;
+                      const StepOptions& options) = 0;
 };
 
-// One of the engine's, without the GIL. Throws base::UsageError for hyper-parameters that it does not take.
+// One of the engine's, without the GIL, whose hyper-parameters are a list of numbers. Throws base::UsageError for
+// hyper-parameters that it does not take.
 std::shared_ptr<Updater> make_functional_updater(std::shared_ptr<const optim::Functional> functional,
                                                  std::vector<double> hyper, std::size_t parameters,
                                                  std::shared_ptr<optim::Threads> threads);
@@ -45,7 +53,7 @@ class Optimizer {
 
   // Updates those whose gradient is defined, each once. Where the rule divides, a step holds some parameters at a time,
   // so that another one of the same parameters follows it closely.
-  void step(const Tensors& gradients, std::optional<double> norm = {});
+  void step(const Tensors& gradients, const StepOptions& options = {});
 
  private:
   const std::vector<std::shared_ptr<Parameter>> parameters_;

@@ -71,9 +71,10 @@ RemoteModule to_remote_module(const value::Value& value);  // throws base::Forma
 //   kBackward   number of the call, keep_graph, watched outputs, gradients of its outputs -> those of its arguments
 //   kOptimizer  functional's name, hyper-parameters, numbers of parameters -> the optimizer's number
 //   kNorm       -                                                         -> sum of its gradients' squares
-//   kStep       norm of all gradients                                     -> None
-enum class Verb : std::int64_t { kFind, kCall, kBackward, kOptimizer, kNorm, kStep };
-inline constexpr std::int64_t kVerbs = 6;
+//   kStep       norm of all gradients, hyper-parameters or None           -> None
+//   kShare      "module" or "optimizer"                                   -> None
+enum class Verb : std::int64_t { kFind, kCall, kBackward, kOptimizer, kNorm, kStep, kShare };
+inline constexpr std::int64_t kVerbs = 7;
 
 struct Request {
   Verb verb = Verb::kFind;

@@ -19,6 +19,7 @@
 #include <exception>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
@@ -43,6 +44,7 @@ struct Backward {
 // The context that this thread is in, as a trainer or as it serves; and its backward.
 thread_local std::shared_ptr<Context> current_context;
 thread_local const Backward* current_backward = nullptr;
+thread_local std::optional<base::Rank> current_asker;  // whose request this thread serves
 
 // A variable of this thread has another value while it lives.
 template <class T>
@@ -56,6 +58,9 @@ class Set {
   T& variable_;
   T before_;
 };
+
+constexpr const char* kModule = "module";  // that is shared
+constexpr const char* kOptimizer = "optimizer";
 
 std::int64_t random_number() {
   std::random_device random;
@@ -120,11 +125,15 @@ RemoteModule Service::place(Placed placed) {
           {{rank(), job_, known->second}, name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad()});
     }
     module.address.number = static_cast<std::int64_t>(placed_.size());
+    PlacedHere here;
+    if (placed.name.empty()) here.maker = current_asker;
+    for (const auto& parameter : module.parameters) here.parameters.push_back(parameter.address.number);
     if (!placed.name.empty()) {
       names_[placed.name] = module;
       if (auto found = waiting_.extract(placed.name)) waiting = std::move(found.mapped());
     }
-    placed_.push_back(std::make_shared<const Placed>(std::move(placed)));
+    here.what = std::make_shared<const Placed>(std::move(placed));
+    placed_.push_back(std::move(here));
   }
   for (const auto& request : waiting) answer(request.asker, {request.number, to_value(module), {}});
   return module;
@@ -132,7 +141,9 @@ RemoteModule Service::place(Placed placed) {
 
 std::shared_ptr<Parameter> Service::parameter(std::int64_t number) {
   const std::lock_guard guard(mutex_);
-  if (number < 0 || static_cast<std::size_t>(number) >= parameters_.size()) throw no_such("parameter", number, rank());
+  if (!std::cmp_less(number, parameters_.size()) || number < 0 || parameters_[number] == nullptr) {
+    throw no_such("parameter", number, rank());
+  }
   return parameters_[number];
 }
 
@@ -141,14 +152,39 @@ std::int64_t Service::add_optimizer(const std::vector<std::int64_t>& parameters,
   for (const auto number : parameters) mine.push_back(parameter(number));
   auto optimizer = std::make_shared<Optimizer>(std::move(mine), std::move(updater));
   const std::lock_guard guard(mutex_);
-  optimizers_.push_back(std::move(optimizer));
+  optimizers_.push_back({std::move(optimizer), current_asker});
   return static_cast<std::int64_t>(optimizers_.size()) - 1;
 }
 
 std::shared_ptr<Optimizer> Service::optimizer(std::int64_t number) {
   const std::lock_guard guard(mutex_);
-  if (number < 0 || static_cast<std::size_t>(number) >= optimizers_.size()) throw no_such("optimizer", number, rank());
-  return optimizers_[number];
+  if (!std::cmp_less(number, optimizers_.size()) || number < 0 || optimizers_[number].what == nullptr) {
+    throw no_such("optimizer", number, rank());
+  }
+  return optimizers_[number].what;
+}
+
+// In a worker: what goes may be objects of Python.
+void Service::release(base::Rank maker) {
+  std::vector<PlacedHere> modules;
+  std::vector<std::shared_ptr<Optimizer>> optimizers;
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  const std::lock_guard guard(mutex_);
+  for (auto& one : optimizers_) {
+    if (one.maker == maker) optimizers.push_back(std::exchange(one.what, nullptr));
+  }
+  for (auto& one : placed_) {
+    if (one.maker == maker) modules.push_back(std::exchange(one, {}));
+  }
+  std::set<std::int64_t> used;
+  for (const auto& one : placed_) used.insert(one.parameters.begin(), one.parameters.end());
+  for (const auto& module : modules) {
+    for (const auto number : module.parameters) {
+      if (used.contains(number) || parameters_[number] == nullptr) continue;
+      parameter_numbers_.erase(parameters_[number].get());
+      parameters.push_back(std::exchange(parameters_[number], nullptr));
+    }
+  }
 }
 
 void Service::serve(const base::Patience& patience) {
@@ -249,6 +285,7 @@ void Service::lose(const base::Loss& loss) {
     changed_.notify_all();
   }
   for (const auto& id : ids) end_served(id, /*origin_lost=*/true);
+  start([this, rank = loss.rank] { release(rank); });
 }
 
 void Service::tell_end(const ContextId& id, const std::set<base::Rank>& ranks) {
@@ -262,6 +299,7 @@ void Service::tell_end(const ContextId& id, const std::set<base::Rank>& ranks) {
 
 void Service::serve(Request&& request, const std::shared_ptr<Context>& context) {
   Answer result{request.number, {}, {}};
+  const Set asked_by(current_asker, std::optional(request.asker));
   try {
     if (request.verb != Verb::kFind && request.job != job_) {
       throw UsageError(base::str("a module, parameter or optimizer of another job is used: rank ", rank(),
@@ -274,6 +312,12 @@ void Service::serve(Request&& request, const std::shared_ptr<Context>& context) 
   }
   request.body = {};
   answer(request.asker, std::move(result));
+  bool lost = false;
+  {
+    const std::lock_guard guard(mutex_);
+    lost = lost_.contains(request.asker);
+  }
+  if (lost) release(request.asker);  // what this has made
 }
 
 void Service::answer(base::Rank asker, Answer answer) {
@@ -309,6 +353,8 @@ Value Service::run(Request& request, const std::shared_ptr<Context>& context) {
       return run_norm(request, in_context());
     case Verb::kStep:
       return run_step(request, in_context());
+    case Verb::kShare:
+      return run_share(request);
   }
   throw base::InternalError("a request of no kind");
 }
@@ -317,10 +363,8 @@ Value Service::run_call(Request& request, const std::shared_ptr<Context>& contex
   std::shared_ptr<const Placed> placed;
   {
     const std::lock_guard guard(mutex_);
-    if (request.subject < 0 || static_cast<std::size_t>(request.subject) >= placed_.size()) {
-      throw no_such("module", request.subject, rank());
-    }
-    placed = placed_[request.subject];
+    if (std::cmp_less(request.subject, placed_.size()) && request.subject >= 0) placed = placed_[request.subject].what;
+    if (placed == nullptr) throw no_such("module", request.subject, rank());
   }
   auto parts = to_parts(std::move(request.body), 2);
   Value outputs, reached;
@@ -377,9 +421,23 @@ Value Service::run_norm(const Request& request, Context& context) {
 
 Value Service::run_step(const Request& request, Context& context) {
   const auto updated = optimizer(request.subject);
-  std::optional<double> norm;
-  if (const auto* given = request.body.get_if<double>()) norm = *given;
-  updated->step(context.take(updated->tensors()), norm);
+  auto parts = to_parts(Value(request.body), 2);
+  StepOptions options{.hyper = std::move(parts[1])};
+  if (const auto* given = parts[0].get_if<double>()) options.norm = *given;
+  updated->step(context.take(updated->tensors()), options);
+  return {};
+}
+
+Value Service::run_share(const Request& request) {
+  const auto& what = request.body.as<std::string>();
+  const std::lock_guard guard(mutex_);
+  if (what == kModule && request.subject >= 0 && std::cmp_less(request.subject, placed_.size())) {
+    placed_[request.subject].maker = std::nullopt;
+  } else if (what == kOptimizer && request.subject >= 0 && std::cmp_less(request.subject, optimizers_.size())) {
+    optimizers_[request.subject].maker = std::nullopt;
+  } else {
+    throw no_such(what == kModule ? kModule : kOptimizer, request.subject, rank());
+  }
   return {};
 }
 
@@ -475,6 +533,14 @@ RemoteOptimizer Service::make_optimizer(const std::string& functional, const std
   return optimizer;
 }
 
+void Service::share(Shared what, const Address& address, const base::Patience& patience) {
+  Request request{.verb = Verb::kShare, .job = address.job, .subject = address.number};
+  request.body = what == Shared::kModule ? kModule : kOptimizer;
+  const auto asked = requests_.ask(address.owner, std::move(request),
+                                   base::str("sharing what rank ", address.owner, " has made"), nullptr);
+  requests_.await(asked, patience);
+}
+
 std::shared_ptr<Context> Service::begin_context() {
   if (current_context != nullptr && !current_context->ended()) {
     throw UsageError(base::str("a context inside ", current_context->id,
@@ -541,12 +607,22 @@ void Service::step(Context& context, const RemoteOptimizer& optimizer, const bas
     for (const auto& part : ask_parts(context, optimizer, Verb::kNorm, {}, patience)) squares += part.as<double>();
     norm = std::sqrt(squares);
   }
-  ask_parts(context, optimizer, Verb::kStep, norm, patience);
+  ask_parts(context, optimizer, Verb::kStep, value::Tuple{{std::move(norm), optimizer.hyper}}, patience);
 }
 
 std::size_t Service::contexts() {
   const std::lock_guard guard(mutex_);
   return contexts_.size();
+}
+
+std::size_t Service::modules() {
+  const std::lock_guard guard(mutex_);
+  return std::ranges::count_if(placed_, [](const auto& one) { return one.what != nullptr; });
+}
+
+std::size_t Service::optimizers() {
+  const std::lock_guard guard(mutex_);
+  return std::ranges::count_if(optimizers_, [](const auto& one) { return one.what != nullptr; });
 }
 
 bool Service::end() {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -47,7 +48,13 @@ struct Placed {
 struct RemoteOptimizer {
   std::vector<Address> parts;
   bool needs_norm = false;  // of the gradients of all parts
+  value::Value hyper{};     // that its steps take in the place of those that it was made with; None: those
 };
+
+// [Note: release] What a rank has another one make, a module without a name or an optimizer, only that rank can name,
+// until it shares it: says to the owner, before it tells a third one, that others will. What has not been shared goes
+// when its maker has left, or is lost. What is found by a name, or was placed by its owner, stays until the job ends.
+enum class Shared : std::uint8_t { kModule, kOptimizer };
 
 // One rank's end of modules and parameters that ranks own and others use. It serves from the job's beginning to its
 // end, whatever the rank's own program does meanwhile. Several may live in one process. From any thread.
@@ -85,6 +92,9 @@ class Service {
   RemoteOptimizer make_optimizer(const std::string& functional, const std::vector<double>& hyper,
                                  const std::vector<Address>& parameters, const base::Patience& patience);
 
+  // See [Note: release]. Before an address is given to another rank.
+  void share(Shared what, const Address& address, const base::Patience& patience);
+
   // Makes this thread enter a new context. Throws base::UsageError where it is in one.
   std::shared_ptr<Context> begin_context();
   // Ends it, on all ranks. Idempotent; from the thread that began it.
@@ -96,8 +106,10 @@ class Service {
   // once in a context. Where an owner fails, the others have made their updates.
   void step(Context& context, const RemoteOptimizer& optimizer, const base::Patience& patience);
 
-  // How many contexts have a part here.
+  // How many contexts have a part here, modules and optimizers are here.
   std::size_t contexts();
+  std::size_t modules();
+  std::size_t optimizers();
 
   // Ends the threads; no message comes any more. False where one is still in the user's code after 30 s: then the
   // service must never be destroyed.
@@ -117,6 +129,8 @@ class Service {
   value::Value run_optimizer(Request& request);
   value::Value run_norm(const Request& request, Context& context);
   value::Value run_step(const Request& request, Context& context);
+  value::Value run_share(const Request& request);
+  void release(base::Rank maker);
   void answer(base::Rank asker, Answer answer);
   void start(std::function<void()> task);  // in a worker
 
@@ -144,11 +158,22 @@ class Service {
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<const Placed>> placed_;
+  // The rank that alone can name it; none where others can.
+  using Maker = std::optional<base::Rank>;
+  struct PlacedHere {
+    std::shared_ptr<const Placed> what;  // nullptr: released, as below
+    Maker maker;
+    std::vector<std::int64_t> parameters;
+  };
+  struct OptimizerHere {
+    std::shared_ptr<Optimizer> what;
+    Maker maker;
+  };
+  std::vector<PlacedHere> placed_;
   std::map<std::string, RemoteModule> names_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
   std::map<const Parameter*, std::int64_t> parameter_numbers_;
-  std::vector<std::shared_ptr<Optimizer>> optimizers_;
+  std::vector<OptimizerHere> optimizers_;
   std::map<std::string, std::vector<Request>> waiting_;     // finds of what is not placed yet
   std::map<ContextId, std::shared_ptr<Context>> contexts_;  // those begun here, too
   std::int64_t begun_ = 0;

@@ -57,34 +57,88 @@ Tensors own_copies(std::span<const at::Tensor> gradients) {
   return copies;
 }
 
-// A rule of Python's, under the GIL: a function of the list of gradients.
+// A rule of Python's, under the GIL: a function of the list of gradients, and of hyper-parameters by name, or None.
 class PythonUpdater : public Updater {
  public:
   explicit PythonUpdater(py::object function) : function_(shared(std::move(function))) {}
 
   void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor> gradients,
-              std::optional<double>) override {
+              const parameter_server::StepOptions& options) override {
     const auto copies = own_copies(gradients);
     const py::gil_scoped_acquire gil;
-    (*function_)(optional(copies));
+    (*function_)(optional(copies), to_object(options.hyper));
   }
 
  private:
   const std::shared_ptr<py::object> function_;
 };
 
-// A rule of TorchScript's, without the GIL: a module with `step(gradients: List[Optional[Tensor]])`.
+// Hyper-parameters of an object of TorchScript, which has them as attributes or as numbers in a dictionary `defaults`,
+// for as long as it lives.
+class ScriptOptions {
+ public:
+  // `given`: a dictionary, or None for none.
+  ScriptOptions(c10::intrusive_ptr<c10::ivalue::Object> form, const value::Value& given) : form_(std::move(form)) {
+    if (given.get_if<value::None>() != nullptr) return;
+    const auto& items = given.as<value::Dict>().items;
+    for (const auto& [name, value] : items) {
+      if (!has_attribute(name.as<std::string>()) && !in_defaults(name.as<std::string>())) {
+        throw base::UsageError(base::str("set_options(): ", form_->type()->name()->name(), " has no attribute ",
+                                         name.as<std::string>(), ", and none in a dictionary `defaults`"));
+      }
+    }
+    for (const auto& [name, value] : items) set(name.as<std::string>(), to_ivalue(value));
+  }
+  ScriptOptions(const ScriptOptions&) = delete;
+  ScriptOptions& operator=(const ScriptOptions&) = delete;
+  ~ScriptOptions() {
+    while (!before_.empty()) {
+      auto [name, value] = std::move(before_.back());
+      before_.pop_back();
+      put(name, std::move(value));
+    }
+  }
+
+ private:
+  static c10::IValue to_ivalue(const value::Value& value) {
+    if (const auto* flag = value.get_if<bool>()) return *flag;
+    if (const auto* whole = value.get_if<std::int64_t>()) return static_cast<double>(*whole);
+    return value.as<double>();
+  }
+  bool has_attribute(const std::string& name) const { return form_->type()->findAttributeSlot(name).has_value(); }
+  c10::Dict<c10::IValue, c10::IValue> defaults() const { return form_->getAttr("defaults").toGenericDict(); }
+  bool in_defaults(const std::string& name) const { return has_attribute("defaults") && defaults().contains(name); }
+
+  void set(const std::string& name, c10::IValue value) {
+    before_.emplace_back(name, has_attribute(name) ? form_->getAttr(name) : defaults().at(name));
+    put(name, std::move(value));
+  }
+  void put(const std::string& name, c10::IValue value) {
+    if (has_attribute(name)) {
+      form_->setAttr(name, std::move(value));
+    } else {
+      defaults().insert_or_assign(name, std::move(value));
+    }
+  }
+
+  const c10::intrusive_ptr<c10::ivalue::Object> form_;
+  std::vector<std::pair<std::string, c10::IValue>> before_;
+};
+
+// A rule of TorchScript's, without the GIL: a module with `step(gradients: List[Optional[Tensor]])`, whose attribute
+// `optim` has the hyper-parameters.
 class ScriptUpdater : public Updater {
  public:
   explicit ScriptUpdater(torch::jit::Module module) : module_(std::move(module)) {}
 
   void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor> gradients,
-              std::optional<double>) override {
+              const parameter_server::StepOptions& options) override {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& copy : own_copies(gradients)) {
       list.push_back(copy.defined() ? std::optional(copy) : std::nullopt);
     }
     const std::lock_guard guard(mutex_);  // its states are in one dictionary
+    const ScriptOptions others(module_.attr("optim").toObject(), options.hyper);
     module_.get_method("step")({list});
   }
 
@@ -105,11 +159,13 @@ std::unique_ptr<Optimizer> make_local_optimizer(const Tensors& parameters, std::
   return std::make_unique<Optimizer>(std::move(mine), std::move(updater));
 }
 
-void step_local(Optimizer& optimizer, const std::vector<std::optional<at::Tensor>>& gradients) {
+void step_local(Optimizer& optimizer, const std::vector<std::optional<at::Tensor>>& gradients,
+                const py::object& hyper) {
   Tensors given;
   for (const auto& gradient : gradients) given.push_back(gradient.value_or(at::Tensor()));
+  const parameter_server::StepOptions options{.hyper = to_value(hyper)};
   const Release release;
-  optimizer.step(given);
+  optimizer.step(given, options);
 }
 
 // In a job.
@@ -192,7 +248,7 @@ void bind_parameter_server(py::module_& module) {
       py::arg("parameter"));
   py::class_<Optimizer>(module, "LocalOptimizer")
       .def(py::init(&make_local_optimizer), py::arg("parameters"), py::arg("updater"))
-      .def("step", &step_local, py::arg("gradients"));
+      .def("step", &step_local, py::arg("gradients"), py::arg("hyper") = py::none());
   py::class_<RemoteOptimizer>(module, "RemoteOptimizer")
       .def(py::init([](const std::vector<AddressRow>& parts, bool needs_norm) {
              RemoteOptimizer optimizer{{}, needs_norm};
@@ -206,7 +262,10 @@ void bind_parameter_server(py::module_& module) {
                                for (const auto& part : optimizer.parts) rows.push_back(to_row(part));
                                return rows;
                              })
-      .def_readonly("needs_norm", &RemoteOptimizer::needs_norm);
+      .def_readonly("needs_norm", &RemoteOptimizer::needs_norm)
+      .def_property(
+          "hyper", [](const RemoteOptimizer& optimizer) { return to_object(optimizer.hyper); },
+          [](RemoteOptimizer& optimizer, const py::object& hyper) { optimizer.hyper = to_value(hyper); });
   py::class_<Context, std::shared_ptr<Context>>(module, "RemoteContext")
       .def_property_readonly("origin", [](const Context& context) { return context.id.origin.value; })
       .def_property_readonly("number", [](const Context& context) { return context.id.number; })
@@ -218,6 +277,8 @@ void bind_parameter_server(py::module_& module) {
 
   py::class_<Service>(module, "ParameterServer")
       .def_property_readonly("contexts", &Service::contexts)
+      .def_property_readonly("modules", &Service::modules)
+      .def_property_readonly("optimizers", &Service::optimizers)
       .def("add_optimizer", &Service::add_optimizer, py::arg("parameters"), py::arg("updater"))
       .def(
           "writable", [](Service& service, std::int64_t number) { return service.parameter(number)->writable(); },
@@ -232,6 +293,13 @@ void bind_parameter_server(py::module_& module) {
       .def("call_placed", &call, py::arg("module"), py::arg("label"), py::arg("arguments"))
       .def("make_remote_optimizer", &make_optimizer, py::arg("functional"), py::arg("hyper"), py::arg("parameters"),
            py::call_guard<Release>())
+      .def(
+          "share_remote",
+          [](Session& session, bool module, const AddressRow& address) {
+            const auto what = module ? parameter_server::Shared::kModule : parameter_server::Shared::kOptimizer;
+            session.parameter_server().share(what, to_address(address), session.patience());
+          },
+          py::arg("module"), py::arg("address"), py::call_guard<Release>())
       .def(
           "serve", [](Session& session) { session.parameter_server().serve(session.patience()); },
           py::call_guard<Release>())

@@ -201,6 +201,8 @@ class Session:
         keep_graph: bool,
     ) -> None: ...
     def remote_step(self, context: RemoteContext, optimizer: RemoteOptimizer) -> None: ...
+    def share_remote(self, module: bool, address: Address) -> None:
+        """Says to the owner of a module, or of an optimizer, that other ranks than its maker will name it."""
 
     # Objects between ranks, outside steps.
     def send(self, rank: int, channel: str, value: Any) -> None: ...
@@ -483,8 +485,8 @@ class LocalOptimizer:
     """An optimizer of parameters of this process that are no part of a job. From any thread."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], updater: Updater) -> None: ...
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Updates those that have a gradient. Releases the GIL."""
+    def step(self, gradients: Sequence[torch.Tensor | None], hyper: Any = None) -> None:
+        """Updates those that have a gradient, with hyper-parameters as its updater takes them. Releases the GIL."""
 
 class RemoteOptimizer:
     """An optimizer of parameters on several ranks: its part on each owner."""
@@ -492,6 +494,7 @@ class RemoteOptimizer:
     def __init__(self, parts: Sequence[Address], needs_norm: bool = False) -> None: ...
     parts: list[Address]
     needs_norm: bool
+    hyper: Any  # of its steps, as its updaters take them; None: those that it was made with
 
 class RemoteContext:
     """See [Note: contexts] in lamina/parameter_server/protocol.h."""
@@ -506,6 +509,8 @@ class ParameterServer:
     """This rank's end of what ranks own and others use."""
 
     contexts: int
+    modules: int
+    optimizers: int
     def add_optimizer(self, parameters: Sequence[int], updater: Updater) -> int: ...
     def writable(self, parameter: int) -> torch.Tensor: ...
     def begin_context(self) -> RemoteContext: ...

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a frame's head as a fuzzer makes them: with clang a libFuzzer target, else a program that damages heads
-// at random for a while: `frame_fuzz SECONDS [SEED]`. What is a message is read as one of remote calls. Anything but a
-// message or a FormatError ends it.
+// at random for a while: `frame_fuzz SECONDS [SEED]`. What is a message is read as one of remote calls, and as one of
+// remote parameters. Anything but a message or a FormatError ends it.
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <random>
 
 #include "lamina/base/error.h"
+#include "tests/parameter_server/protocol_samples.h"
 #include "tests/remote/protocol_samples.h"
 #include "tests/transport/sample_message.h"
 
@@ -46,9 +47,11 @@ std::vector<at::Tensor> buffers_of(std::string_view head) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string head = with_prefix({reinterpret_cast<const char*>(data), size});
-  try {
-    lamina::remote::testing::read(unpack(head, buffers_of(head)));
-  } catch (const lamina::base::FormatError&) {
+  for (const auto& read : {lamina::remote::testing::read, lamina::parameter_server::testing::read}) {
+    try {
+      read(unpack(head, buffers_of(head)));
+    } catch (const lamina::base::FormatError&) {
+    }
   }
   return 0;
 }
@@ -59,6 +62,7 @@ int main(int count, char** words) {
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
   std::vector<std::string> wholes = {pack(testing::sample()).head};
   for (const auto& message : lamina::remote::testing::messages()) wholes.push_back(pack(message).head);
+  for (const auto& message : lamina::parameter_server::testing::messages()) wholes.push_back(pack(message).head);
   std::int64_t heads = 0;
   for (; std::chrono::steady_clock::now() < end; ++heads) {
     const std::string& whole = wholes[random() % wholes.size()];

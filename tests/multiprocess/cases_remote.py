@@ -2,10 +2,11 @@
 """Modules and parameters of rank 0 that ranks 1 and 2 train. Each case begins without a job; every rank runs it."""
 
 import os
+import time
 
 import pytest
 import torch
-from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, Scale
+from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, PlainQHM, Scale
 from torch import nn
 from torch.nn import functional as F
 
@@ -238,3 +239,79 @@ def case_an_optimizer_that_is_sent_to_another_trainer_shares_its_states():
         lamina.barrier()
     assert there.parameters()[0].to_here().item() == -3.0, "the second step has the momentum of the first"
     lamina.barrier()
+
+
+def case_options_travel_with_the_steps_of_whoever_sets_them():
+    """A schedule of a trainer's, over optimizers of the engine, in TorchScript, in Python, and eager."""
+    DistributedOptimizer.functional_optim_map[QHM] = FunctionalQHM
+    DistributedOptimizer.functional_optim_map[PlainQHM] = PlainFunctionalQHM
+    kinds = [
+        (torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.9)}, {"betas": (0.5, 0.9), "weight_decay": 0.3}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {"momentum": 0.5}),
+        (QHM, {"lr": 0.1, "momentum": 0.9, "nu": 0.7}, {"nu": 0.2}),
+        (PlainQHM, {"lr": 0.1, "momentum": 0.9, "nu": 0.7}, {"nu": 0.2}),
+        (torch.optim.ASGD, {"lr": 0.1}, {"alpha": 0.5}),
+    ]
+    start()
+    models = [net() for _ in kinds]
+    if RANK == 0:
+        for number, model in enumerate(models):
+            remote.place(model, name=f"net {number}")
+    lamina.barrier()
+    if RANK == 1:
+        for number, (model, (kind, options, others)) in enumerate(zip(models, kinds, strict=True)):
+            there = remote.find(f"net {number}", owner=0)
+            ours = DistributedOptimizer(kind, there.parameters(), **options)
+            theirs = kind(model.parameters(), **options)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.5)
+            for turn in range(4):
+                x, y = batch(turn)
+                expected = plain_losses(model, theirs, [(x, y)])
+                assert iteration(there, ours, x, y) == pytest.approx(expected[0], rel=1e-9), (kind, turn)
+                schedule.step()
+                ours.set_options(lr=schedule.get_last_lr()[0])
+                if turn == 1:
+                    theirs.param_groups[0].update(others)
+                    ours.set_options(**others)
+        with pytest.raises(lamina.UsageError, match=r"set_options\(rate\): ASGD has the options alpha, .*lr"):
+            ours.set_options(rate=1.0)
+        adamw = DistributedOptimizer(torch.optim.AdamW, there.parameters())
+        with pytest.raises(ValueError, match="Invalid learning rate: -1"):
+            adamw.set_options(lr=-1.0)
+    lamina.barrier()
+
+
+def case_what_a_trainer_alone_could_name_goes_when_it_leaves():
+    start()
+    if RANK == 0:
+        remote.place(net(), name="net")
+    lamina.barrier()
+    there = remote.find("net", owner=0)
+    if RANK != 0:
+        mine = remote.place(Scale, 0, args=(3,))
+        optimizer = DistributedOptimizer(torch.optim.SGD, mine.parameters(), lr=0.1)
+        eager = DistributedOptimizer(torch.optim.ASGD, there.parameters())
+    sent = lamina.allgather((mine, optimizer) if RANK == 1 else None, lamina.WORLD)[1]
+    server = lamina.job.current.session().parameter_server
+    assert RANK != 0 or (server.optimizers, server.modules) == (4, 4), "net, two of trainers, and what makes them"
+    lamina.barrier()
+    if RANK == 1:
+        lamina.shutdown()
+    elif RANK == 0:
+        deadline = time.monotonic() + 20
+        while (server.optimizers, server.modules) != (3, 4) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (server.optimizers, server.modules) == (3, 4), "what rank 1 has sent stays"
+        remote.place(torch.zeros(1), name="rank 1 has left")
+        remote.serve()
+        while (server.optimizers, server.modules) != (1, 4) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (server.optimizers, server.modules) == (1, 4)
+    else:
+        remote.find("rank 1 has left", owner=0)
+        module, shared = sent
+        with remote.context() as context:
+            remote.backward(context, module(torch.ones(3, dtype=torch.double)).sum())
+            shared.step(context)
+        assert module.parameters()[0].to_here().eq(0.9).all()
+        del eager

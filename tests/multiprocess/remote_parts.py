@@ -39,6 +39,10 @@ class QHM(torch.optim.Optimizer):
                 p.add_(p.grad, alpha=-group["lr"] * (1 - group["nu"]))
 
 
+class PlainQHM(QHM):
+    """Another class, for another functional form."""
+
+
 def qhm_update(
     params: list[Tensor],
     dp_list: list[Tensor],
@@ -83,11 +87,12 @@ class PlainFunctionalQHM:
     """A functional form that TorchScript does not compile."""
 
     def __init__(self, params, **kwargs):
-        self.parameters = params
+        self.parameters, self.defaults = params, kwargs
         self.optimizer = QHM([nn.Parameter(p) for p in params], **kwargs)
 
     def step(self, gradients):
         (group,) = self.optimizer.param_groups
+        group.update(self.defaults)
         for parameter, gradient in zip(group["params"], gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()

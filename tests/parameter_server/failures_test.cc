@@ -192,5 +192,25 @@ TEST_F(Failures, NamesAndParametersArePlacedOnce) {
               HasSubstr("one parameter twice"));
 }
 
+TEST_F(Failures, WhatOnlyALostTrainerCouldNameGoesWithIt) {
+  const auto of_other = ranks[2].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  const auto shared = ranks[1].make_optimizer("SGD", kSgd, addresses(net), ranks.patience());
+  ranks[1].share(Shared::kOptimizer, shared.parts[0], ranks.patience());
+  EXPECT_EQ(ranks[0].optimizers(), 3);
+  ranks.network().kill(base::Rank(1));
+  EXPECT_TRUE(comes_true([&] { return ranks[0].optimizers() == 2; }));
+  EXPECT_EQ(ranks[0].modules(), 1);  // which its owner has placed
+  for (const auto& [optimizer, stays] : {std::pair(of_other, true), {shared, true}, {sgd, false}}) {
+    const InContext in(ranks[2]);
+    backward(in, loss(2), 2);
+    const auto update = [&] { ranks[2].step(*in.context, optimizer, ranks.patience()); };
+    if (stays) {
+      EXPECT_NO_THROW(update());
+    } else {
+      EXPECT_THAT(message_of<RemoteFailure>(update), HasSubstr("[remote-other-job]"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lamina::parameter_server

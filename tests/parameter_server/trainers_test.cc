@@ -48,12 +48,37 @@ TEST(Trainers, UpdateOneParameterExactlyOnceForEachOfTheirSteps) {
   }
 }
 
+value::Value list(const std::vector<double>& numbers) {
+  value::List list;
+  for (const double number : numbers) list.items.push_back(number);
+  return list;
+}
+
+TEST(Trainers, StepWithHyperParametersOfTheirOwn) {
+  Ranks ranks(3);
+  const auto weight = ones({3});
+  ranks[0].place(summing("net", weight));
+  const auto net = ranks[1].find(kOwner, "net", ranks.patience());
+  const auto made = ranks[1].make_optimizer("SGD", {1, 0, 0, 0, 0, 0}, addresses(net), ranks.patience());
+  auto slower = made;
+  slower.hyper = list({0.25, 0, 0, 0, 0, 0});
+  iterate(ranks, 1, net, slower);
+  EXPECT_TRUE(weight.eq(1 - 0.25).all().item<bool>());
+  iterate(ranks, 2, net, made);  // which goes on with those that it was made with
+  EXPECT_TRUE(weight.eq(1 - 0.25 - 1).all().item<bool>());
+  for (const auto& wrong : {std::vector<double>{1}, {-1, 0, 0, 0, 0, 0}}) {
+    slower.hyper = list(wrong);
+    EXPECT_THROW(iterate(ranks, 1, net, slower), value::RemoteFailure);
+  }
+  EXPECT_TRUE(weight.eq(1 - 0.25 - 1).all().item<bool>());
+}
+
 // A rule that stays in its update until `together` threads are in one, or time is up.
 class Meets : public Updater {
  public:
   Meets(std::atomic<int>& inside, std::atomic<int>& most, int together)
       : inside_(inside), most_(most), together_(together) {}
-  void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor>, std::optional<double>) override {
+  void update(Indices, std::span<const at::Tensor>, std::span<const at::Tensor>, const StepOptions&) override {
     most_ = std::max(most_.load(), ++inside_);
     if (together_ > 1) met = comes_true([&] { return most_ >= together_; });
     for (int i = 0; i < 100; ++i) std::this_thread::yield();

@@ -2,6 +2,7 @@
 """Optimizers of parameters that other ranks own: each owner updates its own."""
 
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from lamina.optim.local_optimizer import local_optimizer
 from lamina.optim.registry import FunctionalForms, engine_form, functional_forms
 from lamina.remote import RemoteParameter
 from lamina.remote.contexts import require_context
-from lamina.remote.placed import run_on
+from lamina.remote.placed import run_on, share
 
 _EAGER_FLAGS = ("differentiable", "capturable")
 
@@ -61,17 +62,32 @@ class DistributedOptimizer:
         _check_class(optimizer_class)
         parameters = list(remote_parameters)
         _check_parameters(parameters)
-        hyper = _Hyper.of(optimizer_class, [1] * len(getattr(parameters[0], "shape", [1])), args, kwargs)
+        self._hyper = _Hyper.of(optimizer_class, [1] * len(getattr(parameters[0], "shape", [1])), args, kwargs)
         if isinstance(parameters[0], RemoteParameter):
-            self._owners: _Owners | _RRefOwners = _Owners(hyper, parameters)
+            self._owners: _Owners | _RRefOwners = _Owners(self._hyper, parameters)
         else:
-            self._owners = _RRefOwners(hyper, parameters)
+            self._owners = _RRefOwners(self._hyper, parameters)
+
+    def set_options(self, **options: Any) -> None:
+        """Sets hyper-parameters for the next steps of this object, as a schedule does: `set_options(lr=1e-4)`. They
+        travel with each step: another trainer that shares the optimizer has its own.
+
+        Args:
+            **options: arguments of the class, by name; those that are not given stay.
+
+        Errors:
+            UsageError: one that the class does not have.
+            ValueError: what the class says of their values.
+        """
+        self._hyper = self._hyper.changed(options)
+        self._owners.take(self._hyper)
 
     def step(self, context: Any) -> None:
         """Updates every parameter that has a gradient in the context, once; returns when all owners have.
 
         Errors:
-            UsageError: the context has ended, is another job's, had no backward, or was used for this update before.
+            UsageError: the context has ended, is another job's, had no backward, or was used for this update before; a
+                user's functional form has no option that was set.
             RemoteError: what an owner raised; the others have made their updates. PeerError: an owner is lost.
         """
         self._owners.step(context)
@@ -82,10 +98,12 @@ class _Hyper:
 
     Attributes:
         ours: the engine's form of it, and its hyper-parameters in the order of that; None where it has none.
+        options: those that were changed since it was made, by name.
     """
 
     def __init__(self, kind: type, args: tuple, kwargs: dict[str, Any], ours: tuple[str, list[float]] | None):
         self.kind, self.args, self.kwargs, self.ours = kind, args, kwargs, ours
+        self.options: dict[str, Any] = {}
 
     @staticmethod
     def of(kind: type, sizes: list[int], args: tuple, kwargs: dict[str, Any]) -> "_Hyper":
@@ -96,6 +114,27 @@ class _Hyper:
             return _Hyper(kind, args, kwargs, None)
         mine = trial if form is kind else form([torch.nn.Parameter(torch.zeros(sizes))], *args, **kwargs)
         return _Hyper(kind, args, kwargs, (form._functional, mine._values(mine.param_groups[0])))
+
+    def changed(self, options: dict[str, Any]) -> "_Hyper":
+        """These with others in the place of some."""
+        names = list(inspect.signature(self.kind).parameters)[1:]
+        given = dict(zip(names, self.args, strict=False)) | self.kwargs
+        known = self.kind([torch.nn.Parameter(torch.zeros(1, 1))], **given).defaults.keys() & {*names, *given}
+        if unknown := [name for name in options if name not in known]:
+            raise UsageError(
+                f"set_options({', '.join(unknown)}): {self.kind.__name__} has the options {', '.join(sorted(known))}"
+            )
+        made = _Hyper.of(self.kind, [1, 1], (), given | options)
+        if (made.ours is None) != (self.ours is None):
+            raise UsageError("set_options(): differentiable and capturable stay as the optimizer was made with them")
+        made.options = self.options | options
+        return made
+
+    def of_step(self) -> Any:
+        """Returns what goes with a step: the engine's numbers, or options by name; None where none was changed."""
+        if not self.options:
+            return None
+        return self.ours[1] if self.ours is not None else self.options
 
 
 class _Owners:
@@ -117,15 +156,22 @@ class _Owners:
         ]
         self._engine = _lamina.RemoteOptimizer(made)
 
+    def take(self, hyper: _Hyper) -> None:
+        self._engine.hyper = hyper.of_step()
+
     def step(self, context: Any) -> None:
         session, engine = require_context(context, "DistributedOptimizer.step()")
         session.remote_step(engine, self._engine)
 
     def __getstate__(self) -> tuple:
-        return self._engine.parts, self._engine.needs_norm
+        for part in self._engine.parts:
+            share(part, is_module=False)
+        return self._engine.parts, self._engine.needs_norm, self._engine.hyper
 
     def __setstate__(self, state: tuple) -> None:
-        self._engine = _lamina.RemoteOptimizer(*state)
+        *made, hyper = state
+        self._engine = _lamina.RemoteOptimizer(*made)
+        self._engine.hyper = hyper
 
 
 class _RRefOwners:
@@ -139,6 +185,10 @@ class _RRefOwners:
         self._parts = [self._rpc.remote(owner, _LocalOptimizer, args=(hyper, rrefs)) for owner, rrefs in owners.items()]
         for part in self._parts:
             self._rpc.rpc_sync(part.owner(), _check_made, args=(part,))
+        self._hyper: Any = None
+
+    def take(self, hyper: _Hyper) -> None:
+        self._hyper = hyper.of_step()
 
     def step(self, context: Any) -> None:
         if isinstance(context, bool) or not isinstance(context, int):
@@ -146,7 +196,9 @@ class _RRefOwners:
                 "DistributedOptimizer.step() over RRefs takes the id of a context of torch.distributed.autograd, not "
                 f"{context!r}"
             )
-        started = [self._rpc.rpc_async(part.owner(), _step_rref, args=(part, context)) for part in self._parts]
+        started = [
+            self._rpc.rpc_async(part.owner(), _step_rref, args=(part, context, self._hyper)) for part in self._parts
+        ]
         failed = None
         for future in started:  # all of them: nothing goes on there when this returns
             try:
@@ -170,17 +222,17 @@ class _LocalOptimizer:
             updater = _made_here(hyper.kind, aliases, hyper.args, hyper.kwargs)
         self._optimizer = _lamina.LocalOptimizer(self._parameters, updater)
 
-    def step(self, context: int) -> None:
+    def step(self, context: int, hyper: Any) -> None:
         found = importlib.import_module("torch.distributed.autograd").get_gradients(context)
-        self._optimizer.step([found.get(parameter) for parameter in self._parameters])
+        self._optimizer.step([found.get(parameter) for parameter in self._parameters], hyper)
 
 
 def _check_made(part: Any) -> None:
     part.local_value()
 
 
-def _step_rref(part: Any, context: int) -> None:
-    part.local_value().step(context)
+def _step_rref(part: Any, context: int, hyper: Any) -> None:
+    part.local_value().step(context, hyper)
 
 
 def _add_here(kind: type, numbers: list[int], args: tuple, kwargs: Mapping[str, Any]) -> int:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functional forms of optimizers whose update is the engine's."""
 
+import contextlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +23,29 @@ def require_as_many(parameters: Sequence[Any], gradients: Sequence[Any]) -> None
 _turn = threading.Lock()
 
 
-def step_eagerly(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor | None]) -> None:
-    """A step of an optimizer with gradients put where it looks for them; the parameters' own are left alone. Threads
-    take turns, whatever the optimizer: a parameter may be in several."""
+@contextlib.contextmanager
+def changed(values: dict[str, Any], others: Mapping[str, Any] | None) -> Iterator[None]:
+    """A dictionary has other values for a while."""
+    before = dict(values)
+    values.update(others or {})
+    try:
+        yield
+    finally:
+        values.clear()
+        values.update(before)
+
+
+def step_eagerly(
+    optimizer: torch.optim.Optimizer,
+    gradients: Sequence[torch.Tensor | None],
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """A step of an optimizer with gradients put where it looks for them, and with other options; the parameters' own
+    gradients are left alone. Threads take turns, whatever the optimizer: a parameter may be in several."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    with _turn:
+    with _turn, contextlib.ExitStack() as others:
+        for group in optimizer.param_groups:
+            others.enter_context(changed(group, options))
         own = [parameter.grad for parameter in parameters]
         try:
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -57,21 +76,23 @@ class EngineOptimizer:
         if not parameters and not _allow_empty_param_list:
             raise ValueError("optimizer got an empty parameter list")
         self.optimizer = kind([{"params": parameters}], *args, **kwargs)
+        self._turn = threading.Lock()
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
         """The states by parameter, with torch's names."""
         return self.optimizer.state
 
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """One update. `gradients`: for each parameter one, or None.
+    def step(self, gradients: Sequence[torch.Tensor | None], options: Mapping[str, Any] | None = None) -> None:
+        """One update. `gradients`: for each parameter one, or None; `options`: of this step alone.
 
         Errors:
             ValueError: more or fewer gradients than parameters.
             UsageError: what `optimizer.step()` refuses.
         """
         require_as_many(self.optimizer.param_groups[0]["params"], gradients)
-        if self.optimizer.is_fused():
+        if not self.optimizer.is_fused():
+            step_eagerly(self.optimizer, gradients, options)
+            return
+        with self._turn, changed(self.optimizer.param_groups[0], options):
             self.optimizer.step_with(gradients)
-        else:
-            step_eagerly(self.optimizer, gradients)

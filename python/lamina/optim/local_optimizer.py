@@ -4,7 +4,7 @@
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +22,9 @@ class LocalOptimizer(Protocol):
     def state(self) -> Any:
         """The states by parameter."""
 
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """One update, with a gradient or None for each parameter; ValueError for more or fewer."""
+    def step(self, gradients: Sequence[torch.Tensor | None], options: Mapping[str, Any] | None = None) -> None:
+        """One update, with a gradient or None for each parameter; ValueError for more or fewer. `options`:
+        hyper-parameters of this step alone, in the place of those that it was made with."""
 
 
 def local_optimizer(
@@ -70,10 +71,10 @@ class EagerOptimizer:
         """The states by parameter."""
         return self.optimizer.state
 
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def step(self, gradients: Sequence[torch.Tensor | None], options: Mapping[str, Any] | None = None) -> None:
         """One update, in turns with those of all others."""
         require_as_many(self._parameters, gradients)
-        step_eagerly(self.optimizer, gradients)
+        step_eagerly(self.optimizer, gradients, options)
 
 
 class CompiledOptimizer:
@@ -94,10 +95,14 @@ class CompiledOptimizer:
         """The states by parameter; of a compiled form a copy of the mapping, with the states' own tensors."""
         return self._form.state if self.module is None else self.module.optim.state
 
-    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """One update; without the GIL where it is compiled. The form may write to the gradients."""
+    def step(self, gradients: Sequence[torch.Tensor | None], options: Mapping[str, Any] | None = None) -> None:
+        """One update; without the GIL where it is compiled. The form may write to the gradients.
+
+        Errors:
+            UsageError: `options` that the form has not.
+        """
         require_as_many(self._parameters, gradients)
-        with self._turn:
+        with self._turn, _with_options(self._form if self.module is None else self.module.optim, options):
             (self.module or self._form).step(list(gradients))
 
 
@@ -111,6 +116,28 @@ class _Steps(nn.Module):
     @torch.jit.export
     def step(self, gradients: list[torch.Tensor | None]) -> None:
         self.optim.step(gradients)
+
+
+@contextlib.contextmanager
+def _with_options(form: Any, options: Mapping[str, Any] | None) -> Iterator[None]:
+    """A form has other hyper-parameters for a while: those that it has as attributes, or in a dictionary `defaults`."""
+    options, defaults = options or {}, getattr(form, "defaults", {})
+    if unknown := [name for name in options if name not in defaults and not hasattr(form, name)]:
+        raise UsageError(
+            f"set_options(): {type(form).__name__} has no attribute {', '.join(unknown)}, and none in a dictionary "
+            "`defaults`"
+        )
+    others = {name: value for name, value in options.items() if name not in defaults}
+    if len(others) < len(options):
+        others["defaults"] = {**defaults, **{name: value for name, value in options.items() if name in defaults}}
+    before = {name: getattr(form, name) for name in others}
+    try:
+        for name, value in others.items():
+            setattr(form, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(form, name, value)
 
 
 _said: set[type] = set()

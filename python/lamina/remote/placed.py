@@ -18,6 +18,9 @@ from lamina.job import current
 _MAKER = "lamina.make"
 _GET = "__get__"  # in place of a method: the parameter itself
 _makers: weakref.WeakKeyDictionary[_lamina.Session, dict[int, tuple[int, int, int]]] = weakref.WeakKeyDictionary()
+_shared: weakref.WeakKeyDictionary[_lamina.Session, set[tuple[bool, tuple[int, int, int]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class RemoteParameter:
     _address: tuple[int, int, int]
     _module: tuple[int, int, int]
     _label: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        share(self._module, is_module=True)
+        return self.__dict__
 
     def to_here(self) -> torch.Tensor:
         """Its value now, a copy. In a context its gradient goes to the owner.
@@ -61,6 +68,10 @@ class RemoteModule:
     name: str
     _address: tuple[int, int, int]
     _parameters: tuple[RemoteParameter, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        share(self._address, is_module=True)
+        return self.__dict__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward on the owner, where calls take turns, and waits for its result. In a context, and
@@ -90,6 +101,18 @@ class RemoteModule:
     @property
     def _label(self) -> str:
         return self.name or f"module {self._address[2]}"
+
+
+def share(address: tuple[int, int, int], *, is_module: bool) -> None:
+    """Tells the owner of a module or an optimizer, before another rank may have it, that others will name it: see
+    [Note: release] in lamina/parameter_server/service.h. Its own handles go to their maker alone."""
+    job = current.job_if_any()
+    if job is None or address[0] == job.session.rank:
+        return
+    shared = _shared.setdefault(job.session, set())
+    if (is_module, address) not in shared:
+        job.session.share_remote(is_module, address)
+        shared.add((is_module, address))
 
 
 def place(
