@@ -10,6 +10,10 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <typeindex>
 #include <utility>
 
@@ -17,35 +21,66 @@
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
+#include "lamina/frontend/optimizer_groups.h"
 #include "lamina/session/optimizer_steps.h"
 
 namespace lamina::frontend {
 
 namespace {
 
-// Says whether it is known to look at no more of a parameter than the element that it updates.
-bool is_elementwise(const torch::optim::Optimizer& optimizer) {
-  const std::type_index type = typeid(optimizer);
-  return type == typeid(torch::optim::SGD) || type == typeid(torch::optim::Adam) ||
-         type == typeid(torch::optim::AdamW) || type == typeid(torch::optim::Adagrad) ||
-         type == typeid(torch::optim::RMSprop);
+// Classes, and what they need of a parameter.
+struct KnownNeeds {
+  std::mutex mutex;
+  std::map<std::type_index, Needs> by_type;
+
+  static KnownNeeds& ours() {
+    static auto& known = *new KnownNeeds{.by_type = {{typeid(torch::optim::SGD), Needs::kElements},
+                                                     {typeid(torch::optim::Adam), Needs::kElements},
+                                                     {typeid(torch::optim::AdamW), Needs::kElements},
+                                                     {typeid(torch::optim::Adagrad), Needs::kElements},
+                                                     {typeid(torch::optim::RMSprop), Needs::kElements}}};
+    return known;
+  }
+};
+
+std::optional<Needs> needs_of(const torch::optim::Optimizer& optimizer) {
+  if (const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer))
+    return fused->functional().declaration().needs;
+  auto& known = KnownNeeds::ours();
+  const std::lock_guard guard(known.mutex);
+  const auto found = known.by_type.find(typeid(optimizer));
+  return found == known.by_type.end() ? std::nullopt : std::optional(found->second);
 }
 
-void check_optimizer(const torch::optim::Optimizer& optimizer) {
+// Returns what it needs, where that matters; throws where it is unknown, or all parameters at once.
+Needs checked_needs(const torch::optim::Optimizer& optimizer) {
   const auto& job = outside_step("DistributedOptimizer()");
-  if (job.session->config().sharded_data_parallel_degree > 1 && !is_elementwise(optimizer)) {
+  const bool measures_all = dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
+  if (measures_all && job.pipelined()) {
     throw base::UsageError(
-        base::str(c10::demangle(typeid(optimizer).name()),
-                  " with sharded_data_parallel_degree: a rank has a shard of each parameter, and only optimizers that "
-                  "update each element by itself give what they give with all of it; these do: SGD, Adam, AdamW, "
-                  "Adagrad, RMSprop"),
-        base::Code{"shard-optimizer"});
+        "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
+        "partitions take an optimizer that updates each parameter by itself",
+        base::Code{"model-one-rank-optimizer"});
   }
-  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr || !job.pipelined()) return;
-  throw base::UsageError(
-      "LBFGS measures all parameters of a model at once, and a rank has those of its partition: with several "
-      "partitions take an optimizer that updates each parameter by itself",
-      base::Code{"model-one-rank-optimizer"});
+  const auto needs = needs_of(optimizer);
+  const auto& config = job.session->config();
+  const bool sharded = config.sharded_data_parallel_degree > 1;
+  const bool divided = config.shard_optimizer_state && job.session->topology().size(topology::Group::kRdp) > 1;
+  if (needs || !(sharded || divided)) return needs.value_or(Needs::kElements);
+  const auto name = c10::demangle(typeid(optimizer).name());
+  const auto* key = sharded ? "sharded_data_parallel_degree" : "shard_optimizer_state";
+  const auto why =
+      measures_all
+          ? std::string("it measures all parameters of a model at once: take one that updates each by itself")
+          : base::str(
+                "it is not known whether it looks at more of one than the element that it updates. Say so before: "
+                "lamina::register_functional_optimizer<",
+                name,
+                ">(lamina::Needs::kElements), or kWhole, with which each parameter is updated on one rank that "
+                "has all of it");
+  const auto text = base::str(name, " with ", key, ": a rank has a part of each parameter, and ", why);
+  if (sharded) throw base::UsageError(text, base::Code{"shard-optimizer"});
+  throw base::UsageError(text, base::Code{"optimizer-divided"});
 }
 
 // The scale of the job, which is this one's.
@@ -67,13 +102,25 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 }  // namespace
 
 struct OptimizerPart::Rest {
-  std::shared_ptr<torch::optim::Optimizer> optimizer;
-  std::shared_ptr<optim::LossScale> scale;
+  const std::shared_ptr<torch::optim::Optimizer> optimizer;
+  FusedOptimizer* const fused;  // nullptr for one of torch's, or of a program's
+  const Needs needs;
+  const std::shared_ptr<optim::LossScale> scale;
   session::OptimizerSteps steps;
+  OptimizerGroups groups;
   session::OptimizerSteps::Begun begun;
-  std::int64_t measured_after = -1;  // so many backwards of the model
-  int loads = 0;                     // of states into the model, when this last looked
+  std::int64_t measured_after = -1;     // so many backwards of the model
+  int loads = 0;                        // of states into the model, when this last looked
+  std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
+
+  Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs its_needs, std::shared_ptr<optim::LossScale> its_scale)
+      : optimizer(std::move(its)),
+        fused(dynamic_cast<FusedOptimizer*>(optimizer.get())),
+        needs(its_needs),
+        scale(std::move(its_scale)),
+        steps(*current().session, scale),
+        groups(*optimizer, steps, needs) {}
 
   // Says whether the job that it was made in goes on.
   bool in_job() const {
@@ -81,33 +128,28 @@ struct OptimizerPart::Rest {
              return callback.lock() == on_partition;
            });
   }
-
-  Rest(std::shared_ptr<torch::optim::Optimizer> its, std::shared_ptr<optim::LossScale> its_scale,
-       session::OptimizerSteps its_steps)
-      : optimizer(std::move(its)), scale(std::move(its_scale)), steps(std::move(its_steps)) {}
-
-  std::vector<at::Tensor> places() const {
-    std::vector<at::Tensor> all;
-    for (const auto& group : optimizer->param_groups()) {
-      all.insert(all.end(), group.params().begin(), group.params().end());
-    }
-    return all;
+  void require_job(const char* what) const {
+    if (in_job()) return;
+    throw base::UsageError(base::str("optimizer.", what, " of a DistributedOptimizer whose job was shut down"),
+                           base::Code{"step-after-shutdown"});
   }
 
-  // Parameters that other ranks own leave the groups; what stands for the others comes into their places.
-  void keep_held(const HeldHere& held) {
+  // True where groups have what they are to have in steps.
+  bool is_cut() const {
+    const auto& model = current().model;
+    return model != nullptr && model->partitioned();
+  }
+
+  void replace(const HeldHere& held) {
     auto& model = *current().model;
     steps.set_model([&model] { return &model.table(); }, model.shared_sharding());
-    for (auto& group : optimizer->param_groups()) {
-      std::vector<at::Tensor> here;
-      for (const auto& parameter : group.params()) {
-        auto own = held(parameter);
-        if (own.defined()) own = steps.place_of(own);
-        if (!own.defined() || !own.is_same(parameter)) optimizer->state().erase(parameter.unsafeGetTensorImpl());
-        if (own.defined()) here.push_back(std::move(own));
-      }
-      group.params() = std::move(here);
-    }
+    groups.replace(held);
+    if (waits) groups.load(*std::exchange(waits, std::nullopt), /*options=*/false);
+  }
+  void replace_new() {
+    if (!is_cut() || groups.are_replaced()) return;
+    auto& model = *current().model;
+    replace([&model](const at::Tensor& tensor) { return model.held_here(tensor); });
   }
 
   bool is_measured() const { return current().model != nullptr && measured_after == current().model->backwards(); }
@@ -115,28 +157,71 @@ struct OptimizerPart::Rest {
   const session::OptimizerSteps::Begun& measure(double max_norm) {
     const auto& model = current().model;
     if (model != nullptr && std::exchange(loads, model->loads()) != model->loads()) steps.stand_ins().follow();
-    begun = steps.begin(places(), max_norm, model == nullptr || !model->joining());
+    begun = steps.begin(groups.places(), max_norm, model == nullptr || !model->joining());
     measured_after = model == nullptr ? 0 : model->backwards();
     return begun;
   }
+
+  // The norm that gradients are clipped to.
+  double limit() const {
+    const auto& model = current().model;
+    if (model != nullptr && model->sharding() != nullptr) return current().session->config().sdp_gradient_clipping;
+    const bool needs_norm = fused != nullptr && fused->functional().declaration().gradient_norm;
+    return needs_norm ? std::numeric_limits<double>::max() : session::kNoClipping;
+  }
+
+  void update() {
+    const bool as_is = fused != nullptr && needs != Needs::kWhole;
+    steps.give_gradients(groups.places(), begun, as_is);
+    groups.update([&] {
+      if (fused == nullptr) {
+        optimizer->step();
+      } else {
+        fused->step_in({.factor = as_is ? begun.factor : 1, .norm = begun.clipped_norm, .steps = &steps});
+      }
+    });
+    steps.end(as_is);
+  }
+
+  // Tells parts of states apart: this rank, and its layout.
+  std::vector<std::int64_t> place() const {
+    const auto& session = *current().session;
+    std::vector<std::int64_t> all;
+    for (const auto group : {topology::Group::kPp, steps.divided_over().value_or(topology::Group::kPp)}) {
+      const auto members = session.members(group);
+      all.push_back(std::ranges::find(members, session.world().rank) - members.begin());
+      all.push_back(std::ssize(members));
+    }
+    return all;
+  }
 };
 
+void set_needs(std::type_index optimizer, Needs needs) {
+  if (needs == Needs::kNorms) {
+    throw base::UsageError(
+        "register_functional_optimizer(): optimizers that measure parameters are those of FusedOptimizer; of another "
+        "class it is known as kElements or kWhole");
+  }
+  auto& known = KnownNeeds::ours();
+  const std::lock_guard guard(known.mutex);
+  known.by_type[optimizer] = needs;
+}
+
 OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer, const optim::LossScale& given) {
-  check_optimizer(*optimizer);
+  const auto needs = checked_needs(*optimizer);
   auto& job = outside_step("DistributedOptimizer()");
-  auto scale = shared_scale(job, given);
-  session::OptimizerSteps steps(*job.session, scale);
-  rest_ = std::make_shared<Rest>(std::move(optimizer), std::move(scale), std::move(steps));
+  rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
   rest_->on_partition =
-      std::make_shared<PartitionCallback>([rest = rest_.get()](const auto& held) { rest->keep_held(held); });
+      std::make_shared<PartitionCallback>([rest = rest_.get()](const auto& held) { rest->replace(held); });
   frontend::on_partition(rest_->on_partition);
 }
 
-bool OptimizerPart::begin_step(bool has_closure) {
-  if (!rest_->in_job()) {
-    if (rest_->steps.stand_ins().size() == 0 && !rest_->scale->is_on()) return true;
-    throw base::UsageError("optimizer.step() of a DistributedOptimizer whose job was shut down",
-                           base::Code{"step-after-shutdown"});
+void OptimizerPart::step(bool has_closure) {
+  auto& rest = *rest_;
+  if (!rest.in_job()) {
+    if (rest.steps.stand_ins().size() > 0 || rest.scale->is_on()) rest.require_job("step()");
+    rest.optimizer->step();
+    return;
   }
   const auto& model = current().model;
   if (has_closure && model != nullptr && model->sharding() != nullptr) {
@@ -145,26 +230,29 @@ bool OptimizerPart::begin_step(bool has_closure) {
         "closure yourself, and then optimizer.step()",
         base::Code{"shard-not-with"});
   }
-  const bool sharded = model != nullptr && model->sharding() != nullptr;
-  const double clip = sharded ? current().session->config().sdp_gradient_clipping : session::kNoClipping;
-  if (!rest_->is_measured()) rest_->measure(clip);
-  rest_->measured_after = -1;
-  if (rest_->begun.overflow) {
-    rest_->steps.leave_out();
-    return false;
+  rest.replace_new();
+  if (!rest.is_measured()) rest.measure(rest.limit());
+  rest.measured_after = -1;
+  if (rest.begun.overflow) {
+    rest.steps.leave_out();
+  } else {
+    rest.update();
   }
-  rest_->steps.give_gradients(rest_->places(), rest_->begun, /*as_is=*/false);
-  return true;
 }
 
-void OptimizerPart::end_step() {
-  if (rest_->in_job()) rest_->steps.end(/*as_is=*/false);
+void OptimizerPart::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  if (rest_->fused != nullptr) {
+    rest_->fused->add_param_group(group);
+  } else {
+    rest_->optimizer->add_param_group(group);
+  }
+  if (rest_->in_job()) rest_->replace_new();
 }
 
 void OptimizerPart::zero_rest(bool set_to_none) {
   if (!rest_->in_job()) return;
   const auto& model = current().model;
-  for (const auto& place : rest_->places()) {
+  for (const auto& place : rest_->groups.places()) {
     const auto number = rest_->steps.stand_ins().find(place);
     const auto& holder = number ? rest_->steps.stand_ins().of(*number) : place;
     auto* sharding = model == nullptr ? nullptr : model->sharding();
@@ -177,10 +265,8 @@ void OptimizerPart::zero_rest(bool set_to_none) {
 }
 
 double OptimizerPart::clip(double max_norm) {
-  if (!rest_->in_job()) {
-    throw base::UsageError("optimizer.clip_master_grads() of a DistributedOptimizer whose job was shut down",
-                           base::Code{"step-after-shutdown"});
-  }
+  rest_->require_job("clip_master_grads()");
+  rest_->replace_new();
   const auto& begun = rest_->measure(max_norm);
   return begun.overflow ? -1 : begun.norm;
 }
@@ -188,6 +274,49 @@ double OptimizerPart::clip(double max_norm) {
 bool OptimizerPart::overflow() const { return rest_->begun.overflow; }
 double OptimizerPart::grad_norm() const { return rest_->begun.norm; }
 double OptimizerPart::loss_scale() const { return rest_->scale->value(); }
+
+void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) const {
+  auto& rest = *rest_;
+  rest.require_job(whole ? "save()" : "save_local()");
+  if (rest.waits) {
+    throw base::UsageError(
+        "a state that was loaded into the optimizer waits for the model to be partitioned: ask for its state after the "
+        "first step",
+        base::Code{"state-before-cut"});
+  }
+  if (!whole && !rest.is_cut()) {
+    throw base::UsageError("optimizer.save_local(): nothing is local before the model is partitioned",
+                           base::Code{"state-before-cut"});
+  }
+  rest.replace_new();
+  auto& session = *current().session;
+  auto state = rest.groups.state(whole, session.members(topology::Group::kPp), session.mailbox(), session.patience());
+  if (rest.scale->is_on()) state.scale = rest.scale->state();
+  if (!whole) state.saved_by = rest.place();
+  write(state, archive);
+}
+
+void OptimizerPart::load(torch::serialize::InputArchive& archive) {
+  auto& rest = *rest_;
+  rest.require_job("load()");
+  rest.replace_new();
+  auto state = read(archive);
+  auto problem = rest.groups.misfit(state);
+  if (!state.saved_by.empty() && state.saved_by != rest.place()) {
+    problem = "it is the part of another rank, or of another layout: load what save() has saved";
+  }
+  if (!state.saved_by.empty() && !rest.is_cut()) problem = "the part of a rank is loaded after the first step";
+  if (!problem.empty()) throw base::UsageError("optimizer.load(): " + problem, base::Code{"state-other-optimizer"});
+  if (rest.scale->is_dynamic() && state.scale) rest.scale->set_state(*state.scale);
+  if (rest.is_cut() || !(current().pipelined() || rest.steps.replaces())) {
+    rest.groups.load(state, /*options=*/true);
+    return;
+  }
+  auto options = state;
+  options.states.clear();
+  rest.groups.load(options, /*options=*/true);
+  rest.waits = std::move(state);
+}
 
 void on_partition(const std::shared_ptr<PartitionCallback>& callback) {
   auto& job = outside_step("DistributedOptimizer()");

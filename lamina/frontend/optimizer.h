@@ -5,8 +5,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <typeindex>
 #include <vector>
 
+#include "lamina/frontend/fused_optimizer.h"
 #include "lamina/frontend/on_partition.h"
 #include "lamina/optim/loss_scale.h"
 
@@ -14,6 +16,8 @@ namespace lamina {
 
 using optim::DynamicLossScale;
 using optim::LossScale;
+
+using fused::Needs;
 
 namespace frontend {
 
@@ -23,21 +27,25 @@ class OptimizerPart {
  public:
   OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer, const optim::LossScale& scale);
 
-  // Gives gradients to what is updated. False where they overflow: the step is to be left out.
-  bool begin_step(bool has_closure);
-  void end_step();
+  void step(bool has_closure);
   // Forgets what torch's zero_grad() does not reach: gradients of shards, and of parameters that others stand in for.
   void zero_rest(bool set_to_none);
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   double clip(double max_norm);
 
   bool overflow() const;
   double grad_norm() const;
   double loss_scale() const;
 
+  void save(torch::serialize::OutputArchive& archive, bool whole) const;
+  void load(torch::serialize::InputArchive& archive);
+
  private:
   struct Rest;
   std::shared_ptr<Rest> rest_;
 };
+
+void set_needs(std::type_index optimizer, Needs needs);
 
 }  // namespace frontend
 
@@ -54,9 +62,17 @@ class OptimizerPart {
 //
 //     lamina::DistributedOptimizer adamw(torch::optim::AdamW(...), lamina::LossScale(lamina::DynamicLossScale{}));
 //
-// One that measures all parameters at once (LBFGS) is refused with more than one partition, and one that is not known
-// to update each element by itself with shards: base::UsageError. So is any use of it inside a step function, whose
-// body one rank alone runs.
+// Its state is saved as torch's optimizers save theirs, whole on every rank, and is loaded from that, from what the
+// plain optimizer has saved, or from the parts of each rank (save_local()):
+//
+//     torch::serialize::OutputArchive archive;
+//     adamw.save(archive);                                      // on every rank
+//     if (lamina::rank() == 0) archive.save_to("adamw.pt");
+//     torch::load(adamw, "adamw.pt");
+//
+// One that measures all parameters at once (LBFGS) is refused with more than one partition, and with shards or divided
+// states one of which it is not known what it needs of a parameter: base::UsageError. So is any use of it inside a step
+// function, whose body one rank alone runs.
 template <class Optimizer>
 class DistributedOptimizer {
  public:
@@ -66,20 +82,24 @@ class DistributedOptimizer {
       : DistributedOptimizer(std::make_unique<Optimizer>(std::move(optimizer)), scale) {}
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) {
-    auto& optimizer = checked("optimizer.step()");
+    checked("optimizer.step()");
     at::Tensor loss;
     if (closure != nullptr) {
       const at::AutoGradMode records(true);
       loss = closure();
     }
-    if (!part_.begin_step(closure != nullptr)) return loss;
-    optimizer.step();
-    part_.end_step();
+    part_.step(closure != nullptr);
     return loss;
   }
   void zero_grad(bool set_to_none = true) {
     checked("optimizer.zero_grad()").zero_grad(set_to_none);
     part_.zero_rest(set_to_none);
+  }
+
+  // Parameters of the model, with options of their own if they have some; as torch's.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    checked("optimizer.add_param_group()");
+    part_.add_param_group(group);
   }
 
   // Has the next step clip gradients to that norm, of all of the model's on all ranks, without the loss scale. Returns
@@ -91,6 +111,24 @@ class DistributedOptimizer {
   bool overflow() const { return part_.overflow(); }      // of the gradients in the last step
   double grad_norm() const { return part_.grad_norm(); }  // the norm that the last step measured; 0 if it did not
   double loss_scale() const { return part_.loss_scale(); }
+
+  // The state of the whole optimizer, with masters and the loss scale. Collective over all ranks of the model once it
+  // is cut, and the same on all.
+  void save(torch::serialize::OutputArchive& archive) const {
+    frontend::everywhere("optimizer.save()");
+    part_.save(archive, /*whole=*/true);
+  }
+  // The state of what this rank updates, for a rank with the same part in the same layout.
+  void save_local(torch::serialize::OutputArchive& archive) const {
+    frontend::everywhere("optimizer.save_local()");
+    part_.save(archive, /*whole=*/false);
+  }
+  // Takes over this rank's part of what any of these has saved, when the model is cut if it is not yet. Throws
+  // base::UsageError where it does not fit the optimizer.
+  void load(torch::serialize::InputArchive& archive) {
+    checked("optimizer.load()");
+    part_.load(archive);
+  }
 
   // This rank's part of them.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() { return optimizer_->param_groups(); }
@@ -107,5 +145,26 @@ class DistributedOptimizer {
   std::shared_ptr<Optimizer> optimizer_;
   frontend::OptimizerPart part_;
 };
+
+// For torch::save() and torch::load().
+template <class Optimizer>
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                            const DistributedOptimizer<Optimizer>& optimizer) {
+  optimizer.save(archive);
+  return archive;
+}
+template <class Optimizer>
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                           DistributedOptimizer<Optimizer>& optimizer) {
+  optimizer.load(archive);
+  return archive;
+}
+
+// Says what a class of the program's needs of a parameter, where ranks have parts: its elements, each updated by
+// itself, or all of it, which one of those ranks then has in a step.
+template <class Optimizer>
+void register_functional_optimizer(Needs needs) {
+  frontend::set_needs(typeid(Optimizer), needs);
+}
 
 }  // namespace lamina

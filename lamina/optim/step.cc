@@ -59,6 +59,13 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
   return sum;
 }
 
+void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
+                 const std::function<void()>& measured) {
+  for (auto& group : groups) functional.measure(group.step, group.updates, threads);
+  if (measured) measured();
+  for (auto& group : groups) functional.update(group.step, group.updates, threads);
+}
+
 void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor> parameters,
           std::span<const at::Tensor> gradients, std::span<State> states, Threads& threads) {
   if (parameters.size() != gradients.size()) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "lamina/optim/functional.h"
 
@@ -16,6 +19,17 @@ std::shared_ptr<Threads> shared_threads();
 
 // The sum of the squares of all gradients, each multiplied by the scale. The same bits with any number of threads.
 double squared_gradient_norm(std::span<Update> updates, double gradient_scale, Threads& threads);
+
+// A group of parameters in a step; they are checked, as torch's are, where groups are made.
+struct GroupStep {
+  Step step;
+  std::vector<Update> updates;
+};
+
+// One step of an optimizer's groups: measures all, then updates. `measured` is called in between, where there are
+// others who have measured parts of the same parameters.
+void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
+                 const std::function<void()>& measured = {});
 
 // A step of parameters that are whole and lie all here: checks hyper-parameters, measures, updates. `gradients` and
 // `states` stand in the order of `parameters`. Throws UsageError, before anything is changed.

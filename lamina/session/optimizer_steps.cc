@@ -48,7 +48,10 @@ void OptimizerSteps::set_model(Table table, std::shared_ptr<sharding::Sharding> 
 }
 
 at::Tensor OptimizerSteps::place_of(const at::Tensor& held) {
-  if (stand_ins_.find(held)) return held;
+  const auto* table = table_();
+  const bool is_model_s =
+      (table != nullptr && table->find(held) != nullptr) || (sharding_ && sharding_->find_shard(held));
+  if (!is_model_s || stand_ins_.find(held)) return held;
   const auto& config = session_.config();
   const bool in_float32 = (config.fp16 || config.bf16) && is_half(held);
   const bool divided = divides(held);
@@ -69,14 +72,9 @@ std::optional<Part> OptimizerSteps::part(const at::Tensor& place) const {
   return shard ? std::optional(Part{place, sharding_->named(*shard).parameter}) : std::nullopt;
 }
 
-std::optional<std::int64_t> OptimizerSteps::elements(const at::Tensor& place) const {
-  const auto is = part(place);
-  return is ? std::optional(holders_->elements(*is)) : std::nullopt;
-}
-
-at::Tensor OptimizerSteps::half_copy(const at::Tensor& place) const {
+bool OptimizerSteps::is_master(const at::Tensor& place) const {
   const auto number = stand_ins_.find(place);
-  return number ? stand_ins_.half_copy(*number) : at::Tensor();
+  return number && stand_ins_.half_copy(*number).defined();
 }
 
 OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, double max_norm, bool with_copies) {
@@ -114,6 +112,23 @@ void OptimizerSteps::give_gradients(std::span<const at::Tensor> places, const Be
   for (const auto& place : places) {
     if (!stand_ins_.find(place) && place.grad().defined()) place.mutable_grad().mul_(begun.factor);
   }
+}
+
+void OptimizerSteps::update(const optim::Functional& functional, std::span<optim::GroupStep> groups,
+                            optim::Threads& threads) const {
+  std::vector<optim::Update*> parts;
+  for (auto& group : groups) {
+    for (auto& each : group.updates) {
+      if (const auto number = stand_ins_.find(each.parameter)) each.copy = stand_ins_.half_copy(*number);
+      if (const auto is = part(each.parameter)) {
+        each.elements = holders_->elements(*is);
+        parts.push_back(&each);
+      }
+    }
+  }
+  optim::step_groups(functional, groups, threads, [&] {
+    if (holders_) holders_->combine(parts, functional.declaration().norms);
+  });
 }
 
 void OptimizerSteps::end(bool as_is) {
@@ -157,10 +172,6 @@ at::Tensor OptimizerSteps::part_of(const at::Tensor& place, const at::Tensor& wh
 at::Tensor OptimizerSteps::whole_of(const at::Tensor& place, const at::Tensor& value) const {
   const auto is = part(place);
   return is ? holders_->whole_of(*is, value) : value;
-}
-
-void OptimizerSteps::combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const {
-  if (holders_) holders_->combine(parts, how);
 }
 
 }  // namespace lamina::session

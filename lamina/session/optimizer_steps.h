@@ -11,6 +11,7 @@
 #include "lamina/distributed_optimizer/owners.h"
 #include "lamina/distributed_optimizer/stand_ins.h"
 #include "lamina/optim/loss_scale.h"
+#include "lamina/optim/step.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
@@ -28,22 +29,22 @@ class OptimizerSteps {
 
   // When the model is cut. `table` gives nullptr where there is none; so may be the sharding.
   void set_model(Table table, std::shared_ptr<sharding::Sharding> sharding);
-  // Gives what an optimizer is to have in the place of a parameter, or of this rank's shard: a stand-in, or itself.
+  // Gives what an optimizer is to have in the place of a parameter of the model, or of this rank's shard: a stand-in,
+  // or itself, as any other tensor.
   at::Tensor place_of(const at::Tensor& held);
   distributed_optimizer::StandIns& stand_ins() { return stand_ins_; }
   // True where groups hold other tensors than the model's parameters, on this or on another rank.
   bool replaces() const;
   // Says what a tensor of the groups is a part of; none for what is whole here. See [Note: parts].
   std::optional<distributed_optimizer::Part> part(const at::Tensor& place) const;
-  std::optional<std::int64_t> elements(const at::Tensor& place) const;  // of a part, without those that pad it
-  // Where an update gives a half parameter its values in the same pass, see StandIns; undefined for others.
-  at::Tensor half_copy(const at::Tensor& place) const;
+  bool is_master(const at::Tensor& place) const;
   // The elements of the parameter that a part has, flattened: first, and one past the last.
   std::pair<std::int64_t, std::int64_t> range(const distributed_optimizer::Part& part) const {
     return holders_->range(part.parameter);
   }
   // Those who hold the parts: the sharding group, or the copies of the model; none where all is whole.
   std::optional<topology::Group> divided_over() const;
+  std::vector<base::Rank> members(topology::Group group) const { return session_.members(group); }
 
   struct Begun {
     bool overflow = false;    // the step is to be left out
@@ -60,6 +61,9 @@ class OptimizerSteps {
   // Gives each place its gradient; `as_is`, where whoever updates multiplies them itself, and gives halves their
   // values.
   void give_gradients(std::span<const at::Tensor> places, const Begun& begun, bool as_is);
+  // As optim::step_groups(), of what stands in groups, as it is: what is measured of parts is combined, collectively
+  // over the holders, and halves get the values of their masters.
+  void update(const optim::Functional& functional, std::span<optim::GroupStep> groups, optim::Threads& threads) const;
   // All places are updated: so are the parameters, on all ranks.
   void end(bool as_is);
 
@@ -75,9 +79,6 @@ class OptimizerSteps {
   // This rank's part of a state like a parameter, and all of it from the parts: collective over the holders.
   at::Tensor part_of(const at::Tensor& place, const at::Tensor& whole) const;
   at::Tensor whole_of(const at::Tensor& place, const at::Tensor& value) const;
-  // Collective over the holders, between the two passes of an optimizer that measures parameters: norms of parts become
-  // those of their parameters.
-  void combine(std::span<optim::Update* const> parts, std::span<const fused::Combine> how) const;
 
  private:
   void hold_in(collective::Group& group);

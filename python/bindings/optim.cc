@@ -204,74 +204,43 @@ class OptimizerGroup {
   bool each_once_ = true;
 };
 
-// The groups of one optimizer, all of one form, in a step; the optimizer takes one at a time.
-class Groups {
- public:
-  // `gradients`: of the only group; else each parameter has its own. `steps` may be nullptr.
-  Groups(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients,
-         session::OptimizerSteps* steps = nullptr)
-      : groups_(groups), steps_(steps), helpers_(optim::shared_threads()) {
-    base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
-    for (auto* group : groups_) updates_.push_back(gradients ? group->begin(*gradients) : group->begin());
-    if (steps_ != nullptr) look_behind();
-  }
+// Updates of each group in a step. `gradients`: of the only group; else each parameter has its own.
+std::vector<optim::GroupStep> begun(const std::vector<OptimizerGroup*>& groups,
+                                    const std::optional<Gradients>& gradients) {
+  base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+  std::vector<optim::GroupStep> steps;
+  for (auto* group : groups) steps.push_back({{}, gradients ? group->begin(*gradients) : group->begin()});
+  return steps;
+}
 
-  // Measures all gradients of these parameters, so scaled.
-  double squared_gradient_norm(double scale) {
+double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double scale,
+                             const std::optional<Gradients>& gradients) {
+  auto steps = begun(groups, gradients);
+  const py::gil_scoped_release release;
+  const auto helpers = optim::shared_threads();
+  double sum = 0;
+  for (auto& each : steps) sum += optim::squared_gradient_norm(each.updates, scale, *helpers);
+  return sum;
+}
+
+// With the hyper-parameters of each group. `around` may be nullptr.
+void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
+          double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
+  auto steps = begun(groups, gradients);
+  {
     const py::gil_scoped_release release;
-    double sum = 0;
-    for (auto& updates : updates_) sum += optim::squared_gradient_norm(updates, scale, *helpers_);
-    return sum;
-  }
-
-  // With the hyper-parameters of each group, which are checked, as torch's, where groups are made: a program that
-  // writes others to a group later means them.
-  void step(const std::vector<std::vector<double>>& hypers, double scale, double gradient_norm) {
-    {
-      const py::gil_scoped_release release;
-      std::vector<optim::Step> steps;
-      for (std::size_t i = 0; i < groups_.size(); ++i) {
-        steps.push_back({.hyper = hypers.at(i), .gradient_scale = scale, .gradient_norm = gradient_norm});
-      }
-      for (std::size_t i = 0; i < groups_.size(); ++i) {
-        groups_[i]->functional().measure(steps[i], updates_[i], *helpers_);
-      }
-      combine();
-      for (std::size_t i = 0; i < groups_.size(); ++i) {
-        groups_[i]->functional().update(steps[i], updates_[i], *helpers_);
-      }
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      steps[i].step = {.hyper = hyper.at(i), .gradient_scale = scale, .gradient_norm = gradient_norm};
     }
-    for (auto* group : groups_) group->end();
-  }
-
- private:
-  // Parts of parameters are measured together; halves get the values of their masters.
-  void look_behind() {
-    for (auto& updates : updates_) {
-      for (auto& update : updates) {
-        update.copy = steps_->half_copy(update.parameter);
-        update.elements = steps_->elements(update.parameter);
-      }
+    const auto helpers = optim::shared_threads();
+    if (around != nullptr && !groups.empty()) {
+      around->update(groups.front()->functional(), steps, *helpers);
+    } else if (!groups.empty()) {
+      optim::step_groups(groups.front()->functional(), steps, *helpers);
     }
   }
-
-  // Norms of parts become those of all holders.
-  void combine() {
-    if (steps_ == nullptr) return;
-    std::vector<optim::Update*> parts;
-    for (auto& updates : updates_) {
-      for (auto& update : updates) {
-        if (update.elements) parts.push_back(&update);
-      }
-    }
-    steps_->combine(parts, groups_.front()->functional().declaration().norms);
-  }
-
-  const std::vector<OptimizerGroup*>& groups_;
-  session::OptimizerSteps* const steps_;  // may be nullptr
-  const std::shared_ptr<optim::Threads> helpers_;
-  std::vector<std::vector<optim::Update>> updates_;
-};
+  for (auto* group : groups) group->end();
+}
 
 const char* needs(const Functional& functional) {
   switch (functional.declaration().needs) {
@@ -344,19 +313,10 @@ void bind_optim(py::module_& module) {
   py::class_<StateEntries>(module, "StateEntries")
       .def(py::init<const py::dict&>(), py::arg("states"))
       .def("are_of", &StateEntries::are_of, py::arg("states"));
-  module.def(
-      "squared_gradient_norm",
-      [](const std::vector<OptimizerGroup*>& groups, double scale, const std::optional<Gradients>& gradients) {
-        return Groups(groups, gradients).squared_gradient_norm(scale);
-      },
-      py::arg("groups"), py::arg("scale"), py::arg("gradients") = py::none());
-  module.def(
-      "optimizer_step",
-      [](const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
-         double gradient_norm, const std::optional<Gradients>& gradients,
-         session::OptimizerSteps* steps) { Groups(groups, gradients, steps).step(hyper, scale, gradient_norm); },
-      py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
-      py::arg("gradients") = py::none(), py::arg("steps") = py::none());
+  module.def("squared_gradient_norm", &squared_gradient_norm, py::arg("groups"), py::arg("scale"),
+             py::arg("gradients") = py::none());
+  module.def("optimizer_step", &step, py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
+             py::arg("gradients") = py::none(), py::arg("steps") = py::none());
 }
 
 }  // namespace lamina::python

@@ -99,7 +99,7 @@ void refusals() {
   init({{"ddp", true}, {"sharded_data_parallel_degree", 2}, {"sdp_param_persistence_threshold", 0}, {"timeout_s", 30}});
   DistributedModel model(seeded());
   expect_error<UsageError>([&] { DistributedOptimizer own(Own(model.parameters(), 0.1)); },
-                           {"Own with sharded_data_parallel_degree", "AdamW", "[shard-optimizer]"});
+                           {"Own with sharded_data_parallel_degree", "kWhole", "[shard-optimizer]"});
   expect_error<UsageError>([&] { DistributedOptimizer lbfgs(torch::optim::LBFGS(model.parameters())); },
                            {"LBFGS with sharded_data_parallel_degree"});
   shutdown();

@@ -10,7 +10,7 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
-from lamina.optim.shards import require_known
+from lamina.optim.shards import why_not_parts
 from lamina.util.checks import require_booleans, require_positive
 
 # Names in dynamic_loss_args, and types of their values.
@@ -85,11 +85,13 @@ def DistributedOptimizer(  # noqa: N802
 
 def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
     """UsageError for an optimizer that needs more of a parameter than a rank has."""
-    config = job.session.config
+    config, kind = job.session.config, type(optimizer).__name__
+    if not (why := why_not_parts(optimizer)):
+        return
     if config.sharded_data_parallel_degree > 1:
-        require_known(optimizer, "sharded_data_parallel_degree", "shard-optimizer")
-    elif config.shard_optimizer_state and job.session.group_size("rdp") > 1:
-        require_known(optimizer, "shard_optimizer_state", "optimizer-divided")
+        raise UsageError(f"{kind} with sharded_data_parallel_degree: {why}", code="shard-optimizer")
+    if config.shard_optimizer_state and job.session.group_size("rdp") > 1:
+        raise UsageError(f"{kind} with shard_optimizer_state: {why}", code="optimizer-divided")
 
 
 def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | None) -> _lamina.LossScale:

@@ -5,29 +5,25 @@ import torch
 from torch import optim
 
 from lamina import _lamina
-from lamina.errors import UsageError
-from lamina.optim.registry import Needs, needs_of
+from lamina.optim.registry import needs_of
 
 
-def require_known(optimizer: optim.Optimizer, key: str, code: str) -> Needs:
-    """Returns what an optimizer needs of a parameter; UsageError where that is unknown, or all parameters at once.
-    `key`: the one that gives ranks parts of parameters; `code`: the error's."""
+def why_not_parts(optimizer: optim.Optimizer) -> str:
+    """Says why an optimizer cannot update parts of parameters, "" where it can."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, optim.LBFGS):
-        raise UsageError(
-            f"{kind} with {key}: it measures all parameters of a model at once, and a rank has a part of each: take an "
-            "optimizer that updates each parameter by itself",
-            code=code,
+        return (
+            "it measures all parameters of a model at once, and a rank has a part of each: take an optimizer that "
+            "updates each parameter by itself"
         )
-    if (needs := needs_of(type(optimizer))) is None:
-        raise UsageError(
-            f"{kind} with {key}: a rank has a part of each parameter, and it is not known whether {kind} looks at more "
-            "of one than the element that it updates. Say so before: "
-            f'lamina.optim.register_functional_optimizer({kind}, needs="elements"), or needs="whole", with which each '
-            "parameter is updated on one rank that has all of it",
-            code=code,
-        )
-    return needs
+    if needs_of(type(optimizer)) is not None:
+        return ""
+    return (
+        f"a rank has a part of each parameter, and it is not known whether {kind} looks at more of one than the "
+        "element that it updates. Say so before: "
+        f'lamina.optim.register_functional_optimizer({kind}, needs="elements"), or needs="whole", with which each '
+        "parameter is updated on one rank that has all of it"
+    )
 
 
 def parameter_of(tensor: torch.Tensor, sharding: _lamina.Sharding | None) -> torch.Tensor:

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lamina/optim/loss_scale.h"
+#include "lamina/value/value.h"
+
+namespace lamina::frontend {
+
+// Values that an archive has of one parameter, or of a group's options.
+using Fields = std::map<std::string, c10::IValue>;
+
+// The state of an optimizer as its archives have it. Parameters are numbers: their places in the groups of the whole
+// optimizer.
+struct OptimizerState {
+  struct Group {
+    std::vector<std::int64_t> parameters;
+    Fields options;
+  };
+  std::vector<Group> groups;
+  std::map<std::int64_t, Fields> states;
+  std::map<std::int64_t, at::Tensor> masters;
+  std::optional<optim::LossScale::State> scale;
+  std::vector<std::int64_t> saved_by;  // whose part it is; empty for the state of a whole optimizer
+};
+
+// In the form of torch's optimizers, which leave out what is not theirs. `read` throws base::UsageError for what is no
+// such archive.
+void write(const OptimizerState& state, torch::serialize::OutputArchive& archive);
+OptimizerState read(torch::serialize::InputArchive& archive);
+
+// The state that an optimizer itself has, its own parameters counted; the way back: it forgets what it had.
+OptimizerState state_of(const torch::optim::Optimizer& optimizer);
+void give(torch::optim::Optimizer& optimizer, const OptimizerState& state);
+
+// For messages. Throws base::UsageError for a field that is no tensor, number, flag or text.
+value::Value to_value(const Fields& fields);
+Fields to_fields(const value::Value& value);
+
+}  // namespace lamina::frontend
