@@ -7,7 +7,7 @@ namespace lamina::fused {
 namespace {
 
 struct Hyperparameters {
-  double lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, bias_correction;
+  double lr, beta1, beta2, eps, weight_decay, amsgrad, maximize, bias_correction, decoupled_weight_decay;
 };
 
 template <bool Decoupled>
@@ -18,7 +18,8 @@ constexpr HyperField kHyper[] = {lr(1e-3),
                                  weight_decay(Decoupled ? 1e-2 : 0),
                                  flag("amsgrad"),
                                  flag("maximize"),
-                                 flag("bias_correction", true)};
+                                 flag("bias_correction", true),
+                                 flag("decoupled_weight_decay", Decoupled)};
 constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}};
 
 template <bool Amsgrad>
@@ -56,10 +57,11 @@ constexpr Rule rule(const char* name) {
           [](Hyper hyper, const Moment&, Numbers& numbers) {
             const auto h = read<Hyperparameters>(hyper);
             const double step = ++numbers[0];
+            const bool decoupled = h.decoupled_weight_decay != 0;
             const auto bias = [&](double beta) { return h.bias_correction != 0 ? 1 - std::pow(beta, step) : 1; };
             return coefficients<Adam<false>>({.sign = h.maximize != 0 ? -1.0 : 1.0,
-                                              .l2 = Decoupled ? 0 : h.weight_decay,
-                                              .decay = Decoupled ? 1 - h.lr * h.weight_decay : 1,
+                                              .l2 = decoupled ? 0 : h.weight_decay,
+                                              .decay = decoupled ? 1 - h.lr * h.weight_decay : 1,
                                               .beta1 = h.beta1,
                                               .rest1 = 1 - h.beta1,
                                               .beta2 = h.beta2,

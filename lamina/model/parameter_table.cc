@@ -95,7 +95,7 @@ bool ParameterTable::whole_everywhere() const {
 
 bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold) {
   return parameter.is_floating_point() && parameter.numel() >= std::max<std::int64_t>(threshold, 1) &&
-         parameter.is_contiguous();
+         parameter.is_contiguous() && parameter.dim() > 0;
 }
 
 }  // namespace lamina::model

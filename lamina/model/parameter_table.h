@@ -62,7 +62,7 @@ class ParameterTable {
 };
 
 // Says whether the elements of a parameter may be shared out: of floating-point numbers, at least `threshold` of them,
-// and contiguous.
+// contiguous, and no scalar, whose states nothing would tell from other numbers.
 bool may_be_sharded(const at::Tensor& parameter, std::int64_t threshold);
 
 }  // namespace lamina::model

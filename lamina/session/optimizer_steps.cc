@@ -59,9 +59,9 @@ at::Tensor OptimizerSteps::place_of(const at::Tensor& held) {
   return in_float32 || divided ? stand_ins_.take(held, begin, end, in_float32) : held;
 }
 
-// Copies divide what lies in one piece; a shard is a part already.
+// Copies divide what lies in one piece, and has dimensions that its states have, too; a shard is a part already.
 bool OptimizerSteps::divides(const at::Tensor& held) const {
-  return divided_over() == Group::kRdp && held.is_contiguous() && held.numel() > 0;
+  return divided_over() == Group::kRdp && held.is_contiguous() && held.dim() > 0 && held.numel() > 0;
 }
 
 std::optional<Part> OptimizerSteps::part(const at::Tensor& place) const {

@@ -84,29 +84,29 @@ class Slot {
 
   void end(const Fields& fields, const py::dict& states) {
     if (!changes_) return;
-    if (!entry_) {
-      entry_ = py::dict();
-      states[key_] = entry_;
-    }
     fields_.resize(fields.all.size());
     std::size_t tensor = 0, number = 0;
     for (std::size_t i = 0; i < fields_.size(); ++i) {
       if (fields.all[i].kind != StateKind::kNumber) {
-        put(fields.names[i], fields_[i], state_.tensors.at(tensor++));
+        put(fields.names[i], fields_[i], state_.tensors.at(tensor++), states);
         continue;
       }
       const double value = state_.numbers.at(number++);
       if (!fields_[i].defined()) {
         const auto type = std::string_view(fields.all[i].name) == "step" ? at::kFloat : at::kDouble;
-        put(fields.names[i], fields_[i], at::scalar_tensor(value, type));
+        put(fields.names[i], fields_[i], at::scalar_tensor(value, type), states);
       }
       set_number(fields_[i], value);
     }
   }
 
  private:
-  void put(const py::str& name, at::Tensor& known, const at::Tensor& tensor) {
+  void put(const py::str& name, at::Tensor& known, const at::Tensor& tensor, const py::dict& states) {
     if (!tensor.defined() || known.is_same(tensor)) return;
+    if (!entry_) {
+      entry_ = py::dict();
+      states[key_] = entry_;
+    }
     known = tensor;
     entry_[name] = tensor;
   }

@@ -355,6 +355,38 @@ void fused_is_torchs() {
   expect_error<UsageError>([&] { FusedOptimizer("Adam7", net->parameters()); }, {"no optimizer with the name Adam7"});
 }
 
+// Hyper-parameters that a trainer sets travel with its next steps.
+void remote_options() {
+  init({{"timeout_s", 30}});
+  torch::manual_seed(0);
+  const torch::nn::Linear net(6, 1);
+  if (rank() == 0) {
+    remote::place<Tensor>("net", net);
+    remote::serve();
+  } else if (rank() == 1) {
+    const auto there = remote::find("net", 0);
+    optim::DistributedOptimizer sgd("SGD", there.parameters(), {{"lr", 0.1}, {"momentum", 0.9}});
+    auto plain = net;
+    torch::optim::SGD theirs(plain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int number = 0; number < 4; ++number) {
+      remote::Context context;
+      const auto loss = there(batch()).square().mean(), expected = plain(batch()).square().mean();
+      expect(torch::allclose(loss, expected), "a remote loss is the plain one's in step " + std::to_string(number));
+      context.backward(loss);
+      sgd.step(context);
+      theirs.zero_grad();
+      expected.backward();
+      theirs.step();
+      const double lr = 0.1 / (2 << number);
+      sgd.set_options({{"lr", lr}});
+      theirs.param_groups()[0].options().set_lr(lr);
+    }
+    expect_error<UsageError>([&] { sgd.set_options({{"rate", 1.0}}); }, {"SGD has no hyper-parameter", "rate"});
+    expect_error<UsageError>([&] { sgd.set_options({{"lr", -1.0}}); }, {"Invalid learning rate: -1"});
+  }
+  shutdown();
+}
+
 void refuses_the_unknown() {
   for (const Layout& layout : {Layout{1, 4, false, ""}, Layout{1, 1, true, ""}}) {
     layout.start();
@@ -387,5 +419,6 @@ int main() {
   scales_go_on();
   groups_come_later();
   refusals();
+  remote_options();
   return exit_code();
 }

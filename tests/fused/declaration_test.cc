@@ -55,7 +55,7 @@ TEST(Declaration, BadValuesAreErrorsInTorchsWords) {
             "Invalid weight_decay_type value: 2");
   EXPECT_EQ(problem_of(kAdam, {{"amsgrad", 0.5}}), "Invalid amsgrad: 0.5");
   EXPECT_EQ(usage_error_of([] { check(kAdam, std::vector<double>{1e-3}); }),
-            "Adam has 8 hyper-parameters, and was given 1");
+            "Adam has 9 hyper-parameters, and was given 1");
 }
 
 // A norm is of use only where the holders of a parameter can combine it.

@@ -464,6 +464,89 @@ def assert_same(found, expected):
             assert found[key] == value, key
 
 
+class Odd(nn.Module):
+    """Parameters that are hard to divide."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 5)
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+        self.one = nn.Parameter(torch.ones(1))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.transposed = nn.Parameter(torch.randn(5, 3).t())
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(4))
+        self.imaginary = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.precise = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x):
+        rest = self.imaginary.abs().square().sum() + self.precise.sum() + self.empty.sum() + self.one.sum()
+        return (self.linear(x) @ self.transposed.t()).float() * self.scalar + rest * self.frozen.sum()
+
+
+def case_odd_parameters_are_divided_or_left_whole():
+    """Loading a state that was just saved changes nothing, and copies stay alike."""
+    for (layout, keys), make in itertools.product(
+        (("dp4 shared states", {}), ("dp4 shared states", {"bf16": True}), ("dp4", {"bf16": True}), ("sharded 4", {})),
+        (adamw, sgd, adam_of_torch, lamb),
+    ):
+        found = []
+        for saves in (False, True):
+            start(layout, **keys)
+            model = lamina.DistributedModel(Odd())
+            optimizer = lamina.DistributedOptimizer(make(model.parameters()))
+            for _ in range(3):
+                train(model, share())
+                optimizer.step()
+                optimizer.zero_grad()
+                if saves:
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            found.append(copy.deepcopy(model.state_dict()))
+            everyone = lamina.allgather(found[-1], lamina.WORLD)
+            for name, value in found[-1].items():
+                assert all(torch.equal(other[name], value) for other in everyone), (make, name)
+            lamina.shutdown()
+        assert_same(*found)
+
+
+def case_parts_of_another_layout_are_refused():
+    states = {}
+    for layout in ("sharded 4", "dp4 shared states", "dp4"):
+        start(layout)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+        train(model, share())
+        optimizer.step()
+        for state in states.values():
+            with pytest.raises(lamina.UsageError, match=r"part \d of 4 of each parameter's.*gather_if_shard=True"):
+                optimizer.load_state_dict(state)
+        states[layout] = copy.deepcopy(optimizer.local_state_dict(gather_if_shard=False))
+        states = {name: state for name, state in states.items() if "_lamina_parts" in state}
+        for bad in ({}, None, {"state": {}}):
+            with pytest.raises(lamina.UsageError, match="takes a state dict of an optimizer"):
+                optimizer.load_state_dict(bad)
+        lamina.shutdown()
+    assert list(states) == ["sharded 4", "dp4 shared states"]
+
+
+def case_groups_can_be_read_before_the_model_is_cut():
+    for layout, keys in (("pp2 dp2", {"fp16": True}), ("pp2 sharded 2", {}), ("dp4 shared states", {"fp16": True})):
+        start(layout, **keys)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+        flat = optimizer.fp32_partitioned_groups_flat[0]
+        assert flat.dtype == torch.float32 and flat.dim() == 1
+        if "sharded" in layout:
+            assert torch.distributed.get_world_size(optimizer.ds_param_shard_group) == 2
+        assert all(a is b for a, b in zip(optimizer.fp16_groups[0], model.parameters(), strict=True))
+        train(model, share())
+        optimizer.step()
+        places = optimizer.param_groups[0]["params"]
+        assert optimizer.fp32_partitioned_groups_flat[0].numel() == sum(place.numel() for place in places)
+        lamina.shutdown()
+
+
 def case_a_whole_parameter_has_one_owner_among_the_copies():
     start("dp4 shared states", bf16=True)
     model = lamina.DistributedModel(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8))))

@@ -22,6 +22,7 @@ TORCHS = [
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
     ("Adam", {"weight_decay": 0.1}),
     ("Adam", {"amsgrad": True, "betas": (0.8, 0.9)}),
+    ("Adam", {"lr": 1e-2, "weight_decay": 0.3, "decoupled_weight_decay": True}),
     ("AdamW", {"lr": 1e-2}),
     ("AdamW", {"amsgrad": True, "maximize": True}),
     ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
@@ -74,6 +75,9 @@ def test_state_dicts_go_both_ways(name, keys):
     steps(ours, theirs, both, 5)
     mine, torchs = (copy.deepcopy(each.state_dict()) for each in both)
     assert list(mine["param_groups"][0]) == list(torchs["param_groups"][0])
+    assert {number: set(state) for number, state in mine["state"].items()} == {
+        number: set(state) for number, state in torchs["state"].items()
+    }
     fresh = getattr(optim, name)(ours, lr=123.0), getattr(torch.optim, name)(theirs, lr=123.0)
     fresh[0].load_state_dict(torchs)
     fresh[1].load_state_dict(mine)

@@ -14,8 +14,8 @@ def lie_together(tensors: list[torch.Tensor]) -> None:
 
 
 class FlatGroups(Sequence):
-    """Per group a tensor of one dimension, of all that this rank updates of it: its own memory where that lies together
-    (masters do), else a copy that is made when it is asked for."""
+    """Per group a tensor of one dimension, in float32 or more, of all that this rank updates of it: its own memory
+    where that lies together (masters do), else a copy that is made when it is asked for."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self._groups = optimizer.param_groups
@@ -31,6 +31,10 @@ class FlatGroups(Sequence):
         for place in places:
             together = place.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
             if not (together and place.is_contiguous() and place.storage_offset() == first.storage_offset() + at):
-                return torch.cat([place.reshape(-1) for place in places])
+                return _at_least_float32(torch.cat([place.reshape(-1) for place in places]))
             at += place.numel()
-        return first.as_strided((at,), (1,), first.storage_offset())
+        return _at_least_float32(first.as_strided((at,), (1,), first.storage_offset()))
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

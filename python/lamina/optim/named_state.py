@@ -10,6 +10,7 @@ from lamina.optim.param_groups import Layout
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY
 
 _MEMBERS = ("params", "param_names")
+PARTS = "_lamina_parts"  # (group, part, parts) of each parameter's states, where a partial state has no more
 _REST = "."  # the beginning of no parameter's name
 
 
@@ -20,7 +21,7 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_marks(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without what marks it as partial."""
-    return {key: value for key, value in state_dict.items() if key not in (PARTIAL, SAVED_BY)}
+    return {key: value for key, value in state_dict.items() if key not in (PARTIAL, SAVED_BY, PARTS)}
 
 
 def by_name(state_dict: Mapping[str, Any], names: Iterable[Iterable[str]]) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | N
     static = 1.0 if static is None else static
     require_positive(static_loss_scale=static)
     require_booleans(dynamic_loss_scale=dynamic)
+    if not isinstance(args, Mapping | None):
+        raise UsageError(f"dynamic_loss_args is a dictionary, not {args!r}")
     args = dict(args or {})
     if unknown := [name for name in args if name not in _DYNAMIC]:
         raise UsageError(f"dynamic_loss_args has {', '.join(map(str, unknown))}; its names are {', '.join(_DYNAMIC)}")

@@ -63,6 +63,7 @@ class OptimizerState:
         self.optimizer.step = types.MethodType(step, self.optimizer)  # which schedulers take apart
         self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
         self.optimizer.optimizer = self.optimizer
+        self._name_groups()
 
     def trim(self, model: PartitionedModel) -> None:
         """Makes the groups this rank's part of the model: see Roster.trim."""
@@ -196,7 +197,9 @@ class OptimizerState:
             )
         place = (job.session.group_rank("pp"), job.session.group_size("pp"))
         named = _masters_apart(self._named(gather_if_shard))
-        return seeds.with_steps(named | {PARTIAL: True, SAVED_BY: place})
+        parts = self._parts(job.session)
+        marks = {PARTIAL: True, SAVED_BY: place} | ({named_state.PARTS: parts} if parts and not gather_if_shard else {})
+        return seeds.with_steps(named | marks)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state, full or partial: every rank keeps what it owns. Before the model is partitioned the options of
@@ -208,6 +211,11 @@ class OptimizerState:
         Errors:
             UsageError: it does not fit the optimizer, or inside a step function.
         """
+        if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
+            raise UsageError(
+                "optimizer.load_state_dict() takes a state dict of an optimizer, with `state` and `param_groups`",
+                code="state-other-optimizer",
+            )
         state_dict = seeds.taken_from(state_dict)
         job = current.job_if_any()
         if self.roster.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
@@ -331,7 +339,19 @@ class OptimizerState:
         named_state.check_names(named, layout, job.cut.model.home_of)
         return named
 
+    def _parts(self, session: _lamina.Session) -> tuple[str, int, int] | None:
+        """Says which part of its parameters this rank has, over which group, and of how many; None where they are
+        whole."""
+        over = self._steps.divided_over
+        return None if over is None else (over, session.group_rank(over), session.group_size(over))
+
     def _problem(self, state_dict: Mapping[str, Any], job: current.Job, layout: Layout) -> str:
+        if (saved := state_dict.get(named_state.PARTS)) and saved != (own := self._parts(job.session)):
+            here = "which has whole ones" if own is None else "which has part {1} of {2} over {0}".format(*own)
+            return (
+                "the states are part {1} of {2} of each parameter's over {0}, and not this rank's, ".format(*saved)
+                + f"{here}: save local_state_dict(gather_if_shard=True), or state_dict()"
+            )
         if is_partial(state_dict):
             return saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
         return named_state.check_lengths(state_dict, layout)
@@ -384,9 +404,9 @@ class OptimizerState:
         optimizer.fp16_groups = [
             list(map(self.roster.parameter_of, group["params"])) for group in optimizer.param_groups
         ]
-        if shards.of_job() is not None:
+        if current.session().config.sharded_data_parallel_degree > 1:
             optimizer.ds_param_shard_group = groups.of_job().get("shard")
-        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer)
+        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer)  # whole ones until the model is cut
         for group in optimizer.param_groups:
             masters = [place for place in group["params"] if self._steps.holder_of(place).dtype != place.dtype]
             if masters and len(masters) == len(group["params"]):
