@@ -10,9 +10,9 @@
 
 namespace lamina::checkpoint {
 
-// Who writes what several ranks have: of each parameter of the model the pieces of one copy, and with them its states,
-// so that all copies write about as many bytes. Alike on all ranks. Buffers, which copies may have different values of,
-// are those of the first.
+// Says who writes what several ranks have: of each parameter of the model the pieces of one copy, and with them its
+// states, so that all copies write about as many bytes. Alike on all ranks. Buffers, which copies may have different
+// values of, are those of the first.
 class Writers {
  public:
   Writers(const model::ParameterTable& table, const topology::Topology& topology);

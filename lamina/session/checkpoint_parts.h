@@ -27,11 +27,11 @@ class CheckpointParts {
     bool writes = false;
   };
 
-  // Of a parameter or buffer that is here.
+  // Finds a parameter or buffer that is here.
   Place of_row(const model::Parameter& row) const;
-  // Of what stands at `place` in an optimizer's groups for the parameter of this name, a master say.
+  // Finds what stands at `place` in an optimizer's groups for the parameter of this name, a master say.
   Place of_place(const OptimizerSteps& steps, const at::Tensor& place, std::string_view name) const;
-  // Of a state that belongs to it, a tensor of these sizes here.
+  // Finds a state that belongs to it, a tensor of these sizes here.
   Place of_state(const OptimizerSteps& steps, const at::Tensor& place, std::string_view name,
                  at::IntArrayRef sizes) const;
 

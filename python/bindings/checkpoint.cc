@@ -165,7 +165,7 @@ class CheckpointReader {
     const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
     const auto* found = reader_.find(of.parameter, from, optimizer, from == Kind::kState ? of.state : "");
     base::internal_check(found != nullptr, "a part of nothing");
-    // What is like the parameter is here as its place is.
+    // A state like the parameter is here as its place is.
     const CheckpointParts parts(session, table);
     const auto* row = table.find(of.parameter);
     const bool is_like = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();

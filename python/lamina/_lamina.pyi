@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as the Python face sees it. Nothing here is public."""
 
+import enum
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal, overload
@@ -213,8 +214,9 @@ class Session:
         """Waits until `rank` is lost and says why; "" when it is not in that time."""
 
     # The model.
-    def plan(self, tree: ModuleTree, measures: Sequence[Any] | None) -> Plan:
-        """Says who is to own what, as the configuration asks, given what a trace has measured of each node."""
+    def plan(self, tree: ModuleTree, measures: Sequence[Any] | None, kept: dict[str, int]) -> Plan:
+        """Says who is to own what, as the configuration asks, given what a trace has measured of each node; or as it
+        was, where `kept` has the partition of each module."""
     def cut(self, tree: ModuleTree, plan: Plan | None, error: str, word: object) -> tuple[Cut, str, list[Any]]:
         """Collective over the world: the plan of world rank 0 on all ranks, as it is printed, and the words of all.
         ConfigError with the error of world rank 0, if it has one; UsageError where a rank has another model, which
@@ -723,9 +725,107 @@ class Reducer:
         """Has gradients of other parameters reduced by these."""
     @property
     def joining(self) -> bool: ...
+    @property
+    def accumulates(self) -> bool:
+        """There are gradients that the next reduction is to have: passes since the last one."""
     def begin_join(self, by_everyone: bool, throws: bool) -> None: ...
     def fail_join(self, exception: BaseException) -> None: ...
     def end_join(self) -> None: ...
+
+# Checkpoints: lamina/checkpoint, lamina/session/checkpoint_parts.h.
+
+class SavedKind(enum.Enum):
+    PARAMETER = ...
+    BUFFER = ...
+    MASTER = ...
+    STATE = ...
+    CONTENT = ...
+
+class StateName:
+    """A state that belongs to what stands in an optimizer's groups for a parameter; "" of a master."""
+
+    def __init__(self, optimizer: int, state: str, parameter: str) -> None: ...
+
+class PartsToSave:
+    """The parts that this rank writes, of those that it lists."""
+
+    def __init__(self, session: Session, table: ParameterTable) -> None: ...
+    def add_row(self, name: str, elements: torch.Tensor, also: Sequence[str]) -> None:
+        """All that this rank has of a parameter or buffer; `also`: its other names. UsageError where it has no place in
+        a checkpoint."""
+    def add_state(self, steps: OptimizerSteps, of: StateName, place: torch.Tensor, value: torch.Tensor) -> None: ...
+    def add_content(self, name: str, value: torch.Tensor) -> None: ...
+
+class Snapshot:
+    """Memory for copies of parts, which stays from one save to the next."""
+
+class Save:
+    """A save of all ranks that is under way."""
+
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def tag(self) -> str: ...
+    def wait(self) -> None:
+        """Waits for its end, and raises what it ended with, alike on all ranks."""
+
+def require_content(object: Any, allow_objects: bool) -> None:
+    """UsageError where an object cannot be saved."""
+
+def begin_save(
+    session: Session,
+    parts: PartsToSave,
+    folder: str,
+    tag: str,
+    partial: bool,
+    about: dict[str, Any],
+    allow_objects: bool,
+    texts: dict[str, str],
+    keep: int,
+    snapshot: Snapshot | None,
+) -> Save:
+    """Collective over the world: raises the same on all ranks before a byte of a part is written; then writes in a
+    thread of its own, copies of the parts where there is a snapshot. `about` and `texts`, further files by name, are
+    the first rank's."""
+
+class CheckpointReader:
+    """A checkpoint, or a folder of Hugging Face's, that is read: what is wanted of it is listed first."""
+
+    def __init__(self, place: str, verify: bool) -> None: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def tensors(self) -> list[tuple[str, SavedKind, int, str]]:
+        """(name, kind, optimizer, state) of each."""
+    def about(self, key: str, allow_objects: bool) -> Any:
+        """Returns what was saved under that key; None where nothing was."""
+    def find(
+        self, name: str, kind: SavedKind, optimizer: int = 0, state: str = ""
+    ) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """-> (shape, dtype) of a tensor; a parameter may have been a buffer."""
+    def want_row(
+        self, session: Session, table: ParameterTable, name: str, kind: SavedKind, optimizer: int = 0
+    ) -> torch.Tensor:
+        """Memory that `read` fills with this rank's elements of a parameter or buffer, of its master with that kind."""
+    def want_state(
+        self,
+        session: Session,
+        table: ParameterTable,
+        steps: OptimizerSteps,
+        of: StateName,
+        place: torch.Tensor,
+        kind: SavedKind,
+    ) -> torch.Tensor: ...
+    def want_content(self, name: str) -> torch.Tensor: ...
+    def whole(self, name: str) -> torch.Tensor:
+        """All of a parameter or buffer, now."""
+    def read(self, session: Session) -> None:
+        """Raises FormatError, which names file and tensor, for what is not as it was written."""
+
+def find_checkpoint(
+    folder: str, tag: str | None, partial: bool, tells: Callable[[str], None]
+) -> tuple[str, str] | None:
+    """-> (folder, id) of the checkpoint that is to be loaded; None where there is none."""
 
 # Recordings of what the ranks do in steps, and when: lamina/observe.
 

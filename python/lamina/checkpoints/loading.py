@@ -141,8 +141,8 @@ def _tell(line: str) -> None:
 
 
 def _everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) -> Any:
-    """What `do` returns, once it has succeeded on all ranks, or of all of them; else the first rank's error on every
-    rank. Collective over the world."""
+    """Returns what `do` does, once it has succeeded on all ranks, or of all of them; else the first rank's error on
+    every rank. Collective over the world."""
     error: Exception | None = None
     result, problem = None, None
     try:

@@ -7,6 +7,7 @@ saved.
 """
 
 import datetime
+import importlib.metadata
 import os
 from typing import Any
 
@@ -213,7 +214,7 @@ class _Everything:
             )
 
     def about(self) -> dict[str, Any]:
-        """What is no tensor; see [Note: checkpoints]."""
+        """Returns what is no tensor; see [Note: checkpoints]."""
         job, session = self._job, self._job.session
         about: dict[str, Any] = {
             "lamina": _version(),
@@ -308,6 +309,7 @@ def _about_optimizer(optimizer: OptimizerState, known: list[Layout]) -> dict[str
 
 
 def _version() -> str:
-    import lamina
-
-    return lamina.__version__
+    try:
+        return importlib.metadata.version("lamina")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return ""

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/checkpoint/piece_reader.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <fstream>
+
+#include "lamina/base/error.h"
+#include "lamina/checkpoint/rank_files.h"
+#include "lamina/layout/common.h"
+#include "tests/archive/temp_folder.h"
+#include "tests/layout/any_layout.h"
+
+namespace lamina::checkpoint {
+namespace {
+
+using archive::testing::TempFolder;
+
+const auto kNothing = [](std::int64_t) {};
+
+archive::SavedTensor named(const std::string& name, const layout::Shape& shape) {
+  archive::SavedTensor tensor;
+  tensor.name = name;
+  tensor.dtype = layout::DType::kInt64;
+  tensor.shape = shape;
+  return tensor;
+}
+
+// The elements of a region of a tensor whose element i is i, in memory with padding.
+at::Tensor elements_of(const layout::Region& region) {
+  auto memory = at::full({region.size}, -1, at::kLong);
+  layout::CommonRuns runs(layout::whole(region.whole), region);
+  while (const auto run = runs.next()) {
+    memory.narrow(0, run->to, run->count).copy_(at::arange(run->from, run->from + run->count));
+  }
+  return memory;
+}
+
+// Saves a tensor as the ranks of a layout do, each in files of its own.
+archive::Manifest saved(const std::filesystem::path& folder, const layout::ParameterLayout& layout) {
+  std::vector<archive::Manifest> manifests;
+  for (const auto& piece : layout::pieces(layout)) {
+    const Part part{named("w", layout.shape), piece.region, elements_of(piece.region)};
+    manifests.push_back(write_rank_files(archive::file_system(), folder, manifests.size(), {&part, 1}, kNothing));
+  }
+  return merge(manifests);
+}
+
+RC_GTEST_PROP(PieceReaderProperty, WhatOneLayoutSavedAnyOtherOneReads, ()) {
+  const auto shape = layout::any_shape();
+  const auto from = layout::any_layout(shape), to = layout::any_layout(shape);
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  const PieceReader reader(archive::file_system(), folder / "a", saved(folder / "a", from), true);
+  for (const auto& piece : layout::pieces(to)) {
+    const auto into = at::full({piece.region.size}, -1, at::kLong);
+    const Wanted wanted{reader.find("w", archive::Kind::kParameter), piece.region, into};
+    reader.read({&wanted, 1}, [] {});
+    RC_ASSERT(at::equal(into, elements_of(piece.region)));
+  }
+}
+
+// Counts what is read of files.
+class Counted : public archive::FileSystem {
+ public:
+  std::int64_t bytes = 0;
+
+  std::unique_ptr<Output> create(const archive::Path& path) override { return system_.create(path); }
+  std::unique_ptr<Input> open(const archive::Path& path) override {
+    return std::make_unique<CountedInput>(system_.open(path), bytes);
+  }
+  void make_folder(const archive::Path& path) override { system_.make_folder(path); }
+  void rename(const archive::Path& from, const archive::Path& to) override { system_.rename(from, to); }
+  bool exchange(const archive::Path& one, const archive::Path& other) override { return system_.exchange(one, other); }
+  void sync_folder(const archive::Path& path) override { system_.sync_folder(path); }
+  std::vector<Entry> list(const archive::Path& folder) override { return system_.list(folder); }
+  void remove(const archive::Path& path) override { system_.remove(path); }
+  std::uint64_t free_bytes(const archive::Path& path) override { return system_.free_bytes(path); }
+  std::unique_ptr<Lock> try_lock(const archive::Path& path, const std::string& words, std::string* holder) override {
+    return system_.try_lock(path, words, holder);
+  }
+
+ private:
+  class CountedInput : public Input {
+   public:
+    CountedInput(std::unique_ptr<Input> input, std::int64_t& bytes) : input_(std::move(input)), bytes_(bytes) {}
+    std::uint64_t size() const override { return input_->size(); }
+    void read(std::uint64_t offset, std::span<std::byte> to) const override {
+      bytes_ += static_cast<std::int64_t>(to.size());
+      input_->read(offset, to);
+    }
+
+   private:
+    const std::unique_ptr<Input> input_;
+    std::int64_t& bytes_;
+  };
+
+  archive::FileSystem& system_ = archive::file_system();
+};
+
+TEST(PieceReader, ReadsNoMoreThanTheBlocksOfWhatIsWantedEachOnce) {
+  constexpr std::int64_t kRows = 1 << 20;  // 8 MiB
+  const layout::ParameterLayout whole{.name = "w", .shape = {kRows}};
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  Counted files;
+  const PieceReader reader(files, folder / "a", saved(folder / "a", whole), true);
+  std::vector<Wanted> wanted;  // a thousand tensors' worth of small neighbours
+  const auto* tensor = reader.find("w", archive::Kind::kParameter);
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    const auto region = within(layout::whole({kRows}), i * 100, (i + 1) * 100);
+    wanted.push_back({tensor, region, at::empty({100}, at::kLong)});
+  }
+  reader.read(wanted, [] {});
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(at::equal(wanted[static_cast<std::size_t>(i)].into, at::arange(i * 100, (i + 1) * 100)));
+  }
+  EXPECT_EQ(files.bytes, std::int64_t{1} << 20);  // 800,000 bytes behind a header
+}
+
+TEST(PieceReader, NamesFileAndTensorOfWhatIsNotAsItWasWritten) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  const auto manifest = saved(folder / "a", {.name = "w", .shape = {1000}});
+  const auto path = folder / "a" / manifest.files.front().name;
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-9, std::ios::end);
+    file.put('x');
+  }
+  const PieceReader reader(archive::file_system(), folder / "a", manifest, true);
+  try {
+    reader.read(*reader.find("w", archive::Kind::kParameter));
+    FAIL();
+  } catch (const base::FormatError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find(path.string()), std::string::npos) << text;
+    EXPECT_NE(text.find("(w)"), std::string::npos) << text;
+  }
+  const PieceReader trusting(archive::file_system(), folder / "a", manifest, false);
+  EXPECT_EQ(trusting.read(*trusting.find("w", archive::Kind::kParameter)).numel(), 1000);
+}
+
+}  // namespace
+}  // namespace lamina::checkpoint

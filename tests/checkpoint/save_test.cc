@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/checkpoint/save.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "lamina/archive/verify.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/checkpoint/piece_reader.h"
+#include "tests/archive/temp_folder.h"
+#include "tests/messaging/mailboxes.h"
+
+namespace lamina::checkpoint {
+namespace {
+
+using archive::testing::TempFolder;
+using messaging::Mailboxes;
+
+constexpr int kRanks = 3;
+
+std::string text_of(const std::exception_ptr& error) {
+  if (!error) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+SaveRequest request_of(const std::filesystem::path& folder, const std::string& tag, int rank, double value) {
+  SaveRequest request{.folder = folder, .tag = tag};
+  request.parts.push_back(
+      whole_part(base::str("w", rank), archive::Kind::kParameter, at::full({100, 3}, value + rank)));
+  request.about = {{"value", value}};
+  return request;
+}
+
+Peers peers_of(Mailboxes& boxes, int rank, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  return {boxes.ranks(), boxes[rank], base::Patience{timeout}};
+}
+
+std::vector<std::exception_ptr> save(Mailboxes& boxes, const std::filesystem::path& folder, const std::string& tag,
+                                     double value) {
+  return boxes.run([&](int rank) {
+    Save save(archive::file_system(), request_of(folder, tag, rank, value), peers_of(boxes, rank));
+    save.start();
+    save.wait();
+  });
+}
+
+double value_of(const std::filesystem::path& folder, const std::string& tag) {
+  const auto found = archive::Store(archive::file_system(), folder).find(tag);
+  EXPECT_TRUE(archive::verify(archive::file_system(), found.folder, [](auto, auto) {}).empty());
+  const PieceReader reader(archive::file_system(), found.folder, found.manifest, true);
+  const auto value = found.manifest.about["value"].get<double>();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto* tensor = reader.find(base::str("w", rank), archive::Kind::kParameter);
+    EXPECT_TRUE(at::equal(reader.read(*tensor), at::full({100, 3}, value + rank)));
+  }
+  return value;
+}
+
+TEST(Save, OfAllRanksIsOneCheckpoint) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  for (const double value : {1.0, 2.0}) {  // the second in the place of the first
+    for (const auto& error : save(boxes, folder / "c", "a", value)) EXPECT_EQ(text_of(error), "");
+    EXPECT_EQ(value_of(folder / "c", "a"), value);
+  }
+}
+
+TEST(Save, ThatOneRankCannotWriteFailsAlikeOnAllAndLeavesTheOneBefore) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  save(boxes, folder / "c", "a", 1);
+  const auto errors = boxes.run([&](int rank) {
+    Save save(archive::file_system(), request_of(folder / "c", "a", rank, 2), peers_of(boxes, rank));
+    if (rank == 1) {  // somebody has taken the name of its file
+      for (const auto& entry : std::filesystem::directory_iterator(folder / "c")) {
+        if (entry.path().filename().string().find(".tmp-") == std::string::npos) continue;
+        std::ofstream(entry.path() / "model-00002.safetensors") << "x";
+      }
+    }
+    save.start();
+    save.wait();
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(text_of(error).find("on rank 1: creating"), std::string::npos) << text_of(error);
+    EXPECT_THROW(std::rethrow_exception(error), base::FileError);
+  }
+  EXPECT_EQ(value_of(folder / "c", "a"), 1);
+  for (const auto& error : save(boxes, folder / "c", "a", 3)) EXPECT_EQ(text_of(error), "");
+  EXPECT_EQ(value_of(folder / "c", "a"), 3);
+}
+
+TEST(Save, IsRefusedOnAllRanksBeforeAnythingIsWritten) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  const auto errors = boxes.run([&](int rank) {
+    const auto own = rank == 2 ? folder / "other" : folder / "c";
+    Save save(archive::file_system(), request_of(own, "a", rank, 1), peers_of(boxes, rank));
+  });
+  for (const auto& error : errors) EXPECT_NE(text_of(error).find("different folders"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "c"));
+}
+
+TEST(Save, OfATagThatSomebodyElseSavesIsRefusedWithThatOne) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  archive::Store store(archive::file_system(), folder / "c");
+  const auto other = store.begin("a", "1", "another job");
+  for (const auto& error : save(boxes, folder / "c", "a", 1)) {
+    EXPECT_NE(text_of(error).find("by another job"), std::string::npos) << text_of(error);
+  }
+  for (const auto& error : save(boxes, folder / "c", "b", 1)) EXPECT_EQ(text_of(error), "");
+}
+
+TEST(Save, NamesARankThatSaysNothing) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  const auto errors = boxes.run([&](int rank) {
+    Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1),
+              peers_of(boxes, rank, std::chrono::milliseconds(1500)));
+    if (rank == 2) return;  // and never writes
+    save.start();
+    save.wait();
+  });
+  EXPECT_NE(text_of(errors[0]).find("rank 2"), std::string::npos) << text_of(errors[0]);
+  EXPECT_NE(text_of(errors[1]).find("rank 2"), std::string::npos) << text_of(errors[1]);
+  EXPECT_THROW(std::rethrow_exception(errors[0]), base::TimeoutError);
+}
+
+TEST(Save, KeepsAsManyAsItIsTold) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  for (const auto* tag : {"a", "b", "c", "d"}) {
+    boxes.run([&](int rank) {
+      auto request = request_of(folder / "c", tag, rank, 1);
+      request.keep = 2;
+      Save save(archive::file_system(), std::move(request), peers_of(boxes, rank));
+      save.start();
+      save.wait();
+    });
+  }
+  std::vector<std::string> tags;
+  for (const auto& each : archive::Store(archive::file_system(), folder / "c").list()) tags.push_back(each.tag);
+  EXPECT_EQ(tags, (std::vector<std::string>{"d", "c"}));
+}
+
+}  // namespace
+}  // namespace lamina::checkpoint
