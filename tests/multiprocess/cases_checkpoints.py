@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import pathlib
+import random
 import shutil
 import tempfile
 from collections import Counter
@@ -11,11 +12,13 @@ from collections import Counter
 import pytest
 import safetensors
 import torch
+from soak import SOAK
 from torch import nn
 
 import lamina
 
 ROWS = 8  # of the whole batch
+VOCABULARY = 1009  # divides by nothing
 SHARDED = {"sdp_param_persistence_threshold": 0, "sdp_gradient_clipping": 1e9}
 LAYOUTS = {
     "pp4": {"partitions": 4},
@@ -34,9 +37,9 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(101, 9)
+        self.embedding = nn.Embedding(VOCABULARY, 9)
         self.blocks = nn.Sequential(*(Block(9) for _ in range(4)))
-        self.head = nn.Linear(9, 101, bias=False)
+        self.head = nn.Linear(9, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
         self.blocks[1].first.bias.requires_grad_(False)
 
@@ -105,7 +108,7 @@ class Job:
         rows, losses = ROWS // lamina.dp_size(), []
         for _ in range(steps):
             generator = torch.Generator().manual_seed(self.steps)
-            batch = torch.randint(101, (ROWS, 5), generator=generator)
+            batch = torch.randint(VOCABULARY, (ROWS, 5), generator=generator)
             self.optimizer.zero_grad()
             losses.append(float(train(self.model, batch[lamina.dp_rank() * rows :][:rows]).reduce_mean()))
             self.optimizer.step()
@@ -459,3 +462,46 @@ def case_files_of_torch_are_loaded_as_whole_models():
         renamed = lambda found: {name.removeprefix("x."): value for name, value in found.items()}  # noqa: E731
         lamina.resume_from_checkpoint(path, "hub", partial=False, translate_function=renamed)
         require_same(dict(job.model.state_dict()), dict(state))
+
+
+MAKERS = (adamw, fused, sgd, lamb, adafactor)
+
+
+def case_any_drawn_layout_carries_states_to_any_other():
+    rest = random.Random(7)
+    for _ in range(60 if SOAK else 4):
+        first, second = rest.choice(list(LAYOUTS)), rest.choice(list(LAYOUTS))
+        dtypes = {"bf16": True} if rest.random() < 0.4 else {}
+        make = rest.choice(MAKERS)
+        try:
+            require_carried(first, second, make, (dtypes, dtypes))
+        except AssertionError as error:
+            raise AssertionError(f"{first} to {second}, {make.__name__}, {dtypes}: {error}") from error
+
+
+@lamina.step
+def train_gpt(model, tokens):
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    model.backward(loss)
+    return loss
+
+
+def case_hugging_face_loads_a_model_that_was_trained_in_parts():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=101, n_positions=8)
+    tokens = torch.randint(101, (ROWS, 8), generator=torch.Generator().manual_seed(1))
+    for layout in ("pp2 dp2", "sharded 4"):
+        with folder() as path:
+            lamina.init(microbatches=1, timeout_s=60, **LAYOUTS[layout])
+            model = lamina.DistributedModel(GPT2LMHeadModel(config))
+            optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            train_gpt(model, tokens[: ROWS // lamina.dp_size()])
+            optimizer.step()
+            lamina.save_checkpoint(path, "gpt", partial=False)
+            plain = GPT2LMHeadModel(config)
+            plain.load_state_dict(model.state_dict())
+            loaded = GPT2LMHeadModel.from_pretrained(path / "gpt")
+            with torch.no_grad():
+                require_same(loaded.eval()(tokens).logits, plain.eval()(tokens).logits)
+            lamina.shutdown()
