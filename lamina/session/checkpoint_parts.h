@@ -20,6 +20,8 @@ class CheckpointParts {
   // Both outlive it.
   CheckpointParts(const Session& session, const model::ParameterTable& table);
 
+  const model::ParameterTable& table() const { return table_; }
+
   // Where this rank's elements of a thing lie in the whole, and whether it is the one that writes them.
   struct Place {
     layout::Shape shape;  // of the whole

@@ -51,11 +51,11 @@ SavedTensor named(const StateName& of, layout::Shape shape) {
 // The parts that a rank writes, as Python lists them.
 class PartsToSave {
  public:
-  PartsToSave(const Session& session, const model::ParameterTable& table) : table_(table), parts_(session, table) {}
+  explicit PartsToSave(const CheckpointParts& parts) : parts_(parts) {}
 
   // `elements`: all that this rank has of it.
   void add_row(const std::string& name, const at::Tensor& elements, std::vector<std::string> also) {
-    const auto* row = table_.find(name);
+    const auto* row = parts_.table().find(name);
     base::internal_check(row != nullptr, "a part of no row");
     auto place = parts_.of_row(*row);
     SavedTensor tensor;
@@ -86,8 +86,7 @@ class PartsToSave {
     to_write_.push_back({std::move(tensor), std::move(region), own.is_contiguous() ? own : own.contiguous()});
   }
 
-  const model::ParameterTable& table_;
-  const CheckpointParts parts_;
+  const CheckpointParts& parts_;
   std::vector<Part> to_write_;
 };
 
@@ -154,20 +153,18 @@ class CheckpointReader {
   }
 
   // Memory that read() fills with this rank's elements.
-  at::Tensor want_row(const Session& session, const model::ParameterTable& table, const std::string& name, Kind from,
-                      int optimizer) {
-    const auto* row = table.find(name);
+  at::Tensor want_row(const CheckpointParts& parts, const std::string& name, Kind from, int optimizer) {
+    const auto* row = parts.table().find(name);
     base::internal_check(row != nullptr, "a part of no row");
-    return want(name, from, optimizer, "", CheckpointParts(session, table).of_row(*row).region);
+    return want(name, from, optimizer, "", parts.of_row(*row).region);
   }
-  at::Tensor want_state(const Session& session, const model::ParameterTable& table, const OptimizerSteps& steps,
-                        const StateName& of, const at::Tensor& place, Kind from) {
+  at::Tensor want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
+                        const at::Tensor& place, Kind from) {
     const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
     const auto* found = reader_.find(of.parameter, from, optimizer, from == Kind::kState ? of.state : "");
     base::internal_check(found != nullptr, "a part of nothing");
     // A state like the parameter is here as its place is.
-    const CheckpointParts parts(session, table);
-    const auto* row = table.find(of.parameter);
+    const auto* row = parts.table().find(of.parameter);
     const bool is_like = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
     const bool is_owned = !of.state.empty() && steps.updates_whole(place);
     const auto sizes = is_like && !is_owned ? place.sizes() : at::IntArrayRef(found->shape);
@@ -256,9 +253,11 @@ void bind_checkpoint(py::module_& module) {
       .value("CONTENT", Kind::kContent);
   py::class_<StateName>(module, "StateName")
       .def(py::init<int, std::string, std::string>(), py::arg("optimizer"), py::arg("state"), py::arg("parameter"));
-  py::class_<PartsToSave>(module, "PartsToSave")
+  py::class_<CheckpointParts>(module, "CheckpointParts")
       .def(py::init<const Session&, const model::ParameterTable&>(), py::arg("session"), py::arg("table"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>());
+  py::class_<PartsToSave>(module, "PartsToSave")
+      .def(py::init<const CheckpointParts&>(), py::arg("parts"), py::keep_alive<1, 2>())
       .def("add_row", &PartsToSave::add_row, py::arg("name"), py::arg("elements"), py::arg("also"))
       .def("add_state", &PartsToSave::add_state, py::arg("steps"), py::arg("of"), py::arg("place"), py::arg("value"))
       .def("add_content", &PartsToSave::add_content, py::arg("name"), py::arg("value"));
@@ -285,10 +284,10 @@ void bind_checkpoint(py::module_& module) {
       .def("about", &CheckpointReader::about, py::arg("key"), py::arg("allow_objects"))
       .def("find", &CheckpointReader::find, py::arg("name"), py::arg("kind"), py::arg("optimizer") = 0,
            py::arg("state") = "")
-      .def("want_row", &CheckpointReader::want_row, py::arg("session"), py::arg("table"), py::arg("name"),
-           py::arg("kind"), py::arg("optimizer") = 0)
-      .def("want_state", &CheckpointReader::want_state, py::arg("session"), py::arg("table"), py::arg("steps"),
-           py::arg("of"), py::arg("place"), py::arg("kind"))
+      .def("want_row", &CheckpointReader::want_row, py::arg("parts"), py::arg("name"), py::arg("kind"),
+           py::arg("optimizer") = 0)
+      .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("steps"), py::arg("of"),
+           py::arg("place"), py::arg("kind"))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))
       .def("whole", &CheckpointReader::whole, py::arg("name"))
       .def("read", &CheckpointReader::read, py::arg("session"));

@@ -746,10 +746,15 @@ class StateName:
 
     def __init__(self, optimizer: int, state: str, parameter: str) -> None: ...
 
+class CheckpointParts:
+    """This rank's parts of a model that is cut, and of its optimizers."""
+
+    def __init__(self, session: Session, table: ParameterTable) -> None: ...
+
 class PartsToSave:
     """The parts that this rank writes, of those that it lists."""
 
-    def __init__(self, session: Session, table: ParameterTable) -> None: ...
+    def __init__(self, parts: CheckpointParts) -> None: ...
     def add_row(self, name: str, elements: torch.Tensor, also: Sequence[str]) -> None:
         """All that this rank has of a parameter or buffer; `also`: its other names. UsageError where it has no place in
         a checkpoint."""
@@ -803,18 +808,10 @@ class CheckpointReader:
         self, name: str, kind: SavedKind, optimizer: int = 0, state: str = ""
     ) -> tuple[tuple[int, ...], torch.dtype] | None:
         """-> (shape, dtype) of a tensor; a parameter may have been a buffer."""
-    def want_row(
-        self, session: Session, table: ParameterTable, name: str, kind: SavedKind, optimizer: int = 0
-    ) -> torch.Tensor:
+    def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int = 0) -> torch.Tensor:
         """Memory that `read` fills with this rank's elements of a parameter or buffer, of its master with that kind."""
     def want_state(
-        self,
-        session: Session,
-        table: ParameterTable,
-        steps: OptimizerSteps,
-        of: StateName,
-        place: torch.Tensor,
-        kind: SavedKind,
+        self, parts: CheckpointParts, steps: OptimizerSteps, of: StateName, place: torch.Tensor, kind: SavedKind
     ) -> torch.Tensor: ...
     def want_content(self, name: str) -> torch.Tensor: ...
     def whole(self, name: str) -> torch.Tensor:

@@ -33,7 +33,7 @@ archive::SavedTensor named(const std::string& name, const layout::Shape& shape) 
 }
 
 // The elements of a region of a tensor whose element i is i, in memory with padding.
-at::Tensor elements_of(const layout::Region& region) {
+at::Tensor memory_of(const layout::Region& region) {
   auto memory = at::full({region.size}, -1, at::kLong);
   layout::CommonRuns runs(layout::whole(region.whole), region);
   while (const auto run = runs.next()) {
@@ -46,7 +46,7 @@ at::Tensor elements_of(const layout::Region& region) {
 archive::Manifest saved(const std::filesystem::path& folder, const layout::ParameterLayout& layout) {
   std::vector<archive::Manifest> manifests;
   for (const auto& piece : layout::pieces(layout)) {
-    const Part part{named("w", layout.shape), piece.region, elements_of(piece.region)};
+    const Part part{named("w", layout.shape), piece.region, memory_of(piece.region)};
     manifests.push_back(write_rank_files(archive::file_system(), folder, manifests.size(), {&part, 1}, kNothing));
   }
   return merge(manifests);
@@ -62,7 +62,7 @@ RC_GTEST_PROP(PieceReaderProperty, WhatOneLayoutSavedAnyOtherOneReads, ()) {
     const auto into = at::full({piece.region.size}, -1, at::kLong);
     const Wanted wanted{reader.find("w", archive::Kind::kParameter), piece.region, into};
     reader.read({&wanted, 1}, [] {});
-    RC_ASSERT(at::equal(into, elements_of(piece.region)));
+    RC_ASSERT(at::equal(into, memory_of(piece.region)));
   }
 }
 

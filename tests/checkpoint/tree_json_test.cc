@@ -19,6 +19,8 @@ using value::Tuple;
 using value::Value;
 using Json = nlohmann::json;
 
+constexpr std::int64_t kOne = 1, kTwo = 2, kThree = 3, kFive = 5;
+
 Json written(const Value& tree) {
   std::vector<at::Tensor> tensors;
   return to_json(tree, tensors, /*allow_objects=*/false);
@@ -53,23 +55,23 @@ TEST(TreeJson, KeepsEveryKindOfValue) {
   EXPECT_EQ(read("grüße").as<std::string>(), "grüße");
   EXPECT_EQ(read(std::string("\xff\x00", 2)).as<std::string>(), std::string("\xff\x00", 2));
   EXPECT_EQ(read(at::kBFloat16).as<at::ScalarType>(), at::kBFloat16);
-  EXPECT_EQ(read(at::Device("cpu")).as<at::Device>(), at::Device("cpu"));
-  EXPECT_EQ(read(Tuple{{1, List{{2.5, "x"}}}}).as<Tuple>().items.size(), 2U);
+  EXPECT_EQ(*read(at::Device("cpu")).get_if<at::Device>(), at::Device("cpu"));
+  EXPECT_EQ(read(Tuple{{kOne, List{{2.5, "x"}}}}).as<Tuple>().items.size(), 2U);
   EXPECT_TRUE(at::equal(read(at::arange(3)).as<at::Tensor>(), at::arange(3)));
-  EXPECT_EQ(read(value::Slice{{1, value::None{}, 2}}).as<value::Slice>().bounds.size(), 3U);
+  EXPECT_EQ(read(value::Slice{{kOne, value::None{}, kTwo}}).as<value::Slice>().bounds.size(), 3U);
 }
 
 TEST(TreeJson, KeepsKeysThatAreNoTextAndTheOrderOfAll) {
-  const auto dict = read(Dict{{{"b", 1}, {"a", 2}}}).as<Dict>();
+  const auto dict = read(Dict{{{"b", kOne}, {"a", kTwo}}}).as<Dict>();
   EXPECT_EQ(dict.items.front().first.as<std::string>(), "b");
-  const auto keyed = read(Dict{{{Tuple{{1, 2}}, "pair"}, {3, "three"}}}).as<Dict>();
+  const auto keyed = read(Dict{{{Tuple{{kOne, kTwo}}, "pair"}, {kThree, "three"}}}).as<Dict>();
   EXPECT_EQ(keyed.items.at(1).first.as<std::int64_t>(), 3);
 }
 
 TEST(TreeJson, TakesNoDictionaryForAMark) {
-  const auto dict = read(Dict{{{"tensor", 5}}}).as<Dict>();
+  const auto dict = read(Dict{{{"tensor", kFive}}}).as<Dict>();
   EXPECT_EQ(dict.items.front().second.as<std::int64_t>(), 5);
-  EXPECT_EQ(written(Dict{{{"a", 1}, {"tensor", 5}}}), (Json{{"a", 1}, {"tensor", 5}}));  // two keys are no mark
+  EXPECT_EQ(written(Dict{{{"a", kOne}, {"tensor", kFive}}}), (Json{{"a", 1}, {"tensor", 5}}));  // two keys are no mark
 }
 
 TEST(TreeJson, ObjectsGoThroughOnlyWhereBothSidesSaySo) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading of checkpoints: see [Note: checkpoints] in saving.py."""
 
+import functools
 import os
 import sys
 from collections import defaultdict
@@ -228,7 +229,7 @@ class Resumption:
             )
 
     def _check_optimizers(self) -> None:
-        saved, here = self._about_optimizers(), self._job.optimizers
+        saved, here = self._about_optimizers, self._job.optimizers
         if len(saved) != len(here):
             raise UsageError(
                 f"the checkpoint has the states of {len(saved)} optimizers, and there are {len(here)} here: make them "
@@ -252,6 +253,7 @@ class Resumption:
                         code="checkpoint-optimizers",
                     )
 
+    @functools.cached_property
     def _about_optimizers(self) -> list[dict[str, Any]]:
         return from_plain(self._reader.about("optimizers", False) or [])
 
@@ -267,6 +269,7 @@ class Resumption:
         self.check()
         plan = _Plan(model, {name: self._extra(name, value) for name, value in self._extra_states().items()})
         names = {id(tensor): names for names, tensor in self._named()}
+        parts = _lamina.CheckpointParts(self._job.session, model.table)
         for name, tensor, owner in model.tensors():
             if owner != model.partition or id(tensor) not in names:
                 continue
@@ -277,12 +280,12 @@ class Resumption:
                 raise UsageError(
                     f"{name} is tied, and saved as {saved}, which is another tensor here", code="checkpoint-names"
                 )
-            staged = self._reader.want_row(self._job.session, model.table, name, kind, optimizer)
+            staged = self._reader.want_row(parts, name, kind, optimizer)
             plan.tensors.append((name, tensor, staged))
         if self._load_optimizer:
             saved_states = self._saved_states()
             for number, optimizer in enumerate(self._job.optimizers):
-                plan.optimizers.append(self._planned_optimizer(model, number, optimizer, saved_states[number]))
+                plan.optimizers.append(self._planned_optimizer(parts, number, optimizer, saved_states[number]))
         return plan
 
     def _extra_states(self) -> dict[str, Any]:
@@ -295,7 +298,7 @@ class Resumption:
         """The master where the checkpoint has one, and the parameter here is more precise than the saved one."""
         _, saved = self._reader.find(name, SavedKind.PARAMETER)
         if dtype.is_floating_point and dtype.itemsize > saved.itemsize:
-            for optimizer in range(len(self._about_optimizers())):
+            for optimizer in range(len(self._about_optimizers)):
                 if self._reader.find(name, SavedKind.MASTER, optimizer) is not None:
                     return SavedKind.MASTER, optimizer
         return SavedKind.PARAMETER, 0
@@ -309,14 +312,14 @@ class Resumption:
         return found
 
     def _planned_optimizer(
-        self, model: PartitionedModel, number: int, optimizer: OptimizerState, saved: dict[str, list[str]]
+        self, parts: _lamina.CheckpointParts, number: int, optimizer: OptimizerState, saved: dict[str, list[str]]
     ) -> "_OptimizerPlan":
-        about = self._about_optimizers()[number]
+        about = self._about_optimizers[number]
         plan = _OptimizerPlan(optimizer, about["groups"], about["rest"])
 
         def want(name: str, key: str, place: torch.Tensor, kind: SavedKind) -> torch.Tensor:
             of = _lamina.StateName(number, key, name)
-            return self._reader.want_state(self._job.session, model.table, optimizer.steps, of, place, kind)
+            return self._reader.want_state(parts, optimizer.steps, of, place, kind)
 
         for name, place, _, is_master in optimizer.own():
             if is_master:

@@ -185,7 +185,7 @@ class _Everything:
         self._words = [word for _, word in everyone]
 
     def _found(self, generator: torch.Tensor) -> _lamina.PartsToSave:
-        parts = _lamina.PartsToSave(self._job.session, self._model.table)
+        parts = _lamina.PartsToSave(_lamina.CheckpointParts(self._job.session, self._model.table))
         self._add_model(parts)
         if not self._partial:
             return parts
