@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases with sharded parameters: a model, a layout and keys, trained by lamina over several replicas and by a plain
-loop over all their data, and compared by [Note: equal]."""
+"""Cases with sharded parameters, or with states that copies divide (degree 1): a model, a layout and keys, trained by
+lamina over several replicas and by a plain loop over all their data, and compared by [Note: equal]."""
 
 import os
 import random
@@ -48,7 +48,7 @@ def cases(world: int, count: int) -> list[ShardedCase]:
         replicas = world // partitions
         case = ShardedCase(
             draw.choice(list(MODELS)),
-            draw.choice([degree for degree in (2, 4, 8) if replicas % degree == 0]),
+            draw.choice([degree for degree in (1, 2, 4, 8) if replicas % degree == 0]),
             partitions,
             draw.choice(("simple", "interleaved")),
             draw.choice((1, 2, 4)),
@@ -118,6 +118,7 @@ def distributed(case: ShardedCase) -> Trained:
         ddp=True,
         ddp_dist_backend=case.backend,
         sharded_data_parallel_degree=case.degree,
+        shard_optimizer_state=case.degree == 1,
         sdp_param_persistence_threshold=case.threshold,
         sdp_reduce_bucket_size=case.bucket,
         sdp_max_live_parameters=case.live,
