@@ -22,9 +22,7 @@ using base::FormatError;
 
 constexpr std::uint64_t kMostIndexBytes = std::uint64_t{100} << 20;
 
-bool is_of_model(const SavedTensor& tensor) {
-  return tensor.kind == Kind::kParameter || tensor.kind == Kind::kBuffer;
-}
+bool is_of_model(const SavedTensor& tensor) { return tensor.kind == Kind::kParameter || tensor.kind == Kind::kBuffer; }
 
 bool has(FileSystem& files, const Path& folder, std::string_view name) {
   return std::ranges::any_of(files.list(folder), [&](const auto& each) { return each.name == name; });
@@ -87,8 +85,8 @@ Manifest read_model_folder(FileSystem& files, const Path& folder) {
     manifest.files.push_back({name, file->size(), {}});
   }
   if (!tensors.empty()) {
-    throw FormatError(base::str((folder / kModelIndex).string(), ": it names ", *tensors.begin(),
-                                ", which its files do not have"));
+    throw FormatError(
+        base::str((folder / kModelIndex).string(), ": it names ", *tensors.begin(), ", which its files do not have"));
   }
   return manifest;
 }

@@ -14,8 +14,9 @@ namespace lamina::archive {
 
 // [Note: commit] A folder of checkpoints, each a folder of its own:
 //
-//   TAG_partial/           of a save of parts; TAG/ of a whole model: manifest.json and data files: whole, or it would not be there
-//   TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same tag, when all
+//   TAG_partial/           of a save of parts; TAG/ of a whole model: manifest.json and data files: whole, or it would
+//   not be there TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same
+//   tag, when all
 //                          is on the disk. What a save leaves that died, the next one of that tag removes
 //   TAG_partial.old-ID/    the one it replaced, until it is removed. Where the system cannot exchange folders, both are
 //                          renamed in turn, and between that this one is the checkpoint

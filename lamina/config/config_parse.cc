@@ -73,8 +73,9 @@ void check_between_keys(const Config& config, Problems& problems) {
   check_needs_ddp(config, "ddp_port", config.ddp_port.has_value(), problems);
   check_needs_ddp(config, "ddp_dist_backend", config.ddp_dist_backend.has_value(), problems);
   if (config.load_partition && !config.partition_file) {
-    problems.add("load_partition", "load_partition: true needs partition_file, which it reads; name it, or leave "
-                                   "load_partition out");
+    problems.add("load_partition",
+                 "load_partition: true needs partition_file, which it reads; name it, or leave "
+                 "load_partition out");
   }
   check_exclusive(config, &Config::ddp, &Config::horovod, "ddp", "horovod", problems);
   check_exclusive(config, &Config::fp16, &Config::bf16, "fp16", "bf16", problems);

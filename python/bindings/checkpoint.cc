@@ -104,9 +104,8 @@ void require_content(py::handle object, bool allow_objects) {
 // A save under way; training may go on where it has a snapshot.
 std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder,
                                              const std::string& tag, bool partial, const py::dict& about,
-                                             bool allow_objects,
-                                             std::map<std::string, std::string> texts, std::size_t keep,
-                                             checkpoint::Snapshot* snapshot) {
+                                             bool allow_objects, std::map<std::string, std::string> texts,
+                                             std::size_t keep, checkpoint::Snapshot* snapshot) {
   checkpoint::SaveRequest request{.folder = folder, .tag = tag, .texts = std::move(texts), .keep = keep};
   request.form = form_of(partial);
   request.about = nlohmann::json::object();
@@ -119,7 +118,8 @@ std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& part
   }
   request.parts = parts.take();
   const Release release;
-  auto save = std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
+  auto save =
+      std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
   if (snapshot != nullptr) snapshot->take(save->parts());
   save->start();
   return save;
@@ -174,7 +174,8 @@ class CheckpointReader {
   }
   at::Tensor want_content(const std::string& name) {
     const auto* found = reader_.find(name, Kind::kContent);
-    return found == nullptr ? at::Tensor() : want(name, Kind::kContent, 0, "", layout::whole(found->shape)).view(found->shape);
+    return found == nullptr ? at::Tensor()
+                            : want(name, Kind::kContent, 0, "", layout::whole(found->shape)).view(found->shape);
   }
 
   at::Tensor whole(const std::string& name) const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/checkpoint/save.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -46,7 +46,8 @@ void refused(const char* json) {
 TEST(TreeJson, KeepsEveryKindOfValue) {
   EXPECT_TRUE(read(value::None{}).get_if<value::None>());
   EXPECT_EQ(read(true).as<bool>(), true);
-  EXPECT_EQ(read(std::numeric_limits<std::int64_t>::min()).as<std::int64_t>(), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(read(std::numeric_limits<std::int64_t>::min()).as<std::int64_t>(),
+            std::numeric_limits<std::int64_t>::min());
   EXPECT_EQ(read(0.1).as<double>(), 0.1);
   EXPECT_TRUE(std::signbit(read(-0.0).as<double>()));
   EXPECT_TRUE(std::isnan(read(std::numeric_limits<double>::quiet_NaN()).as<double>()));

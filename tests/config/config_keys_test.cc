@@ -64,6 +64,7 @@ std::map<std::string, Case> cases() {
     all.emplace(name, kFlag);
   }
   all["auto_partition"].needs = "\"default_partition\": 0";
+  all["load_partition"].needs = "\"partition_file\": \"a.json\"";
   return all;
 }
 
