@@ -7,9 +7,11 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 
 #include "apps/lamina/progress_bar.h"
+#include "lamina/archive/convert.h"
 #include "lamina/archive/diff.h"
 #include "lamina/archive/merge.h"
 #include "lamina/archive/reshard.h"
@@ -31,6 +33,8 @@ void tell(const std::string& text) { std::cerr << "lamina checkpoint: " << text 
 archive::Found found(const std::string& path, const std::string& tag = "") {
   return archive::find_checkpoint(archive::file_system(), path, tag, tell);
 }
+
+std::string new_id() { return base::str(std::chrono::system_clock::now().time_since_epoch().count(), "-", ::getpid()); }
 
 int verify(const Arguments& arguments) {
   CLI::App app("Reads all of a checkpoint and says what is not as it was written: exit code 1.",
@@ -147,12 +151,41 @@ int reshard(const Arguments& arguments) {
       ->type_name("N");
   if (auto code = launch::parse(app, "lamina checkpoint reshard", arguments)) return *code;
   const auto checkpoint = found(path, tag);
-  const auto id = base::str(std::chrono::system_clock::now().time_since_epoch().count(), "-", ::getpid());
   ProgressBar bar("writing");
-  const auto made = archive::reshard(archive::file_system(), checkpoint, out, writers, id,
+  const auto made = archive::reshard(archive::file_system(), checkpoint, out, writers, new_id(),
                                      [&](auto so_far, auto all) { bar(so_far, all); });
   std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
             << made.manifest.files.size() << " files\n";
+  return 0;
+}
+
+int convert(const Arguments& arguments) {
+  CLI::App app(
+      "Saves the tensors of a folder of torch.distributed.checkpoint, or of a file of torch.save, as a checkpoint.",
+      "lamina checkpoint convert");
+  std::string path, out, tag = "converted", prefix;
+  app.add_option("PATH", path, "the folder that has .metadata, or the file")->required()->type_name("");
+  app.add_option("OUT", out, "the folder of checkpoints to save it in")->required()->type_name("");
+  app.add_option("--tag", tag, "of the checkpoint")->type_name("TAG")->capture_default_str();
+  app.add_option("--prefix", prefix, "take the tensors whose names begin so, and take it off: \"model.\"")
+      ->type_name("TEXT");
+  if (auto code = launch::parse(app, "lamina checkpoint convert", arguments)) return *code;
+  auto& files = archive::file_system();
+  const bool folder = std::filesystem::is_directory(path);
+  const auto foreign =
+      folder ? archive::read_distributed_checkpoint(files, path) : archive::read_torch_file(files, path);
+  ProgressBar bar("writing");
+  const auto made =
+      archive::convert(files, foreign, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
+  std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
+            << made.manifest.files.size() << " files\n";
+  if (!foreign.left.empty()) {
+    std::cout << "left, since they are no tensors:";
+    constexpr std::size_t kShown = 10;
+    for (std::size_t i = 0; i < std::min(foreign.left.size(), kShown); ++i) std::cout << ' ' << foreign.left[i];
+    if (foreign.left.size() > kShown) std::cout << " and " << foreign.left.size() - kShown << " more";
+    std::cout << '\n';
+  }
   return 0;
 }
 
@@ -182,6 +215,7 @@ constexpr Command kCommands[] = {
     {"diff", "Says in what two checkpoints differ", diff},
     {"merge", "Writes the model of a checkpoint as a Hugging Face folder", merge},
     {"reshard", "Writes a checkpoint with its tensors cut into so many shards", reshard},
+    {"convert", "Saves what torch.distributed.checkpoint or torch.save wrote as a checkpoint", convert},
     {"prune", "Removes all checkpoints of a folder but the latest", prune},
 };
 

@@ -32,7 +32,7 @@ void put(FileSystem& files, const Path& path, std::span<const std::byte> bytes) 
 class Damaged : public ::testing::Test {
  protected:
   Damaged() {
-    const Saved saved{.writers = 3, .rows = 4 * 1024, .columns = 512};
+    const Saved saved{.writers = 3, .rows = 3 * 1024, .columns = 512};
     auto first = saved, second = saved, third = saved;
     second.seed = 2;
     third.seed = 3;
@@ -102,7 +102,7 @@ TEST_F(Damaged, EachOf1000FlippedBitsIsFoundAndNamed) {
 TEST_F(Damaged, EachFlippedBitOfTheManifestIsFoundAndTheOtherOneOffered) {
   const auto path = kFolder / "b_partial" / kManifestName;
   const auto whole = bytes_in(files_, path);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 150; ++i) {
     auto bytes = whole;
     bytes[random_() % bytes.size()] ^= std::byte{1} << random_() % 8;
     put(files_, path, bytes);
@@ -186,7 +186,7 @@ TEST_F(Damaged, ProgressEndsWithAllBytes) {
     all = of;
   });
   EXPECT_EQ(last, all);
-  EXPECT_GT(all, 2 * 4 * 1024 * 512);
+  EXPECT_GT(all, 2 * 3 * 1024 * 512);
 }
 
 }  // namespace

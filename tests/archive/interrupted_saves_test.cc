@@ -101,7 +101,7 @@ TEST_P(InterruptedSave, KilledAtAnyOperationLeavesTheOldOneOrTheNewOne) {
 TEST_P(InterruptedSave, PowerCutAtAnyOperationLeavesTheOldOneOrTheNewOne) {
   const auto operations = operations_of(GetParam());
   for (std::uint64_t at = 0; at <= operations; ++at) {
-    for (std::uint64_t random = 0; random < 12; ++random) {
+    for (std::uint64_t random = 0; random < 5; ++random) {
       SCOPED_TRACE(::testing::Message() << at << ", " << random);
       const auto files = prepared(GetParam());
       files->kill_at(at);
@@ -121,8 +121,8 @@ TEST_P(InterruptedSave, PowerCutAtAnyOperationLeavesTheOldOneOrTheNewOne) {
 TEST_P(InterruptedSave, PowerCutInTheSaveAfterAKilledOneLosesNothing) {
   const auto operations = operations_of(GetParam());
   for (std::uint64_t first = operations - std::min<std::uint64_t>(operations, 20); first < operations; ++first) {
-    for (std::uint64_t second = 0; second < 12; ++second) {
-      for (std::uint64_t random = 0; random < 4; ++random) {
+    for (std::uint64_t second = 0; second < 8; ++second) {
+      for (std::uint64_t random = 0; random < 3; ++random) {
         SCOPED_TRACE(::testing::Message() << first << ", " << second << ", " << random);
         const auto files = prepared(GetParam());
         files->kill_at(first);
@@ -141,7 +141,7 @@ TEST_P(InterruptedSave, FaultAtAnyOperationNamesThePathAndLeavesEarlierCheckpoin
   const auto operations = operations_of(GetParam());
   for (const int code : {ENOSPC, EDQUOT, EROFS, EIO}) {
     for (std::uint64_t at = 0; at < operations; ++at) {
-      for (std::uint64_t random = 0; random < 8; ++random) {
+      for (std::uint64_t random = 0; random < 4; ++random) {
         SCOPED_TRACE(::testing::Message() << code << " at " << at << ", " << random);
         const auto files = prepared(GetParam());
         files->fail_at(at, code);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Manifests and headers of safetensors files as a fuzzer makes them: with clang a libFuzzer target, else a program that
-// damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a FormatError ends it.
+// Manifests, headers of safetensors files, pickles and zip archives as a fuzzer makes them: with clang a libFuzzer
+// target, else a program that damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a
+// value or a FormatError ends it.
 #include <chrono>
 #include <cstring>
 #include <iostream>
@@ -8,7 +9,9 @@
 
 #include "lamina/archive/checksums.h"
 #include "lamina/archive/manifest.h"
+#include "lamina/archive/pickle.h"
 #include "lamina/archive/safetensors.h"
+#include "lamina/archive/zip_file.h"
 #include "lamina/base/error.h"
 
 namespace {
@@ -45,11 +48,17 @@ void read_as_header(std::string_view json) {
   read_header(TextInput(json), "f");
 }
 
+// As a pickle, and as the zip archive of torch.save that has it.
+void read_as_pickle(std::string_view bytes) {
+  Pickle(bytes, [](std::string_view global) { return !global.starts_with("os."); });
+}
+void read_as_zip(std::string_view bytes) { read_zip(TextInput(bytes), {0, bytes.size()}); }
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  for (const auto read : {read_as_manifest, read_as_header}) {
+  for (const auto read : {read_as_manifest, read_as_header, read_as_pickle, read_as_zip}) {
     try {
       read(text);
     } catch (const base::FormatError&) {
@@ -87,12 +96,43 @@ std::string sample_header() {
   return make_header(entries, {{"format", "pt"}}).substr(8);
 }
 
+// {"w": a tensor of two elements, "n": (1.5, None, [True])}, as torch.save has it.
+std::string sample_pickle() {
+  const std::string_view bytes(
+      "\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01"
+      "ctorch._utils\n_rebuild_tensor_v2\nq\x02((X\x07\x00\x00\x00storageq\x03"
+      "ctorch\nFloatStorage\nq\x04X\x01\x00\x00\x00"
+      "0q\x05X\x03\x00\x00\x00"
+      "cpuq\x06K\x02tq\x07QK\x00K\x02\x85q\x08"
+      "K\x01\x85q\x09\x89"
+      "ccollections\nOrderedDict\nq\n)Rq\x0btq\x0cRq\x0dX\x01\x00\x00\x00nG?\xf8\x00\x00\x00\x00\x00\x00N]\x88"
+      "a\x87u.",
+      222);
+  return std::string(bytes);
+}
+
+// An archive of one empty file "a".
+std::string sample_zip() {
+  std::string local("PK\x03\x04", 4), entry("PK\x01\x02", 4), end("PK\x05\x06", 4);
+  local.resize(30);
+  local[26] = 1;
+  local += "a";
+  entry.resize(46);
+  entry[28] = 1;
+  entry += "a";
+  end.resize(22);
+  end[8] = end[10] = 1;
+  end[12] = static_cast<char>(entry.size());
+  end[16] = static_cast<char>(local.size());
+  return local + entry + end;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
-  const std::string wholes[] = {sample_manifest(), sample_header()};
+  const std::string wholes[] = {sample_manifest(), sample_header(), sample_pickle(), sample_zip()};
   constexpr std::string_view kParts[] = {"{",      "}",
                                          "[",      "]",
                                          ",",      "\"",

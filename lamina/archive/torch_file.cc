@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/torch_file.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "lamina/archive/pickle.h"
+#include "lamina/archive/torch_dtype.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::archive {
+namespace {
+
+using Type = PickleValue::Type;
+using layout::DType;
+
+constexpr int kMostDepth = 32;
+constexpr std::size_t kMostNames = 10'000'000;
+
+bool allowed(std::string_view global) {
+  constexpr std::string_view kAllowed[] = {"collections.OrderedDict",
+                                           "torch._utils._rebuild_tensor_v2",
+                                           "torch._utils._rebuild_tensor_v3",
+                                           "torch._utils._rebuild_parameter",
+                                           "torch.storage.UntypedStorage",
+                                           "torch.Size",
+                                           "torch.device"};
+  return std::ranges::find(kAllowed, global) != std::end(kAllowed) || dtype_of_storage(global) || dtype_of(global);
+}
+
+// One file, or a part of it.
+class TorchFile {
+ public:
+  TorchFile(FileSystem& files, const Path& path, const Extent* within) : path_(path), file_(files.open(path)) {
+    members_ = read_zip(*file_, within != nullptr ? *within : Extent{0, file_->size()});
+    for (const auto& [name, extent] : members_) {
+      constexpr std::string_view kPickle = "/data.pkl";
+      if (name.ends_with(kPickle)) root_ = name.substr(0, name.size() - kPickle.size() + 1);
+    }
+    if (root_.empty()) throw base::FormatError("it has no data.pkl");
+    if (const auto order = members_.find(root_ + "byteorder");
+        order != members_.end() && text(order->second) != "little") {
+      throw base::FormatError("its elements are big-endian");
+    }
+  }
+
+  ForeignCheckpoint read() {
+    const auto bytes = text(members_.at(root_ + "data.pkl"));
+    const Pickle pickle(bytes, allowed);
+    add("", pickle.root(), 0);
+    return std::move(found_);
+  }
+
+ private:
+  std::string text(Extent extent) const {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+    if (extent.size > kMost) throw base::FormatError("its data.pkl has more than 1 GiB");
+    std::string bytes(extent.size, '\0');
+    file_->read(extent.begin, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  }
+
+  void add(const std::string& name, const PickleValue& value, int depth) {
+    if (depth > kMostDepth || ++names_ > kMostNames) throw base::FormatError("it has too many dicts in dicts");
+    if (value.is_object("torch._utils._rebuild_parameter")) {
+      const auto* data = value.argument(0);
+      if (data == nullptr) throw base::FormatError(name + ": a parameter without a tensor");
+      add(name, *data, depth + 1);
+    } else if (value.is_object("torch._utils._rebuild_tensor_v2") ||
+               value.is_object("torch._utils._rebuild_tensor_v3")) {
+      add_tensor(name, value);
+    } else if (value.is(Type::kDict) &&
+               std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(Type::kText); })) {
+      for (std::size_t i = 0; i < value.items.size(); i += 2) {
+        add(name.empty() ? value.items[i]->text : base::str(name, ".", value.items[i]->text), *value.items[i + 1],
+            depth + 1);
+      }
+    } else {
+      found_.left.push_back(name);
+    }
+  }
+
+  static std::vector<const PickleValue*> keys_of(const PickleValue& dict) {
+    std::vector<const PickleValue*> keys;
+    for (std::size_t i = 0; i < dict.items.size(); i += 2) keys.push_back(dict.items[i]);
+    return keys;
+  }
+
+  void add_tensor(const std::string& name, const PickleValue& value) {
+    const auto refuse = [&](const char* what) { throw base::FormatError(base::str(name, ": ", what)); };
+    const auto *storage = value.argument(0), *offset = value.argument(1), *size = value.argument(2),
+               *stride = value.argument(3);
+    if (stride == nullptr || !storage->is(Type::kPersistent) || !offset->is(Type::kInteger) || offset->integer < 0) {
+      refuse("a tensor that is none");
+    }
+    const auto* id = storage->items[0];  // ("storage", class, key, device, elements)
+    if (!id->is(Type::kTuple) || id->items.size() != 5 || !id->items[1]->is(Type::kGlobal) ||
+        !id->items[2]->is(Type::kText)) {
+      refuse("a tensor without a storage");
+    }
+    auto dtype = dtype_of_storage(id->items[1]->text);
+    if (const auto* named = value.argument(6); !dtype && named != nullptr) dtype = dtype_of(named->text);
+    if (!dtype) refuse("elements of an unknown kind");
+    const auto shape = shape_of(*size), strides = shape_of(*stride);
+    if (!shape || !strides || shape->size() != strides->size()) refuse("a tensor without a shape");
+    std::int64_t count = 0, step = 1;
+    try {
+      count = layout::numel(*shape);
+    } catch (const base::ConfigError& error) {
+      refuse(error.what());
+    }
+    for (auto d = shape->size(); d-- > 0; step *= std::max<std::int64_t>((*shape)[d], 1)) {
+      if ((*shape)[d] > 1 && count > 0 && (*strides)[d] != step) {
+        refuse("its elements do not lie row by row: save a copy made by contiguous()");
+      }
+    }
+    const auto bytes = static_cast<std::uint64_t>(traits(*dtype).size_bytes);
+    const auto member = members_.find(base::str(root_, "data/", id->items[2]->text));
+    if (member == members_.end()) refuse("its storage is not in the file");
+    const auto begin = static_cast<std::uint64_t>(offset->integer), elements = member->second.size / bytes;
+    if (begin > elements || static_cast<std::uint64_t>(count) > elements - begin)
+      refuse("its elements are not in its storage");
+    const auto place = member->second.begin + begin * bytes;
+    const auto [first, fresh] = by_place_.try_emplace(std::tuple(place, *dtype, *shape), found_.tensors.size());
+    if (!fresh && count > 0) {
+      found_.tensors[first->second].also.push_back(name);
+      return;
+    }
+    found_.tensors.push_back({name, *dtype, *shape, {{path_, place, layout::Shape(shape->size(), 0), *shape}}, {}});
+  }
+
+  const Path path_;
+  const std::unique_ptr<FileSystem::Input> file_;
+  std::map<std::string, Extent> members_;
+  std::string root_;  // "archive/"
+  ForeignCheckpoint found_;
+  std::map<std::tuple<std::uint64_t, DType, layout::Shape>, std::size_t> by_place_;
+  std::size_t names_ = 0;
+};
+
+}  // namespace
+
+ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Extent* within) {
+  try {
+    return TorchFile(files, path, within).read();
+  } catch (const base::FormatError& error) {
+    throw base::FormatError(base::str(path.string(), ": ", error.what()));
+  }
+}
+
+}  // namespace lamina::archive

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "lamina/archive/file_system.h"
+
+namespace lamina::archive {
+
+// Bytes of a file.
+struct Extent {
+  std::uint64_t begin = 0;
+  std::uint64_t size = 0;
+};
+
+// The files of a zip archive, none of them compressed, as torch writes one (PKWARE's APPNOTE, with its 64-bit
+// extensions): where the bytes of each lie. `within` is the archive's place in the file. Any bytes are safe. Throws
+// base::FormatError unless they are such an archive.
+std::map<std::string, Extent> read_zip(const FileSystem::Input& file, Extent within);
+
+}  // namespace lamina::archive

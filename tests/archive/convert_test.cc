@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/convert.h"
+
+#include <gmock/gmock.h>
+#include <rapidcheck/gtest.h>
+
+#include "lamina/archive/pickle.h"
+#include "lamina/base/error.h"
+#include "tests/archive/any_checkpoint.h"
+#include "tests/archive/simulated_files.h"
+#include "tests/message_of.h"
+
+namespace lamina::archive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Type = PickleValue::Type;
+
+const Progress kNoProgress = [](auto, auto) {};
+
+// Cuts a box into two along a random dimension, a few times.
+std::vector<ForeignChunk> any_boxes(const layout::Shape& shape) {
+  std::vector<ForeignChunk> boxes{{"", 0, layout::Shape(shape.size(), 0), shape}};
+  for (int i = *rc::gen::inRange(0, 5); i > 0 && !shape.empty(); --i) {
+    const auto which = *rc::gen::inRange<std::size_t>(0, boxes.size());
+    const auto d = *rc::gen::inRange<std::size_t>(0, shape.size());
+    const auto size = boxes[which].sizes[d];
+    if (size < 2) continue;
+    const auto cut = *rc::gen::inRange<std::int64_t>(1, size);
+    auto rest = boxes[which];
+    boxes[which].sizes[d] = cut;
+    rest.offsets[d] += cut;
+    rest.sizes[d] = size - cut;
+    boxes.push_back(rest);
+  }
+  return boxes;
+}
+
+// Elements of a box, by their definition.
+std::vector<std::byte> elements_of(const layout::Shape& shape, const ForeignChunk& box,
+                                   const std::vector<std::byte>& whole) {
+  std::vector<std::byte> elements;
+  for (std::int64_t i = 0; i < std::ssize(whole); ++i) {
+    bool inside = true;
+    for (auto d = shape.size(), rest = static_cast<std::size_t>(i); d-- > 0;
+         rest /= static_cast<std::size_t>(shape[d])) {
+      const auto at = static_cast<std::int64_t>(rest) % shape[d];
+      inside = inside && at >= box.offsets[d] && at < box.offsets[d] + box.sizes[d];
+    }
+    if (inside) elements.push_back(whole[static_cast<std::size_t>(i)]);
+  }
+  return elements;
+}
+
+RC_GTEST_PROP(Convert, MakesTensorsOfBoxes, ()) {
+  SimulatedFiles files;
+  const auto shape = layout::any_shape();
+  const auto whole = any_elements(static_cast<std::uint64_t>(layout::numel(shape)), 3);
+  ForeignTensor tensor{.name = "model.w", .dtype = layout::DType::kUInt8, .shape = shape, .chunks = any_boxes(shape)};
+  for (std::size_t i = 0; i < tensor.chunks.size(); ++i) {
+    auto& chunk = tensor.chunks[i];
+    chunk.path = "/box" + std::to_string(i);
+    chunk.begin = 5;
+    const auto file = files.create(chunk.path);
+    file->write(std::vector<std::byte>(5));
+    file->write(elements_of(shape, chunk, whole));
+  }
+  const auto made = convert(files, {.tensors = {tensor}}, "model.", "/out", "a", "1", kNoProgress);
+  RC_ASSERT(tensors_of(files, made) == (Tensors{{"w", whole}}));
+  if (whole.empty()) return;
+  tensor.chunks.pop_back();
+  RC_ASSERT_THROWS_AS(convert(files, {.tensors = {tensor}}, "", "/out", "b", "2", kNoProgress), base::FormatError);
+  RC_ASSERT(files.list("/out").size() == 2);  // the first one, and that it is the newest
+}
+
+bool any(std::string_view) { return true; }
+
+std::string pickle_error(std::string_view bytes) {
+  return message_of<base::FormatError>([&] { Pickle(bytes, any); });
+}
+
+TEST(Pickle, HasTheValuesThatWereWritten) {
+  const std::string_view bytes(
+      "\x80\x02}q\x00(X\x01\x00\x00\x00"
+      "aK\x05X\x01\x00\x00\x00"
+      "b](J\xff\xff\xff\xffM\x01\x02\x8a\x02\x00\x80G?\xf8\x00\x00\x00\x00\x00\x00N\x88"
+      "eu.",
+      63);
+  const Pickle pickle(bytes, any);
+  ASSERT_TRUE(pickle.root().is(Type::kDict));
+  EXPECT_EQ(pickle.root().find("a")->integer, 5);
+  const auto& list = pickle.root().find("b")->items;
+  ASSERT_EQ(list.size(), 6);
+  EXPECT_EQ(list[0]->integer, -1);
+  EXPECT_EQ(list[1]->integer, 513);
+  EXPECT_EQ(list[2]->integer, -32768);
+  EXPECT_EQ(list[3]->real, 1.5);
+  EXPECT_TRUE(list[4]->is(Type::kNone));
+  EXPECT_EQ(list[5]->integer, 1);
+  EXPECT_EQ(pickle.root().find("c"), nullptr);
+}
+
+TEST(Pickle, RefusesWhatIsNotAllowedAndNamesIt) {
+  const auto words = message_of<base::FormatError>(
+      [] { Pickle("cos\nsystem\n(X\x02\x00\x00\x00lstR.", [](auto global) { return global == "torch.Size"; }); });
+  EXPECT_THAT(words, HasSubstr("names os.system"));
+}
+
+TEST(Pickle, RefusesWhatIsNone) {
+  for (const std::string_view bytes :
+       {"",      ".",    "N",    "]a.",   "(a.", "u.", "(NNNu.", "]e.", "h\x05.", "X\xff\xff\xff\xff",
+        "}(Nu.", "NNR.", "NNb.", "\x85.", "t.",  "0.", "q\x01.", "i.",  "cos\n",  "((((("}) {
+    EXPECT_THROW(Pickle(bytes, any), base::FormatError) << bytes;
+  }
+  EXPECT_THAT(pickle_error("(S'a'."), HasSubstr("opcode 83"));
+}
+
+TEST(Pickle, OfManyValuesTakesBoundedMemory) {
+  EXPECT_THAT(pickle_error(std::string(20'000'000, ']')), HasSubstr("bytes of memory"));
+  EXPECT_THAT(pickle_error(std::string(20'000'000, '(')), HasSubstr("bytes of memory"));
+  EXPECT_THAT(pickle_error("Nq" + std::string(1, '\0') + std::string(40'000'000, '\x94')),
+              HasSubstr("bytes of memory"));
+}
+
+}  // namespace
+}  // namespace lamina::archive::testing

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lamina checkpoint convert`: checkpoints of torch's own, read without executing what they hold."""
+
+import pickle
+import subprocess
+import zipfile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from launch.launcher_harness import command
+from safetensors.torch import load_file
+
+
+@pytest.fixture
+def convert(tmp_path):
+    def run(path, *options):
+        words = [command(), "checkpoint", "convert", str(path), str(tmp_path / "out"), *options]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+@pytest.fixture
+def converted(tmp_path):
+    return lambda: load_file(tmp_path / "out/converted_partial/model-00001.safetensors")
+
+
+def tensors():
+    torch.manual_seed(0)
+    w = torch.randn(40, 30)
+    return {
+        "w": w, "rows": w[3:7], "half": w.half(), "b": w.bfloat16(), "d": w.double(), "i": torch.arange(7),
+        "small": torch.arange(5, dtype=torch.int8), "flag": torch.tensor([True, False]), "one": torch.tensor(2.5),
+        "none": torch.empty(0, 3), "u": torch.tensor([0, 1, 65535], dtype=torch.uint16),
+        "f8": torch.ones(4).to(torch.float8_e4m3fn),
+    }  # fmt: skip
+
+
+def same(one, other):
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.double(), other.double())
+
+
+def test_a_file_of_torch_save_is_converted(convert, converted, tmp_path):
+    state = tensors()
+    parameters = {"p": torch.nn.Parameter(torch.randn(3)), "q": {"r": torch.ones(2)}, "step": 3, "name": "adam"}
+    torch.save({"model": state, "rest": parameters}, tmp_path / "x.pt")
+    result = convert(tmp_path / "x.pt")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1] == "left, since they are no tensors: rest.step rest.name"
+    found = converted()
+    assert found.keys() == {f"model.{name}" for name in state} | {"rest.p", "rest.q.r"}
+    for name, tensor in state.items():
+        assert same(found[f"model.{name}"], tensor), name
+    assert same(found["rest.p"], parameters["p"].detach())
+    verified = subprocess.run([command(), "checkpoint", "verify", str(tmp_path / "out")], timeout=60)
+    assert verified.returncode == 0
+
+
+def test_a_state_dict_is_converted_with_tied_tensors_once(convert, converted, tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    net[1].weight = net[0].weight
+    torch.save(net.state_dict(), tmp_path / "pytorch_model.bin")
+    result = convert(tmp_path / "pytorch_model.bin", "--prefix", "")
+    assert result.returncode == 0, result.stderr
+    found = converted()
+    assert found.keys() == net.state_dict().keys() - {"1.weight"}
+    assert all(same(tensor, net.state_dict()[name]) for name, tensor in found.items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_distributed_checkpoint_is_converted(convert, converted, tmp_path):
+    state = {name: tensor for name, tensor in tensors().items() if name != "none"}
+    dcp.save({"model": state, "opt": {"step": 3}}, checkpoint_id=tmp_path / "dcp")
+    result = convert(tmp_path / "dcp", "--prefix", "model.")
+    assert result.returncode == 0, result.stderr
+    assert "left, since they are no tensors: opt.step" in result.stdout
+    found = converted()
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert same(found[name], tensor), name
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_hostile_pickle_is_refused_naming_what_it_would_call_and_nothing_is_executed(convert, tmp_path):
+    mark = tmp_path / "executed"
+    torch.save({"w": torch.ones(2), "evil": Hostile(mark)}, tmp_path / "x.pt")
+    result = convert(tmp_path / "x.pt")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"lamina checkpoint convert: {tmp_path / 'x.pt'}: the pickle names io.open, ")
+    folder = tmp_path / "dcp"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Hostile(mark)))
+    result = convert(folder)
+    assert result.returncode == 2 and "the pickle names io.open" in result.stderr
+    assert not mark.exists()
+
+
+def test_files_that_are_none_of_torchs_are_refused_with_one_line(convert, tmp_path):
+    torch.save(torch.ones(3), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"0" * 1000)
+    with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
+        archive.writestr("x/readme", b"")
+    torch.save({"w": torch.ones(3, 4).t()}, tmp_path / "transposed.pt")
+    torch.save({"w": torch.ones(1000)}, tmp_path / "x.pt")
+    (tmp_path / "short.pt").write_bytes((tmp_path / "x.pt").read_bytes()[:-500])
+    words = {
+        "old.pt": "has no directory", "packed.pt": "it is compressed", "other.pt": "no data.pkl",
+        "transposed.pt": "w: its elements do not lie row by row", "short.pt": "no zip archive",
+    }  # fmt: skip
+    for name, expected in words.items():
+        result = convert(tmp_path / name)
+        assert result.returncode == 2 and expected in result.stderr, (name, result)
+        assert result.stderr.count("\n") == 1
+    result = convert(tmp_path / "x.pt", "--prefix", "model.")
+    assert result.returncode == 2 and 'no tensor\'s name begins with "model."; some are w' in result.stderr
