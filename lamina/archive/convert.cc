@@ -16,8 +16,6 @@
 namespace lamina::archive {
 namespace {
 
-constexpr std::uint64_t kMostFileBytes = 5'000'000'000;
-
 // The elements of a box that follow each other both in the tensor and in the box: its rows along the last dimension in
 // which the box is not all of the tensor. They ascend in both.
 class Rows {
@@ -128,7 +126,7 @@ std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const std::stri
 }
 
 // As many to a file as have room; larger elements first, which keeps all of them aligned.
-std::vector<std::vector<ForeignTensor>> files_of(std::vector<ForeignTensor> tensors) {
+std::vector<std::vector<ForeignTensor>> foreign_files(std::vector<ForeignTensor> tensors) {
   std::vector<std::vector<ForeignTensor>> files(1);
   std::uint64_t bytes = 0;
   for (auto& tensor : tensors) {
@@ -150,7 +148,7 @@ std::vector<std::vector<ForeignTensor>> files_of(std::vector<ForeignTensor> tens
 
 Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::string& prefix, const Path& to,
               const std::string& tag, const std::string& id, const Progress& progress) {
-  const auto all = files_of(chosen(from, prefix));
+  const auto all = foreign_files(chosen(from, prefix));
   Store store(files, to);
   for (const auto& each : store.list()) {
     if (each.tag == tag)

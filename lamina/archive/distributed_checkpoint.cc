@@ -16,7 +16,7 @@ using Type = PickleValue::Type;
 
 constexpr std::uint64_t kMostMetadataBytes = std::uint64_t{1} << 30;
 
-bool allowed(std::string_view global) {
+bool in_metadata(std::string_view global) {
   constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.";
   constexpr std::string_view kClasses[] = {
       "Metadata",      "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
@@ -104,7 +104,7 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
   const auto path = folder / ".metadata";
   const auto bytes = read_all(files, path, kMostMetadataBytes);
   try {
-    const Pickle pickle(bytes, allowed);
+    const Pickle pickle(bytes, in_metadata);
     const auto& metadata = pickle.root();
     const auto places = places_of(metadata);
     const auto& tensors = attribute(metadata, "state_dict_metadata", Type::kDict);

@@ -11,15 +11,15 @@ namespace {
 
 Path without_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
 Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : Path("."); }
-Path beside(Path path, const char* ending) { return path += ending; }
+Path with_ending(Path path, const char* ending) { return path += ending; }
 
 }  // namespace
 
 FreshFolder::FreshFolder(FileSystem& files, Path place)
-    : files_(files), place_(without_slash(std::move(place))), path_(beside(place_, ".tmp")) {
+    : files_(files), place_(without_slash(std::move(place))), path_(with_ending(place_, ".tmp")) {
   files_.make_folder(folder_of(place_));
   std::string holder;
-  lock_ = files_.try_lock(beside(place_, ".lock"), "another process", &holder);
+  lock_ = files_.try_lock(with_ending(place_, ".lock"), "another process", &holder);
   if (!lock_) throw base::UsageError(base::str(place_.string(), " is being written by another process: wait for it"));
   const auto there = files_.list(folder_of(place_));
   if (std::ranges::any_of(there, [&](const auto& each) { return each.name == place_.filename(); })) {

@@ -47,7 +47,7 @@ std::vector<Output> outputs_of(const Found& from, const MergeOptions& options) {
 }
 
 // In their order, as many to a file as have room; in a file larger elements first, which keeps all of them aligned.
-std::vector<std::vector<Output>> files_of(std::vector<Output> outputs, std::uint64_t most) {
+std::vector<std::vector<Output>> model_files(std::vector<Output> outputs, std::uint64_t most) {
   std::vector<std::vector<Output>> files(1);
   std::uint64_t bytes = 0;
   for (auto& output : outputs) {
@@ -118,7 +118,7 @@ Merged merge(FileSystem& files, const Found& from, const Path& place, const Merg
   if (options.dtype && (!is_floating(*options.dtype) || element_bytes(*options.dtype) > 4)) {
     throw UsageError(base::str(traits(*options.dtype).name, " is no floating dtype of 16 or 32 bits"));
   }
-  const auto outputs = files_of(outputs_of(from, options), options.most_file_bytes);
+  const auto outputs = model_files(outputs_of(from, options), options.most_file_bytes);
   Merged merged{.files = outputs.size()};
   std::uint64_t all = 0, so_far = 0;
   auto weights = nlohmann::json::object();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "lamina/archive/safetensors.h"
 #include "lamina/archive/store.h"
 #include "lamina/layout/dtype.h"
 
@@ -13,8 +14,8 @@ namespace lamina::archive {
 using Progress = std::function<void(std::uint64_t, std::uint64_t)>;  // bytes so far, of all
 
 struct MergeOptions {
-  std::optional<layout::DType> dtype;             // of all floating elements; none: as they are
-  std::uint64_t most_file_bytes = 5'000'000'000;  // of elements; a tensor that is larger has a file of its own
+  std::optional<layout::DType> dtype;              // of all floating elements; none: as they are
+  std::uint64_t most_file_bytes = kMostFileBytes;  // of elements; a tensor that is larger has a file of its own
 };
 
 struct Merged {

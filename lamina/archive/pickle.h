@@ -33,8 +33,8 @@ struct PickleValue {
   std::int64_t integer = 0;  // also of a bool
   double real = 0;
   std::string text;  // of a text, bytes; of a global "torch.Size", of an object that of its class
-  // Of a list or a tuple; of a dict keys and values in turn; of an object the arguments that it was made with, as a
-  // tuple, and then its state; of a persistent one its id.
+  // The items of a list or a tuple; keys and values of a dict, in turn; what an object was made with, as a tuple, and
+  // then its state; the id of a persistent one.
   std::vector<const PickleValue*> items;
 
   bool is(Type other) const { return type == other; }

@@ -14,8 +14,6 @@
 namespace lamina::archive {
 namespace {
 
-constexpr std::uint64_t kMostFileBytes = 5'000'000'000;
-
 struct Shard {
   std::size_t tensor = 0;
   layout::Region region;
@@ -41,7 +39,7 @@ std::optional<layout::Region> shard_of(const layout::Shape& shape, std::size_t w
 }
 
 // Shards of tensors that make a file, of one kind and one writer.
-std::vector<std::vector<Shard>> files_of(const Manifest& manifest, std::string_view prefix, std::size_t writers) {
+std::vector<std::vector<Shard>> shard_files(const Manifest& manifest, std::string_view prefix, std::size_t writers) {
   std::vector<std::vector<Shard>> files;
   for (std::size_t writer = 0; writer < writers; ++writer) {
     std::uint64_t bytes = kMostFileBytes;  // the next one begins a file
@@ -87,7 +85,7 @@ class Writer {
 
   Manifest write(std::size_t writers) {
     for (const auto* prefix : {"model", "optimizer", "content"}) {
-      const auto all = files_of(from_.manifest, prefix, writers);
+      const auto all = shard_files(from_.manifest, prefix, writers);
       for (std::size_t i = 0; i < all.size(); ++i) {
         std::ostringstream name;
         name << prefix << '-' << std::setfill('0') << std::setw(5) << i + 1 << ".safetensors";

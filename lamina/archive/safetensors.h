@@ -29,6 +29,9 @@ struct Entry {
 // The name of a kind of elements there; "" for one that the format does not have (complex, quantised).
 std::string_view safetensors_name(layout::DType dtype);
 
+// The most bytes of elements of a data file; a tensor that is larger has a file of its own.
+inline constexpr std::uint64_t kMostFileBytes = 5'000'000'000;
+
 // The most bytes of a header, by the format.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 

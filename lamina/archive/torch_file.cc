@@ -19,7 +19,7 @@ using layout::DType;
 constexpr int kMostDepth = 32;
 constexpr std::size_t kMostNames = 10'000'000;
 
-bool allowed(std::string_view global) {
+bool in_torch_file(std::string_view global) {
   constexpr std::string_view kAllowed[] = {"collections.OrderedDict",
                                            "torch._utils._rebuild_tensor_v2",
                                            "torch._utils._rebuild_tensor_v3",
@@ -48,7 +48,7 @@ class TorchFile {
 
   ForeignCheckpoint read() {
     const auto bytes = text(members_.at(root_ + "data.pkl"));
-    const Pickle pickle(bytes, allowed);
+    const Pickle pickle(bytes, in_torch_file);
     add("", pickle.root(), 0);
     return std::move(found_);
   }
