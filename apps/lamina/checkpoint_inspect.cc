@@ -119,7 +119,8 @@ void print_all(archive::Store& store, bool as_json) {
   std::string newest;
   try {
     if (const auto found = store.newest([](const auto&) {})) newest = found->tag;
-  } catch (const base::FormatError&) {  // none is whole, as the list says
+  } catch (const base::FormatError&) {
+    newest.clear();  // none is whole, as the list says
   }
   auto list = json::array();
   std::vector<std::vector<std::string>> rows{{"", "tag", "number", ""}};

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 
 namespace lamina::archive {
@@ -33,7 +34,8 @@ FreshFolder::~FreshFolder() {
   if (written_) return;
   try {
     files_.remove(path_);
-  } catch (const base::FileError&) {  // the next one does
+  } catch (const base::FileError& error) {
+    base::log_warning(base::str(error.what(), ": it stays until the next one is written there"));
   }
 }
 

@@ -231,7 +231,7 @@ DataFile read_file(const Json& json, std::size_t index) {
 
 std::uint64_t memory_of(const SavedTensor& tensor) {
   std::uint64_t bytes = tensor.name.size() + tensor.state.size() + tensor.shape.size() * sizeof(std::int64_t);
-  for (const auto& each : tensor.also) bytes += sizeof(each) + each.size();
+  for (const auto& each : tensor.also) bytes += sizeof(std::string) + each.size();
   for (const auto& piece : tensor.pieces) {
     bytes += sizeof(piece) + tensor.shape.size() * sizeof(std::int64_t) +
              piece.region.stripes.size() * sizeof(layout::Stripe);
@@ -384,7 +384,7 @@ std::string write_manifest(const Manifest& manifest, Elements elements) {
   const auto add_all = [&](const char* name, const auto& all) {
     text += base::str(",\n\"", name, "\": [");
     for (const auto& each : all) text += (&each == all.data() ? "\n" : ",\n") + to_json(each).dump();
-    text += "]";
+    text += ']';
   };
   try {
     check(manifest, elements);
@@ -393,7 +393,7 @@ std::string write_manifest(const Manifest& manifest, Elements elements) {
                      ",\n\"about\": ", manifest.about.dump());
     add_all("files", manifest.files);
     add_all("tensors", manifest.tensors);
-    text += "}";
+    text += '}';
     text = base::str(kBefore, to_hex({{checksum(std::as_bytes(std::span(text)))}}), kBehind, text, "\n");
     if (read_manifest(text, elements) == manifest) return text;
   } catch (const FormatError& error) {
@@ -405,7 +405,7 @@ std::string write_manifest(const Manifest& manifest, Elements elements) {
 }
 
 Manifest read_manifest(std::string_view text, Elements elements) {
-  const bool begins = text.size() > kPrefix && text.starts_with(kBefore) && text.ends_with("\n") &&
+  const bool begins = text.size() > kPrefix && text.starts_with(kBefore) && text.ends_with('\n') &&
                       text.substr(kPrefix - kBehind.size()).starts_with(kBehind);
   if (!begins) throw FormatError("it does not begin and end as a manifest: it is damaged, or none of lamina's");
   const auto rest = text.substr(kPrefix, text.size() - kPrefix - 1);

@@ -58,7 +58,8 @@ class Pickle::Machine {
   template <class T>
   T little() {
     T value;
-    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    const auto bytes = take(sizeof(T));
+    std::memcpy(&value, bytes.data(), bytes.size());
     return value;
   }
   std::string_view line() {

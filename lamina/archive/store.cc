@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 
 namespace lamina::archive {
@@ -79,7 +80,8 @@ Save::~Save() {
   if (store_ == nullptr) return;
   try {
     store_->files_.remove(folder_);
-  } catch (const base::FileError&) {  // the next save of this tag does
+  } catch (const base::FileError& error) {
+    base::log_warning(base::str(error.what(), ": it stays until the next save"));
   }
 }
 
@@ -167,7 +169,10 @@ void Store::remove_leftovers(const std::string& name, const std::string& who) {
       if (owner.empty()) continue;
       std::string holder;
       std::unique_ptr<FileSystem::Lock> lock;  // which goes with the file that it is
-      if (owner != name && !(lock = files_.try_lock(folder_ / base::str(owner, kLock), who, &holder))) continue;
+      if (owner != name) {
+        lock = files_.try_lock(folder_ / base::str(owner, kLock), who, &holder);
+        if (!lock) continue;
+      }
       if (mark == kReplaced && place_of(owner) == folder_ / entry.name) {
         files_.rename(folder_ / entry.name, folder_ / owner);
         files_.sync_folder(folder_);
