@@ -11,7 +11,7 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
 
 void for_each_chunk(const at::Tensor& tensor, std::int64_t elements,
                     const std::function<void(std::span<const std::byte>)>& take) {
-  constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;
+  constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
   const auto flat = tensor.view({-1});
   const auto step = kChunkBytes / static_cast<std::int64_t>(flat.element_size());
   for (std::int64_t at = 0; at < elements; at += step) {

@@ -9,7 +9,7 @@
 
 namespace lamina::checkpoint {
 
-// Hands on the bytes of a contiguous tensor's first `elements`, some MiB at a time: in place where the host can read
+// Hands on the bytes of a contiguous tensor's first `elements`, a MiB at a time: in place where the host can read
 // them, else copied to it.
 void for_each_chunk(const at::Tensor& tensor, std::int64_t elements,
                     const std::function<void(std::span<const std::byte>)>& take);

@@ -20,7 +20,7 @@ using value::Value;
 
 constexpr auto kToken = "seen";  // a file that shows that all ranks see one folder
 constexpr auto kBeat = std::chrono::seconds(1);
-constexpr auto kGrace = std::chrono::seconds(10);  // for the first rank to say whom it has waited for
+constexpr auto kGrace = std::chrono::seconds(10);         // for the first rank to say whom it has waited for
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
 // Words on the channel of a save: a letter, and what follows it.
@@ -39,72 +39,89 @@ std::string who(base::Rank rank) {
   return base::str("rank ", rank, ", process ", ::getpid(), " on ", host);
 }
 
-}  // namespace
-
-std::size_t Peers::index() const {
-  return static_cast<std::size_t>(std::ranges::find(world, rank()) - world.begin());
+base::PeerError lost_in(const std::string& tag, const base::Loss& loss) {
+  return base::PeerError(base::str("save of checkpoint ", tag, ": ", loss.text()), loss, base::Code{"group-lost"});
 }
 
+[[noreturn]] void refuse(const std::string& why) {
+  throw base::UsageError("save_checkpoint(): " + why, base::Code{"checkpoint-refused"});
+}
+
+// A path as the working directory of this process now has it, whichever that is later.
+archive::Path from_here(const archive::Path& path) {
+  std::error_code unknown;
+  auto found = std::filesystem::absolute(path, unknown);
+  return unknown ? path : found;
+}
+
+}  // namespace
+
+std::size_t Peers::index() const { return static_cast<std::size_t>(std::ranges::find(world, rank()) - world.begin()); }
+
 Save::Save(archive::FileSystem& files, SaveRequest request, Peers peers)
-    : files_(files), request_(std::move(request)), peers_(std::move(peers)), store_(files, request_.folder, request_.form) {
+    : files_(files),
+      request_(std::move(request)),
+      peers_(std::move(peers)),
+      given_(std::exchange(request_.folder, from_here(request_.folder))),
+      store_(files, request_.folder, request_.form) {
   agree();
   channel_ = "checkpoint " + id_;
 }
 
 Save::~Save() {
+  dropped_ = true;
   if (thread_.joinable()) thread_.join();
 }
 
-// The first rank takes the tag, and leaves a token there. Returns what went wrong.
-std::string Save::claim() {
-  if (!peers_.is_first()) return "";
-  try {
-    id_ = new_id();
-    claim_.emplace(store_.begin(request_.tag, id_, who(peers_.rank())));
-    place_ = claim_->folder();
-    files_.create(place_ / kToken)->write(std::as_bytes(std::span(id_)));
-    return "";
-  } catch (const base::Error& error) {
-    return error.what();
-  }
+// The first rank takes the tag, and leaves a token there.
+void Save::claim() {
+  if (!peers_.is_first()) return;
+  id_ = new_id();
+  claim_.emplace(store_.begin(request_.tag, id_, who(peers_.rank())));
+  place_ = claim_->folder();
+  files_.create(place_ / kToken)->write(std::as_bytes(std::span(id_)));
 }
 
-// Each rank looks whether the folder is the first one's, and that one whether it has room for so many bytes. Returns
-// what is wrong.
-std::string Save::look_around(std::uint64_t bytes) {
+// Each rank looks whether the folder is the first one's, and that one whether it has room for so many bytes.
+void Save::look_around(std::uint64_t bytes) {
   try {
     const auto seen = archive::read_all(files_, place_ / kToken, 4096);
     if (seen != id_) throw base::FormatError("it is another save's");
   } catch (const base::Error& error) {
-    return base::str("rank ", peers_.rank(), " does not see the folder that rank ", peers_.first(), " has made: ",
-                     error.what(), ". The folder of checkpoints has to be the same one on all machines");
+    refuse(base::str("rank ", peers_.rank(), " does not see the folder that rank ", peers_.first(), " has made: ",
+                     error.what(), ". The folder of checkpoints has to be the same one on all machines"));
   }
-  if (!peers_.is_first()) return "";
-  try {
-    const auto free = files_.free_bytes(place_);
-    if (bytes <= free) return "";
-    return base::str(request_.folder.string(), ": the checkpoint needs ", bytes, " bytes, and ", free,
-                     " are free: make room, or take another folder");
-  } catch (const base::Error& error) {
-    return error.what();
-  }
+  if (!peers_.is_first()) return;
+  const auto free = files_.free_bytes(place_);
+  if (bytes <= free) return;
+  refuse(base::str(request_.folder.string(), ": the checkpoint needs ", bytes, " bytes, and ", free,
+                   " are free: make room, or take another folder"));
 }
 
 void Save::agree() {
   using value::Tuple;
+  // The error of an act as text, which all are to hear of.
+  const auto problem_of = [&](const auto& act) -> std::string {
+    try {
+      act();
+      return "";
+    } catch (...) {
+      return to_text(std::current_exception(), peers_.rank());
+    }
+  };
   const auto gather = [&](Tuple word) {
     std::vector<Tuple> words;
     for (auto& each : peers_.mailbox.all_gather(peers_.world, std::move(word), peers_.patience)) {
       words.push_back(each.as<Tuple>());
       const auto& problem = words.back().items.at(0).as<std::string>();
-      if (!problem.empty()) throw base::UsageError(base::str("save_checkpoint(): ", problem), base::Code{"checkpoint-refused"});
+      if (!problem.empty()) std::rethrow_exception(to_error(problem));
     }
     return words;
   };
   std::int64_t own = 0;
   for (const auto& part : request_.parts) own += size_bytes(part);
-  const auto place = request_.folder.string() + "\n" + request_.tag;
-  const auto problem = claim();
+  const auto place = given_.string() + "\n" + request_.tag;
+  const auto problem = problem_of([&] { claim(); });
   const auto words = gather({{problem, id_, place_.string(), place, own}});
   const auto& first = words.front().items;
   id_ = first.at(1).as<std::string>();
@@ -113,14 +130,17 @@ void Save::agree() {
   for (const auto& word : words) {
     bytes += static_cast<std::uint64_t>(word.items.at(4).as<std::int64_t>());
     if (word.items.at(3).as<std::string>() == first.at(3).as<std::string>()) continue;
-    throw base::UsageError("save_checkpoint(): ranks were given different folders or tags; all of them make one checkpoint",
-                           base::Code{"checkpoint-refused"});
+    refuse("ranks were given different folders or tags; all of them make one checkpoint");
   }
-  gather({{look_around(bytes)}});
-  if (peers_.is_first()) files_.remove(place_ / kToken);
+  gather({{problem_of([&] { look_around(bytes); })}});
 }
 
-void Save::start() {
+void Save::start(Snapshot* snapshot) {
+  try {
+    if (snapshot != nullptr) snapshot->take(request_.parts);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
   thread_ = std::thread([this] { write(); });
 }
 
@@ -133,12 +153,17 @@ void Save::wait() {
   std::unique_lock lock(mutex_);
   auto said = base::Deadline::Clock::now();
   std::int64_t seen = -1;
+  std::optional<base::Deadline> lost;
   while (!over_) {
     ended_.wait_for(lock, base::kInterruptSlice);
     if (over_) break;
     lock.unlock();
     try {
       if (peers_.patience.check_interrupt) peers_.patience.check_interrupt();
+      // The thread says so itself, unless the disk keeps it.
+      const auto loss = peers_.mailbox.first_loss();
+      if (!lost && loss) lost = base::Deadline::after(kBeat / 2);
+      if (lost && lost->expired()) throw lost_in(request_.tag, *loss);
     } catch (...) {
       dropped_ = true;
       throw;
@@ -172,25 +197,29 @@ void Save::write() {
 std::exception_ptr Save::outcome() {
   archive::Manifest own;
   std::string word;
-  std::exception_ptr error;
   try {
+    if (error_) std::rethrow_exception(error_);
     own = write_own();
     word = kManifest + archive::write_manifest(own, archive::Elements::kSome);
   } catch (...) {
-    error = std::current_exception();
-    word = kFailed + to_text(error, peers_.rank());
+    word = kFailed + to_text(std::current_exception(), peers_.rank());
   }
-  if (!peers_.is_first()) return hand_in(word);
-  if (error) tell_others(word);
-  auto manifests = collect(std::move(own), error);
-  if (error) return error;
-  try {
-    commit(std::move(manifests));
-  } catch (...) {
-    error = std::current_exception();
+  if (!peers_.is_first()) {
+    word = hand_in(word);
+  } else {
+    std::string failure = word.front() == kFailed ? word : "";
+    if (!failure.empty()) tell_others(failure);
+    auto manifests = collect(std::move(own), failure);
+    if (!failure.empty()) return to_error(failure.substr(1));
+    word = kDone;
+    try {
+      commit(std::move(manifests));
+    } catch (...) {
+      word = kFailed + to_text(std::current_exception(), peers_.rank());
+    }
+    tell_others(word);
   }
-  tell_others(error ? kFailed + to_text(error, peers_.rank()) : std::string(1, kDone));
-  return error;
+  return word.front() == kDone ? nullptr : to_error(word.substr(1));
 }
 
 archive::Manifest Save::write_own() {
@@ -199,13 +228,16 @@ archive::Manifest Save::write_own() {
 
 // Between two writes.
 void Save::went_on() {
-  if (dropped_) throw base::CancelledError("the save was interrupted");
+  require_wanted();
+  require_peers();
   ++progress_;
   while (!peers_.is_first()) {
     const auto word = peers_.mailbox.poll(peers_.first(), channel_);
     if (!word) break;
     const auto& text = word->as<std::string>();
-    if (text.front() == kFailed) std::rethrow_exception(to_error(text.substr(1)));
+    if (text.front() != kFailed) continue;
+    last_word_ = text;
+    std::rethrow_exception(to_error(text.substr(1)));
   }
   const auto now = base::Deadline::Clock::now();
   if (now - told_ < kBeat) return;
@@ -214,63 +246,119 @@ void Save::went_on() {
   peers_.mailbox.send(peers_.first(), channel_, std::string(1, kGoesOn));
 }
 
-// Gives the first rank this one's last word, and hears from it how it ended.
-std::exception_ptr Save::hand_in(const std::string& word) {
+void Save::require_wanted() const {
+  if (dropped_) throw base::CancelledError(base::str("the save of checkpoint ", request_.tag, " was interrupted"));
+}
+
+// The first rank looks at all, and tells the others, who look at it alone: one that has heard how it ended may go.
+void Save::require_peers() const {
+  const auto loss = peers_.is_first()
+                        ? peers_.mailbox.first_loss()
+                        : peers_.mailbox.loss(std::span(peers_.world).first(1), std::chrono::milliseconds(0));
+  if (loss) throw lost_in(request_.tag, *loss);
+}
+
+// Gives the first rank this one's last word, and hears from it how it ended, unless that is known.
+std::string Save::hand_in(const std::string& word) {
   peers_.mailbox.send(peers_.first(), channel_, word);
-  while (true) {
-    const auto text = next_word(peers_.first(), peers_.patience.timeout + kGrace);
-    if (text.front() == kDone) return nullptr;
-    if (text.front() == kFailed) return to_error(text.substr(1));
-  }
+  Silence silence{.since = {{peers_.first(), base::Deadline::Clock::now()}}, .most = peers_.patience.timeout + kGrace};
+  const auto take = [&](base::Rank, const std::string& text) {
+    if (text.front() != kGoesOn) last_word_ = text;
+    return text.front() != kGoesOn;
+  };
+  if (last_word_.empty()) hear(silence, take, [] {});
+  return last_word_;
 }
 
 // Hears the last words of all, also when there is an error already, so that nobody writes any more when it returns. The
 // first error is told at once.
-std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::exception_ptr& error) {
-  std::vector<archive::Manifest> manifests{std::move(own)};
+std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string& failure) {
+  Silence silence{.since = {}, .most = peers_.patience.timeout};
   for (const auto rank : peers_.world) {
-    if (rank == peers_.first()) continue;
-    std::exception_ptr found;
-    try {
-      const auto word = final_word(rank);
-      if (word.front() == kFailed) found = to_error(word.substr(1));
-      if (!found) manifests.push_back(archive::read_manifest(std::string_view(word).substr(1), archive::Elements::kSome));
-    } catch (const base::Error&) {
-      found = std::current_exception();
+    if (rank != peers_.first()) silence.since[rank] = base::Deadline::Clock::now();
+  }
+  const auto fail = [&](const std::string& word) {
+    if (!failure.empty()) return;
+    failure = word;
+    tell_others(failure);
+  };
+  const auto fail_here = [&] { fail(kFailed + to_text(std::current_exception(), peers_.rank())); };
+  bool goes_on = false;
+  std::map<base::Rank, std::string> last;
+  const auto take = [&](base::Rank from, const std::string& text) {
+    if (text.front() != kGoesOn) last[from] = text;
+    goes_on = true;
+    return text.front() != kGoesOn;
+  };
+  const auto attend = [&] {
+    for (const auto& [rank, word] : last) {
+      if (word.front() == kFailed) fail(word);
     }
-    if (!found || error) continue;
-    error = found;
-    tell_others(kFailed + to_text(error, peers_.rank()));
+    const auto now = base::Deadline::Clock::now();
+    if (now - told_ < kBeat || !std::exchange(goes_on, false)) return;
+    told_ = now;
+    tell_others(std::string(1, kGoesOn));
+  };
+  while (!silence.since.empty() && !dropped_) {
+    try {
+      hear(silence, take, attend);
+      attend();
+    } catch (const base::PeerError& lost) {
+      fail_here();
+      base::internal_check(lost.loss().has_value(), "a loss of no rank");
+      silence.since.erase(lost.loss()->rank);
+    } catch (...) {
+      fail_here();
+    }
+  }
+  std::vector<archive::Manifest> manifests{std::move(own)};
+  try {
+    require_wanted();
+    for (const auto& [rank, word] : last) {
+      if (word.front() == kManifest)
+        manifests.push_back(archive::read_manifest(std::string_view(word).substr(1), archive::Elements::kSome));
+    }
+  } catch (...) {
+    fail_here();
   }
   return manifests;
 }
 
-std::string Save::final_word(base::Rank from) {
-  while (true) {
-    auto word = next_word(from, peers_.patience.timeout);
-    if (word.front() != kGoesOn) return word;
-    told_ = base::Deadline::Clock::now();
-    tell_others(std::string(1, kGoesOn));
-  }
-}
-
-std::string Save::next_word(base::Rank from, base::Deadline::Clock::duration timeout) {
-  base::Patience patience{timeout};
-  patience.tell = nullptr;  // a save takes as long as it takes
-  std::string word;
-  const auto take = [&](base::Rank, const Value& value) {
-    word = value.as<std::string>();
-    return true;
+// Hears ranks until `take` has had enough of each, which is then no more in `silence`, as is one that has said nothing
+// for too long; that is an error. `attend` is called now and then.
+void Save::hear(Silence& silence, const std::function<bool(base::Rank, const std::string&)>& take,
+                const std::function<void()>& attend) {
+  std::vector<base::Rank> from;
+  for (const auto& [rank, since] : silence.since) from.push_back(rank);
+  const auto heard = [&](base::Rank rank, const Value& value) {
+    ++progress_;
+    const bool enough = take(rank, value.as<std::string>());
+    if (enough) silence.since.erase(rank);
+    if (!enough) silence.since[rank] = base::Deadline::Clock::now();
+    return enough;
   };
-  const auto what = [&](std::span<const base::Rank>) {
-    return base::str("save of checkpoint ", request_.tag, ": a word of rank ", from, ", which writes its part");
+  base::Patience patience{base::Deadline::Clock::duration::max() / 4};  // each rank has its own
+  patience.tell = nullptr;                                              // a save takes as long as it takes
+  patience.check_interrupt = [&] {
+    require_wanted();
+    attend();
+    for (const auto& [rank, since] : silence.since) {
+      if (base::Deadline::Clock::now() - since < silence.most) continue;
+      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence.most).count();
+      const auto silent = rank;
+      silence.since.erase(rank);
+      throw base::TimeoutError(base::str("save of checkpoint ", request_.tag, ": rank ", silent,
+                                         ", which writes its part, has said nothing for ", seconds,
+                                         " s; raise timeout_s if it needs longer"));
+    }
   };
-  peers_.mailbox.hear({from}, channel_, patience, take, what);
-  ++progress_;
-  return word;
+  const auto what = [&](std::span<const base::Rank>) { return base::str("save of checkpoint ", request_.tag); };
+  peers_.mailbox.hear(std::move(from), channel_, patience, heard, what);
 }
 
 void Save::commit(std::vector<archive::Manifest> manifests) {
+  base::internal_check(manifests.size() == peers_.world.size(), "a save without the files of some rank");
+  files_.remove(place_ / kToken);
   for (const auto& [name, text] : request_.texts) manifests.push_back(write_text(files_, place_, name, text));
   auto manifest = merge(manifests);
   auto index = archive::model_index(manifest);

@@ -17,6 +17,7 @@
 #include "lamina/archive/store.h"
 #include "lamina/base/wait.h"
 #include "lamina/checkpoint/part.h"
+#include "lamina/checkpoint/snapshot.h"
 #include "lamina/messaging/mailbox.h"
 
 namespace lamina::checkpoint {
@@ -45,59 +46,73 @@ struct SaveRequest {
 };
 
 // [Note: saves] One save of all ranks. They make it together: they agree on the folder, which each must see, on the
-// space, and on an id. Then each writes its parts and hands in to the first rank which files these are. That one commits
-// ([Note: commit]) and tells the others how it ended: well, or with the same error on all. While a rank writes it says so
-// about every second; one that is lost, or silent for as long as the patience, ends the save, and one that hears so stops.
-// All of that may run in a thread of its own: these words have a channel of their own, and nobody else waits for them.
+// space, and on an id. Then each writes its parts and hands in to the first rank which files these are. That one
+// commits
+// ([Note: commit]) and tells the others how it ended: well, or with the same error on all. While a rank writes it says
+// so about every second; one that is lost, or silent for as long as the patience, ends the save, and one that hears so
+// stops. All of that may run in a thread of its own: these words have a channel of their own, and nobody else waits for
+// them.
 class Save {
  public:
   // Collective. Throws the same error on all ranks, before a byte of a part is written.
   Save(archive::FileSystem& files, SaveRequest request, Peers peers);
-  // Waits for its end.
+  // Gives it up, and waits for its end.
   ~Save();
   Save(const Save&) = delete;
 
-  // Begins to write, in a thread of its own. The parts' memory stays as it is until the end.
-  void start();
+  // Begins to write, in a thread of its own: from the snapshot, where there is one, and else from the parts' memory,
+  // which then stays as it is until the end. Ranks wait for each other's words, so what fails here is told by wait().
+  void start(Snapshot* snapshot = nullptr);
   bool is_over() const;
-  // Waits for the end, and throws what it ended with. An interrupt of the wait ends the save.
+  // Waits for the end, and throws what it ended with. An interrupt of the wait gives the save up.
   void wait();
+  // Has it end soon, on all ranks, unless it is about to be committed. wait() throws base::CancelledError then.
+  void give_up() { dropped_ = true; }
 
-  std::vector<Part>& parts() { return request_.parts; }
   const archive::Path& folder() const { return request_.folder; }
   const std::string& tag() const { return request_.tag; }
 
  private:
-  std::string claim();
-  std::string look_around(std::uint64_t bytes);
+  // Ranks that are to be heard: when each was heard last, and how long they may be silent.
+  struct Silence {
+    std::map<base::Rank, base::Deadline::Clock::time_point> since;
+    base::Deadline::Clock::duration most;
+  };
+
+  void claim();
+  void look_around(std::uint64_t bytes);
   void agree();
   void write();
   std::exception_ptr outcome();
   archive::Manifest write_own();
   void went_on();
-  std::exception_ptr hand_in(const std::string& word);
-  std::vector<archive::Manifest> collect(archive::Manifest own, std::exception_ptr& error);
-  std::string final_word(base::Rank from);
-  std::string next_word(base::Rank from, base::Deadline::Clock::duration timeout);
+  void require_wanted() const;
+  void require_peers() const;
+  std::string hand_in(const std::string& word);
+  std::vector<archive::Manifest> collect(archive::Manifest own, std::string& failure);
+  void hear(Silence& silence, const std::function<bool(base::Rank, const std::string&)>& take,
+            const std::function<void()>& attend);
   void commit(std::vector<archive::Manifest> manifests);
   void tell_others(const std::string& word);
 
   archive::FileSystem& files_;
   SaveRequest request_;
   const Peers peers_;
+  const archive::Path given_;  // the folder as the caller has named it
   archive::Store store_;
   std::string id_, channel_;
   archive::Path place_;                       // where files are written
   std::optional<archive::Save> claim_;        // the first rank's
+  std::string last_word_;                     // of the first rank
   base::Deadline::Clock::time_point told_{};  // when others last heard that this rank goes on
 
   std::thread thread_;
   std::atomic<bool> dropped_ = false;
   std::atomic<std::int64_t> progress_ = 0;  // grows while any rank writes
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;                // of what follows
   std::condition_variable ended_;
   bool over_ = false;
-  std::exception_ptr error_;
+  std::exception_ptr error_;  // with which it ended; before, what kept it from beginning
 };
 
 }  // namespace lamina::checkpoint

@@ -101,11 +101,19 @@ void require_content(py::handle object, bool allow_objects) {
   for (const auto& tensor : tensors) checkpoint::savable_dtype(tensor, "a tensor of user_content");
 }
 
+// Ends a save that Python lets go of: its thread may need the GIL, to let go of what it holds.
+struct EndWithoutGil {
+  void operator()(checkpoint::Save* save) const {
+    const Release release;
+    delete save;
+  }
+};
+using SaveHolder = std::unique_ptr<checkpoint::Save, EndWithoutGil>;
+
 // A save under way; training may go on where it has a snapshot.
-std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder,
-                                             const std::string& tag, bool partial, const py::dict& about,
-                                             bool allow_objects, std::map<std::string, std::string> texts,
-                                             std::size_t keep, checkpoint::Snapshot* snapshot) {
+SaveHolder begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder, const std::string& tag,
+                      bool partial, const py::dict& about, bool allow_objects, std::map<std::string, std::string> texts,
+                      std::size_t keep, checkpoint::Snapshot* snapshot) {
   checkpoint::SaveRequest request{.folder = folder, .tag = tag, .texts = std::move(texts), .keep = keep};
   request.form = form_of(partial);
   request.about = nlohmann::json::object();
@@ -120,9 +128,8 @@ std::unique_ptr<checkpoint::Save> begin_save(Session& session, PartsToSave& part
   const Release release;
   auto save =
       std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
-  if (snapshot != nullptr) snapshot->take(save->parts());
-  save->start();
-  return save;
+  save->start(snapshot);
+  return SaveHolder(save.release());
 }
 
 // A checkpoint that is read: what is wanted of it is listed first, and then read at once.
@@ -263,9 +270,10 @@ void bind_checkpoint(py::module_& module) {
       .def("add_state", &PartsToSave::add_state, py::arg("steps"), py::arg("of"), py::arg("place"), py::arg("value"))
       .def("add_content", &PartsToSave::add_content, py::arg("name"), py::arg("value"));
   py::class_<checkpoint::Snapshot>(module, "Snapshot").def(py::init<>());
-  py::class_<checkpoint::Save>(module, "Save")
+  py::class_<checkpoint::Save, SaveHolder>(module, "Save")
       .def_property_readonly("is_over", &checkpoint::Save::is_over)
       .def_property_readonly("tag", &checkpoint::Save::tag)
+      .def("give_up", &checkpoint::Save::give_up)
       .def("wait", &checkpoint::Save::wait, py::call_guard<Release>());
   module.def("require_content", &require_content, py::arg("object"), py::arg("allow_objects"));
   module.def("begin_save", &begin_save, py::arg("session"), py::arg("parts"), py::arg("folder"), py::arg("tag"),

@@ -17,7 +17,7 @@ from lamina.checkpoints import generators, states
 from lamina.checkpoints.plain import from_plain
 from lamina.checkpoints.saving import layout, of_job, persistent
 from lamina.checkpoints.torch_files import read_torch_file, torch_file
-from lamina.errors import Error, FormatError, UsageError
+from lamina.errors import Error, FileError, FormatError, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
@@ -118,7 +118,8 @@ def _open(job: current.Job, path: str, tag: str | None, verify: bool, partial: b
     """The checkpoint that world rank 0 finds, on every rank."""
 
     def find() -> tuple[str, str] | None:
-        return _lamina.find_checkpoint(path, tag, partial, _tell) if job.session.rank == 0 else None
+        # Others may have another working directory.
+        return _lamina.find_checkpoint(os.path.abspath(path), tag, partial, _tell) if job.session.rank == 0 else None
 
     found = _everywhere(job, find, gathered=True)[0]
     if found is None:
@@ -157,7 +158,7 @@ def _everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False)
         raise error
     for found, _ in words:
         if found is not None:
-            raise {"FormatError": FormatError}.get(found[0], UsageError)(found[1])
+            raise {"FormatError": FormatError, "FileError": FileError}.get(found[0], UsageError)(found[1])
     return [each for _, each in words] if gathered else result
 
 

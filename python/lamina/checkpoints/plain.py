@@ -80,9 +80,11 @@ def _defaultdict(value: defaultdict) -> Any:
 def _from_numpy(value: Any) -> Any:
     import numpy as np
 
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    # A kind of numbers that torch has, in this machine's order of bytes.
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
         return _marked("ndarray", torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape).clone())
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return _marked("numpy", torch.from_numpy(np.array([value])).clone())
     return value
 

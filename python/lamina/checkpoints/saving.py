@@ -6,6 +6,7 @@ stands in lamina/archive. Each rank writes the elements that are its own, once. 
 saved.
 """
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -16,7 +17,7 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints import generators, states
 from lamina.checkpoints.plain import sorted_plain, to_plain
-from lamina.errors import UsageError
+from lamina.errors import Error, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.optim.optimizer_state import OptimizerState
@@ -29,6 +30,7 @@ class CheckpointHandle:
 
     def __init__(self, save: _lamina.Save):
         self._save = save
+        self._told = False
 
     def done(self) -> bool:
         """True when it has ended, well or not."""
@@ -36,7 +38,19 @@ class CheckpointHandle:
 
     def wait(self) -> None:
         """Returns when the checkpoint is on the disk; raises what kept it from getting there, on every rank."""
-        self._save.wait()
+        try:
+            self._save.wait()
+        finally:
+            self._told = self._save.is_over
+
+    def end(self) -> None:
+        """As `wait()`, without an error that was raised there already."""
+        if not self._told:
+            self.wait()
+
+    def give_up(self) -> None:
+        """Has it end soon, on every rank, unless it is about to be there."""
+        self._save.give_up()
 
 
 class Saves:
@@ -50,12 +64,20 @@ class Saves:
         """Waits for the one that is under way, and raises what it ended with."""
         handle, self._under_way = self._under_way, None
         if handle is not None:
-            handle.wait()
+            handle.end()
 
     def check(self) -> None:
         """Raises what a save has failed with that has ended since."""
         if self._under_way is not None and self._under_way.done():
             self.end()
+
+    def drop(self) -> None:
+        """Gives up the one that is under way."""
+        handle, self._under_way = self._under_way, None
+        if handle is not None:
+            handle.give_up()
+            with contextlib.suppress(Error):
+                handle.end()
 
     def begin(self, save: _lamina.Save) -> CheckpointHandle:
         self._under_way = CheckpointHandle(save)
@@ -158,12 +180,14 @@ class _Everything:
     ) -> None:
         self._job = job
         self._partial = partial
-        self._user_content = to_plain(user_content) if job.session.rank == 0 else None
+        self._user_content: Any = None
         self._words: list[tuple] = []
         self._error: Exception | None = None
         word: tuple = ()
         try:
             _require_ready(job, model)
+            if job.session.rank == 0:
+                self._user_content = _plain_content(user_content)
             _lamina.require_content(self._user_content, allow_pickle)
             self._model = job.cut.model
             self._optimizers = _optimizers(job, optimizer) if partial else []
@@ -247,6 +271,16 @@ class _Everything:
         config = getattr(self._job.model.module, "config", None)
         to_json = getattr(config, "to_json_string", None)
         return {"config.json": to_json()} if callable(to_json) else {}
+
+
+def _plain_content(content: Any) -> Any:
+    try:
+        return to_plain(content)
+    except RecursionError:
+        raise UsageError(
+            "user_content is nested too deeply, or holds itself: save what can be written down",
+            code="checkpoint-cannot-save",
+        ) from None
 
 
 def _require_ready(job: current.Job, model: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lamina import _lamina
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, Error
 from lamina.exits import excepthook, failures
 from lamina.job import current
 from lamina.util import call_sites
@@ -72,12 +72,14 @@ def shutdown() -> None:
         if not current.is_initialized():
             return
         job = current.outside_step("shutdown()")
-        if job.saves is not None:
-            job.saves.end()
-        job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
-        current.end()
-        _stuck = not job.session.close(True) or _stuck
-        _stuck = not job.close_rest() or _stuck
+        try:
+            if job.saves is not None:
+                job.saves.end()
+        finally:
+            job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
+            current.end()
+            _stuck = not job.session.close(True) or _stuck
+            _stuck = not job.close_rest() or _stuck
 
 
 def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
@@ -110,6 +112,8 @@ def _at_exit() -> None:
     last_error = getattr(sys, "last_value", None)
     interrupted = failures.is_interrupt(last_error)
     job = current.job_if_any()
+    if job is not None and job.saves is not None:
+        _end_saves(job, last_error is None)
     if job is not None and last_error is None:
         job.session.tell_leaving("came to the end of its program")
     if interrupted:
@@ -121,6 +125,17 @@ def _at_exit() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(failures.INTERRUPTED if interrupted else 1)
+
+
+def _end_saves(job: current.Job, finish: bool) -> None:
+    """Waits for a checkpoint that is being saved, or drops it where the program has failed."""
+    if not finish:
+        return job.saves.drop()
+    try:
+        job.saves.end()
+    except (Error, KeyboardInterrupt) as error:
+        kind = type(error).__name__
+        print(f"lamina: the last checkpoint was not saved: {kind}: {error}", file=sys.stderr, flush=True)
 
 
 def _leave(job: current.Job, interrupted: bool) -> bool:
