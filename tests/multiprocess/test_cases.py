@@ -24,6 +24,7 @@ LAUNCHES = {
     "multiprocess.cases_backend": 4,
     "multiprocess.cases_precision": 4,
     "multiprocess.cases_checkpoints": 4,
+    "multiprocess.cases_odd_checkpoints": 4,
     "multiprocess.cases_sharded": 4,
     "multiprocess.cases_replicated_pipelines": 4,
 }
