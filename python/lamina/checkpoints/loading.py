@@ -187,22 +187,9 @@ class Resumption:
 
     def check(self) -> None:
         """UsageError where the checkpoint does not fit the model and the optimizers."""
-        named = self._named()
-        own = {name for names, _ in named for name in names}
-        saved = {name for name, kind, _, _ in self._reader.tensors if kind in _OF_MODEL}
-        missing = [names[0] for names, _ in named if self._saved_name(names) is None]
-        unexpected = sorted(saved - own)
-        if self._strict and (missing or unexpected):
-            raise UsageError(
-                f"the checkpoint does not fit the model: missing {missing[:10]}, unexpected {unexpected[:10]}; "
-                "strict=False loads what fits",
-                code="checkpoint-names",
-            )
-        if self._job.session.rank == 0 and (missing or unexpected):
-            _tell(f"resume_from_checkpoint(strict=False) left out: missing {missing}, unexpected {unexpected}")
-        for names, tensor in named:
-            if (name := self._saved_name(names)) is not None:
-                self._require_like(name, names[0], tensor)
+        left_out = self._reader.check_model(self._named(), self._strict)
+        if left_out and self._job.session.rank == 0:
+            _tell(left_out)
         if self._load_optimizer:
             self._check_optimizers()
 
@@ -212,22 +199,6 @@ class Resumption:
         for name, tensor in persistent(self._job.model.module):
             by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(by_tensor.values())
-
-    def _saved_name(self, names: list[str]) -> str | None:
-        """The name that the checkpoint has one of, under any of its names."""
-        return next((name for name in names if self._reader.find(name, SavedKind.PARAMETER) is not None), None)
-
-    def _require_like(self, saved_name: str, name: str, tensor: torch.Tensor) -> None:
-        shape, dtype = self._reader.find(saved_name, SavedKind.PARAMETER)
-        if shape != tuple(tensor.shape):
-            raise UsageError(
-                f"{name} has the shape {tuple(tensor.shape)} here and {shape} in the checkpoint",
-                code="checkpoint-shape",
-            )
-        if dtype != tensor.dtype and not (dtype.is_floating_point and tensor.dtype.is_floating_point):
-            raise UsageError(
-                f"{name} is of {tensor.dtype} here and of {dtype} in the checkpoint", code="checkpoint-shape"
-            )
 
     def _check_optimizers(self) -> None:
         saved, here = self._about_optimizers, self._job.optimizers
@@ -274,9 +245,9 @@ class Resumption:
         for name, tensor, owner in model.tensors():
             if owner != model.partition or id(tensor) not in names:
                 continue
-            if (saved := self._saved_name(names[id(tensor)])) is None:
+            if (saved := self._reader.saved_name(names[id(tensor)])) is None:
                 continue
-            kind, optimizer = self._best_source(saved, tensor.dtype)
+            kind, optimizer = self._reader.best_source(saved, tensor.dtype)
             if saved != name:
                 raise UsageError(
                     f"{name} is tied, and saved as {saved}, which is another tensor here", code="checkpoint-names"
@@ -294,15 +265,6 @@ class Resumption:
 
     def _extra(self, name: str, value: Any) -> tuple[nn.Module, Any]:
         return self._job.model.module.get_submodule(name), value
-
-    def _best_source(self, name: str, dtype: torch.dtype) -> tuple[SavedKind, int]:
-        """The master where the checkpoint has one, and the parameter here is more precise than the saved one."""
-        _, saved = self._reader.find(name, SavedKind.PARAMETER)
-        if dtype.is_floating_point and dtype.itemsize > saved.itemsize:
-            for optimizer in range(len(self._about_optimizers)):
-                if self._reader.find(name, SavedKind.MASTER, optimizer) is not None:
-                    return SavedKind.MASTER, optimizer
-        return SavedKind.PARAMETER, 0
 
     def _saved_states(self) -> dict[int, dict[str, list[str]]]:
         """The names of states, by optimizer and parameter."""

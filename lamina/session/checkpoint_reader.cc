@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/session/checkpoint_reader.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lamina/archive/model_folder.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/checkpoint/tree_json.h"
+#include "lamina/value/dtype.h"
+
+namespace lamina::session {
+namespace {
+
+using archive::Kind;
+
+constexpr std::size_t kShown = 10;  // names in an error
+
+archive::Manifest manifest_at(const std::filesystem::path& place) {
+  auto& files = archive::file_system();
+  if (std::filesystem::exists(place / archive::kManifestName)) return archive::read_checkpoint(files, place);
+  return archive::read_model_folder(files, place);
+}
+
+std::string listed(const std::vector<std::string>& names, std::size_t most) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += base::str(i == 0 ? "" : ", ", names[i]);
+  return "[" + text + "]";
+}
+
+std::string_view dtype_name(at::ScalarType type) {
+  const auto dtype = value::dtype_of(type);
+  return dtype ? traits(*dtype).name : "another dtype";
+}
+
+void require_like(const archive::SavedTensor& saved, const std::string& name, const at::Tensor& tensor) {
+  const auto type = checkpoint::scalar_type(saved.dtype);
+  if (tensor.sizes() != at::IntArrayRef(saved.shape)) {
+    throw base::UsageError(base::str(name, " has the shape ", tensor.sizes(), " here and ",
+                                     at::IntArrayRef(saved.shape), " in the checkpoint"),
+                           base::Code{"checkpoint-shape"});
+  }
+  if (type != tensor.scalar_type() && !(at::isFloatingType(type) && tensor.is_floating_point())) {
+    throw base::UsageError(base::str(name, " is of ", dtype_name(tensor.scalar_type()), " here and of ",
+                                     traits(saved.dtype).name, " in the checkpoint"),
+                           base::Code{"checkpoint-shape"});
+  }
+}
+
+}  // namespace
+
+std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& folder,
+                                               const std::optional<std::string>& tag, archive::Store::Form form,
+                                               const std::function<void(const std::string&)>& tells) {
+  auto& files = archive::file_system();
+  if (form == archive::Store::Form::kFull) {
+    const auto place = tag ? folder / *tag : folder;
+    const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName);
+    if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id};
+    if (archive::is_model_folder(files, place)) return FoundCheckpoint{place, ""};
+  }
+  archive::Store store(files, folder, form);
+  const auto found = tag ? std::optional(store.find(*tag)) : store.newest(tells);
+  if (!found) return std::nullopt;
+  return FoundCheckpoint{found->folder, found->manifest.id};
+}
+
+CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool verify)
+    : reader_(archive::file_system(), place, manifest_at(place), verify) {}
+
+value::Value CheckpointReader::about(const std::string& key, bool allow_objects) const {
+  const auto& about = manifest().about;
+  if (!about.contains(key)) return {};
+  const auto tensor = [&](std::size_t number) {
+    const auto name = content_name(number);
+    const auto* found = find(name, Kind::kContent);
+    if (found == nullptr) throw base::FormatError(base::str(reader_.folder().string(), ": ", name, " is missing"));
+    return reader_.read(*found);
+  };
+  return checkpoint::to_value(about[key], tensor, allow_objects);
+}
+
+const std::string* CheckpointReader::saved_name(const std::vector<std::string>& names) const {
+  const auto found =
+      std::ranges::find_if(names, [this](const auto& name) { return find(name, Kind::kParameter) != nullptr; });
+  return found == names.end() ? nullptr : &*found;
+}
+
+std::string CheckpointReader::check_model(const std::vector<NamesOf>& model, bool strict) const {
+  std::set<std::string> known;
+  std::vector<std::string> missing, unexpected;
+  for (const auto& [names, tensor] : model) {
+    known.insert(names.begin(), names.end());
+    if (saved_name(names) == nullptr) missing.push_back(names.front());
+  }
+  for (const auto& saved : manifest().tensors) {
+    const bool is_models = saved.kind == Kind::kParameter || saved.kind == Kind::kBuffer;
+    if (is_models && !known.contains(saved.name)) unexpected.push_back(saved.name);
+  }
+  std::ranges::sort(unexpected);
+  const bool fits = missing.empty() && unexpected.empty();
+  if (strict && !fits) {
+    throw base::UsageError(base::str("the checkpoint does not fit the model: missing ", listed(missing, kShown),
+                                     ", unexpected ", listed(unexpected, kShown), "; strict=False loads what fits"),
+                           base::Code{"checkpoint-names"});
+  }
+  for (const auto& [names, tensor] : model) {
+    if (const auto* name = saved_name(names)) require_like(*find(*name, Kind::kParameter), names.front(), tensor);
+  }
+  if (fits) return "";
+  return base::str("resume_from_checkpoint(strict=False) left out: missing ", listed(missing, missing.size()),
+                   ", unexpected ", listed(unexpected, unexpected.size()));
+}
+
+std::pair<Kind, int> CheckpointReader::best_source(const std::string& name, at::ScalarType dtype) const {
+  const auto* saved = find(name, Kind::kParameter);
+  base::internal_check(saved != nullptr, "a source of nothing");
+  const auto& about = manifest().about;
+  const auto optimizers = about.contains("optimizers") ? static_cast<int>(about["optimizers"].size()) : 0;
+  const bool is_finer =
+      at::isFloatingType(dtype) && c10::elementSize(dtype) > c10::elementSize(checkpoint::scalar_type(saved->dtype));
+  for (int optimizer = 0; is_finer && optimizer < optimizers; ++optimizer) {
+    if (find(name, Kind::kMaster, optimizer) != nullptr) return {Kind::kMaster, optimizer};
+  }
+  return {Kind::kParameter, 0};
+}
+
+at::Tensor CheckpointReader::want_row(const CheckpointParts& parts, const std::string& name, Kind from, int optimizer) {
+  const auto* row = parts.table().find(name);
+  base::internal_check(row != nullptr, "a part of no row");
+  return want(name, from, optimizer, "", parts.of_row(*row).region);
+}
+
+at::Tensor CheckpointReader::want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
+                                        const at::Tensor& place, Kind from) {
+  const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
+  const auto* found = find(of.parameter, from, optimizer, from == Kind::kState ? of.state : "");
+  base::internal_check(found != nullptr, "a part of nothing");
+  // A state like the parameter is here as its place is.
+  const auto* row = parts.table().find(of.parameter);
+  const bool is_like = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
+  const bool is_owned = !of.state.empty() && steps.updates_whole(place);
+  const auto sizes = is_like && !is_owned ? place.sizes() : at::IntArrayRef(found->shape);
+  const auto where =
+      of.state.empty() ? parts.of_place(steps, place, of.parameter) : parts.of_state(steps, place, of.parameter, sizes);
+  return want(of.parameter, from, optimizer, found->state, where.region).view(sizes);
+}
+
+at::Tensor CheckpointReader::want_content(const std::string& name) {
+  const auto* found = find(name, Kind::kContent);
+  if (found == nullptr) return {};
+  return want(name, Kind::kContent, 0, "", layout::whole(found->shape)).view(found->shape);
+}
+
+at::Tensor CheckpointReader::whole(const std::string& name) const {
+  const auto* found = find(name, Kind::kParameter);
+  base::internal_check(found != nullptr, "all of nothing");
+  return reader_.read(*found);
+}
+
+void CheckpointReader::read(const Session& session) {
+  const auto patience = session.patience();
+  reader_.read(wanted_, [&] {
+    if (patience.check_interrupt) patience.check_interrupt();
+  });
+  wanted_.clear();
+}
+
+at::Tensor CheckpointReader::want(const std::string& name, Kind kind, int optimizer, const std::string& state,
+                                  const layout::Region& region) {
+  const auto* found = find(name, kind, optimizer, state);
+  base::internal_check(found != nullptr, "a part of nothing");
+  if (found->shape != region.whole) {
+    throw base::UsageError(base::str(archive::describe(*found), " has another shape in ", reader_.folder().string()));
+  }
+  const auto type = checkpoint::scalar_type(found->dtype);
+  const bool padded = region.size > checkpoint::count(region);
+  auto into = padded ? at::zeros({region.size}, type) : at::empty({region.size}, type);
+  wanted_.push_back({found, region, into});
+  return into;
+}
+
+}  // namespace lamina::session
