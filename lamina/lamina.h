@@ -3,6 +3,7 @@
 
 // lamina for C++: docs/cpp.md. Trains a torch::nn model over several processes.
 #include "lamina/base/error.h"
+#include "lamina/frontend/checkpoint.h"
 #include "lamina/frontend/child.h"
 #include "lamina/frontend/containers.h"
 #include "lamina/frontend/distributed_model.h"
@@ -19,6 +20,7 @@ using base::CancelledError;
 using base::ConfigError;
 using base::DesyncError;
 using base::Error;
+using base::FileError;
 using base::FormatError;
 using base::InternalError;
 using base::PeerError;

@@ -10,7 +10,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "lamina/base/log.h"
 #include "lamina/frontend/calls.h"
+#include "lamina/frontend/saves.h"
 #include "lamina/rendezvous/job_store.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -24,6 +26,16 @@ session::FaceHooks hooks() {
   return {{.thread_begins = [] { at::init_num_threads(); }}, nullptr, nullptr};
 }
 
+// Waits for a checkpoint that is being saved.
+void end_saves() {
+  if (the_current->saves == nullptr) return;
+  try {
+    the_current->saves->end();
+  } catch (const std::exception& error) {
+    base::log_warning(base::str("the last checkpoint was not saved: ", error.what()));
+  }
+}
+
 // Ends the job with the process. The peers learn of the end of this process from the system, when it has ended. The
 // session outlives all threads.
 //
@@ -33,6 +45,7 @@ void at_exit(int code, void*) {
   if (the_current == nullptr) return;
   auto& session = *the_current->session;
   if (!session.job().in_step()) {
+    end_saves();
     set_router(nullptr);
     session.tell_leaving("came to the end of its program");
     if (session.leave()) return;

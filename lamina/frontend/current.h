@@ -4,16 +4,27 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <source_location>
+#include <vector>
 
 #include "lamina/collective/c10d_groups.h"
 #include "lamina/frontend/on_partition.h"
 #include "lamina/optim/loss_scale.h"
+#include "lamina/plan/kept_partition.h"
 #include "lamina/session/session.h"
 
 namespace lamina::frontend {
 
 class Model;
+class Saves;
+struct JobOptimizer;
+
+// A checkpoint that waits for the cut of the model.
+struct WaitingCheckpoint {
+  plan::KeptPartition partition;  // the saved one; of no module where it does not count
+  std::function<void()> load;     // into the model that is cut; collective over the world
+};
 
 // The job that one init() started.
 struct Current {
@@ -26,6 +37,9 @@ struct Current {
   std::shared_ptr<Model> model;
   std::weak_ptr<optim::LossScale> loss_scale;             // what the optimizers of the job share
   std::list<std::weak_ptr<PartitionCallback>> callbacks;  // what optimizers have called when the model is cut
+  std::vector<std::weak_ptr<JobOptimizer>> optimizers;    // in the order in which they were made
+  std::shared_ptr<Saves> saves;                           // of checkpoints
+  std::optional<WaitingCheckpoint> waiting;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/job.h"
 
+#include <exception>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/log.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/saves.h"
 
 namespace lamina {
 namespace {
@@ -52,8 +54,15 @@ bool is_initialized() { return frontend::has_current(); }
 
 void shutdown() {
   if (!frontend::has_current()) return;
-  frontend::outside_step("shutdown()");
+  const auto saves = frontend::outside_step("shutdown()").saves;
+  std::exception_ptr error;
+  try {
+    if (saves != nullptr) saves->end();
+  } catch (...) {
+    error = std::current_exception();
+  }
   frontend::end();
+  if (error) std::rethrow_exception(error);
 }
 
 int rank() { return static_cast<int>(frontend::current().session->world().rank.value); }

@@ -58,8 +58,9 @@ void init(Settings settings = {});
 void init(const std::string& json);  // the same as a JSON object
 bool is_initialized();
 
-// Ends what init started; every rank calls it, outside of steps. Afterwards init may be called again. A process that
-// ends without it ends well: its peers learn of it when it has.
+// Ends what init started; every rank calls it, outside of steps. Waits for a checkpoint that is being saved, and throws
+// what that failed with when all else has ended. Afterwards init may be called again. A process that ends without it
+// ends well: its peers learn of it when it has.
 void shutdown();
 
 // This process among those of the job; all throw UsageError before init.

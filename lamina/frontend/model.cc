@@ -95,6 +95,13 @@ const std::string& Model::report() const {
   return report_;
 }
 
+plan::KeptPartition Model::partition() const {
+  if (!partitioned()) throw before_partition();
+  plan::KeptPartition owners;
+  for (int node = 0; node < tree_.size(); ++node) owners[tree_.nodes()[node].name] = cut_->owners()[node];
+  return owners;
+}
+
 // Cutting.
 
 void Model::agree(const std::optional<Example>& example) {
@@ -107,8 +114,9 @@ void Model::agree(const std::optional<Example>& example) {
       model::Costs costs;
       if (example) costs = traced(tree_, *example);
       if (!scopes_count) tell_of_ignored_scopes(tree_);
-      proposal.plan =
-          model::plan_model(tree_, costs, session.config(), session.world().size, session.topology().size(Group::kPp));
+      const auto kept = job_.waiting ? job_.waiting->partition : plan::KeptPartition();
+      proposal.plan = model::plan_model(tree_, costs, session.config(), session.world().size,
+                                        session.topology().size(Group::kPp), kept);
     } catch (const std::exception& wrong) {
       proposal.error = wrong.what();
     }
@@ -127,10 +135,11 @@ void Model::cut(const std::optional<Example>& example) {
   for (const auto& weak : job_.callbacks) {
     if (const auto callback = weak.lock()) (*callback)([this](const at::Tensor& tensor) { return held_here(tensor); });
   }
-  if (job_.pipelined()) keep_order();
   watch();
   routing_ = std::make_shared<Routing>(tree_, *cut_, *job_.session);
   set_router(routing_.get());
+  if (const auto waiting = std::exchange(job_.waiting, std::nullopt)) waiting->load();
+  if (job_.pipelined()) keep_order();  // of the buffers' values that are there now
 }
 
 void Model::keep_order() {

@@ -19,6 +19,7 @@
 #include "lamina/model/parameter_table.h"
 #include "lamina/pipeline/backwards.h"
 #include "lamina/pipeline/job.h"
+#include "lamina/plan/kept_partition.h"
 #include "lamina/sharding/sharding.h"
 
 namespace lamina {
@@ -81,6 +82,10 @@ class Model {
   int loads() const { return loads_; }                           // of states
   bool joining() const { return reducer_ != nullptr && reducer_->joining(); }
   const std::string& report() const;
+  // The partition of each module; throws as table().
+  plan::KeptPartition partition() const;
+  // True between the backward passes of one reduction.
+  bool accumulates() const { return reducer_ != nullptr && reducer_->accumulates(); }
 
   // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
   // that runs no step's body.

@@ -3,6 +3,7 @@
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/routing.h"
+#include "lamina/frontend/saves.h"
 #include "lamina/runtime/rng_streams.h"
 
 // The part of a model that works in steps.
@@ -27,6 +28,7 @@ Model& model_outside_step(const std::string& what) {
 
 std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   const auto& job = outside_step("a step function");
+  if (job.saves != nullptr) job.saves->check();
   pipeline::StepSpec spec{batch.microbatches, body, [] {}, call};
   return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
 }

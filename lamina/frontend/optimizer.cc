@@ -20,9 +20,8 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/job_optimizer.h"
 #include "lamina/frontend/model.h"
-#include "lamina/frontend/optimizer_groups.h"
-#include "lamina/session/optimizer_steps.h"
 
 namespace lamina::frontend {
 
@@ -101,13 +100,9 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 
 }  // namespace
 
-struct OptimizerPart::Rest {
-  const std::shared_ptr<torch::optim::Optimizer> optimizer;
+struct OptimizerPart::Rest : JobOptimizer {
   FusedOptimizer* const fused;  // nullptr for one of torch's, or of a program's
   const Needs needs;
-  const std::shared_ptr<optim::LossScale> scale;
-  session::OptimizerSteps steps;
-  OptimizerGroups groups;
   session::OptimizerSteps::Begun begun;
   std::int64_t measured_after = -1;     // so many backwards of the model
   int loads = 0;                        // of states into the model, when this last looked
@@ -115,12 +110,9 @@ struct OptimizerPart::Rest {
   std::shared_ptr<PartitionCallback> on_partition;
 
   Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs its_needs, std::shared_ptr<optim::LossScale> its_scale)
-      : optimizer(std::move(its)),
+      : JobOptimizer(std::move(its), its_needs, std::move(its_scale), *current().session),
         fused(dynamic_cast<FusedOptimizer*>(optimizer.get())),
-        needs(its_needs),
-        scale(std::move(its_scale)),
-        steps(*current().session, scale),
-        groups(*optimizer, steps, needs) {}
+        needs(its_needs) {}
 
   // Says whether the job that it was made in goes on.
   bool in_job() const {
@@ -146,7 +138,7 @@ struct OptimizerPart::Rest {
     groups.replace(held);
     if (waits) groups.load(*std::exchange(waits, std::nullopt), /*options=*/false);
   }
-  void replace_new() {
+  void replace_new() override {
     if (!is_cut() || groups.are_replaced()) return;
     auto& model = *current().model;
     replace([&model](const at::Tensor& tensor) { return model.held_here(tensor); });
@@ -214,6 +206,7 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   rest_->on_partition =
       std::make_shared<PartitionCallback>([rest = rest_.get()](const auto& held) { rest->replace(held); });
   frontend::on_partition(rest_->on_partition);
+  job.optimizers.push_back(rest_);
 }
 
 void OptimizerPart::step(bool has_closure) {

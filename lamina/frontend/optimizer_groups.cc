@@ -121,6 +121,14 @@ std::vector<std::vector<OptimizerGroups::Place>> OptimizerGroups::numbered() con
   return groups;
 }
 
+std::vector<std::vector<at::Tensor>> OptimizerGroups::made_with() const {
+  auto groups = made_with_;
+  for (auto i = groups.size(); i < optimizer_.param_groups().size(); ++i) {
+    groups.push_back(optimizer_.param_groups()[i].params());
+  }
+  return groups;
+}
+
 OptimizerState OptimizerGroups::state(bool gathers, std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
                                       const base::Patience& patience) const {
   auto own = state_of(optimizer_);
@@ -177,7 +185,8 @@ void OptimizerGroups::gather_from(OptimizerState& state, std::span<const base::R
   std::map<std::int64_t, Fields> all = std::move(state.states);
   for (const auto& [number, master] : state.masters) all[number][kMaster] = master;
   std::vector<model::Named> own;
-  for (const auto& [number, fields] : all) own.emplace_back(std::to_string(number), to_value(fields));
+  for (const auto& [number, fields] : all)
+    own.emplace_back(std::to_string(number), value_of(fields, "the state of an optimizer, in its field"));
   state.states.clear();
   for (const auto& [number, value] : model::gather(std::move(own), /*to_first=*/false, ranks, mailbox, patience)) {
     auto fields = to_fields(value);

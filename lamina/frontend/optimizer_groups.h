@@ -35,17 +35,24 @@ class OptimizerGroups {
   // the holders of parts, and over `pipeline`.
   OptimizerState state(bool gathers, std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
                        const base::Patience& patience) const;
+  // Tensors that this rank has in the places of parameters, by group.
+  struct Place {
+    std::int64_t number;  // of the parameter, in the groups of the whole optimizer
+    at::Tensor tensor;
+  };
+  std::vector<std::vector<Place>> numbered() const;
+  // The parameters of the whole optimizer, by group, in the order of their numbers.
+  std::vector<std::vector<at::Tensor>> made_with() const;
+  // False where another rank has the state of a parameter, a part of which stands at `place`.
+  bool has_state_of(const at::Tensor& place) const {
+    return needs_ != fused::Needs::kWhole || !steps_.part(place) || steps_.updates_whole(place);
+  }
   // Says what is wrong with a state, "" if nothing.
   std::string misfit(const OptimizerState& state) const;
   // Takes over this rank's part of a state, which may be that part alone. With `options` those of the groups, too.
   void load(const OptimizerState& state, bool options);
 
  private:
-  struct Place {
-    std::int64_t number;  // of the parameter, in the groups of the whole optimizer
-    at::Tensor tensor;
-  };
-  std::vector<std::vector<Place>> numbered() const;
   void gather_parts(OptimizerState& state) const;
   void gather_from(OptimizerState& state, std::span<const base::Rank> ranks, messaging::Mailbox& mailbox,
                    const base::Patience& patience) const;

@@ -149,46 +149,4 @@ void give(torch::optim::Optimizer& optimizer, const OptimizerState& state) {
   optimizer.load(archive);
 }
 
-value::Value to_value(const Fields& fields) {
-  value::Dict dict;
-  for (const auto& [name, field] : fields) {
-    value::Value value;
-    if (field.isTensor()) {
-      value = field.toTensor();
-    } else if (field.isBool()) {
-      value = field.toBool();
-    } else if (field.isInt()) {
-      value = field.toInt();
-    } else if (field.isDouble()) {
-      value = field.toDouble();
-    } else if (field.isString()) {
-      value = field.toStringRef();
-    } else if (!field.isNone()) {
-      throw base::UsageError(base::str("the state of an optimizer has a field ", name, " of type ", field.tagKind(),
-                                       ", which cannot pass between ranks: save the part of each rank"));
-    }
-    dict.items.emplace_back(name, std::move(value));
-  }
-  return dict;
-}
-
-Fields to_fields(const value::Value& value) {
-  Fields fields;
-  for (const auto& [name, field] : value.as<value::Dict>().items) {
-    auto& into = fields[name.as<std::string>()];
-    if (const auto* tensor = field.get_if<at::Tensor>()) {
-      into = *tensor;
-    } else if (const auto* flag = field.get_if<bool>()) {
-      into = *flag;
-    } else if (const auto* whole = field.get_if<std::int64_t>()) {
-      into = *whole;
-    } else if (const auto* number = field.get_if<double>()) {
-      into = *number;
-    } else if (const auto* text = field.get_if<std::string>()) {
-      into = *text;
-    }
-  }
-  return fields;
-}
-
 }  // namespace lamina::frontend

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -10,16 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "lamina/frontend/ivalues.h"
 #include "lamina/optim/loss_scale.h"
-#include "lamina/value/value.h"
 
 namespace lamina::frontend {
 
-// Values that an archive has of one parameter, or of a group's options.
-using Fields = std::map<std::string, c10::IValue>;
-
-// The state of an optimizer as its archives have it. Parameters are numbers: their places in the groups of the whole
-// optimizer.
+// The state of an optimizer as its archives have it; fields are values of one parameter, or of a group's options.
+// Parameters are numbers: their places in the groups of the whole optimizer.
 struct OptimizerState {
   struct Group {
     std::vector<std::int64_t> parameters;
@@ -40,9 +36,5 @@ OptimizerState read(torch::serialize::InputArchive& archive);
 // The state that an optimizer itself has, its own parameters counted; the way back: it forgets what it had.
 OptimizerState state_of(const torch::optim::Optimizer& optimizer);
 void give(torch::optim::Optimizer& optimizer, const OptimizerState& state);
-
-// For messages. Throws base::UsageError for a field that is no tensor, number, flag or text.
-value::Value to_value(const Fields& fields);
-Fields to_fields(const value::Value& value);
 
 }  // namespace lamina::frontend

@@ -21,7 +21,8 @@ def states() -> dict[str, Any]:
 def restore(found: dict[str, Any]) -> None:
     """Has them go on from these states; what is not there stays."""
     torch.set_rng_state(found["torch"].cpu())
-    random.setstate(found["python"])
+    if "python" in found:  # a program in C++ has none
+        random.setstate(found["python"])
     if "cuda" in found and torch.cuda.is_available():
         torch.cuda.set_rng_state(found["cuda"].cpu())
     if "numpy" in found and (numpy := sys.modules.get("numpy")) is not None:

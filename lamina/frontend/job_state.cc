@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/job_state.h"
+
+#include <c10/util/Type.h>
+
+#include <exception>
+#include <unordered_map>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/checkpoint/outcome.h"
+#include "lamina/frontend/fused_optimizer.h"
+#include "lamina/frontend/model.h"
+
+namespace lamina::frontend {
+
+std::vector<session::NamesOf> named_state(const ModuleTree& tree) {
+  std::vector<session::NamesOf> all;
+  std::unordered_map<const void*, std::size_t> numbers;
+  for (auto& [name, tensor] : tree.named()) {
+    const auto [found, is_new] = numbers.emplace(tensor.unsafeGetTensorImpl(), all.size());
+    if (is_new) all.push_back({{}, tensor});
+    all[found->second].first.push_back(std::move(name));
+  }
+  return all;
+}
+
+std::vector<std::vector<std::string>> group_names(const JobOptimizer& optimizer, const ModuleTree& tree) {
+  std::unordered_map<const void*, std::string> names;
+  for (const auto& held : tree.parameters()) names.emplace(held.tensor.unsafeGetTensorImpl(), held.name);
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& group : optimizer.groups.made_with()) {
+    auto& named = groups.emplace_back();
+    for (const auto& parameter : group) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      named.push_back(found != names.end() ? found->second
+                                           : base::str("group ", groups.size() - 1, ", parameter ", named.size()));
+    }
+  }
+  return groups;
+}
+
+std::string class_name(const torch::optim::Optimizer& optimizer) {
+  if (const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer)) {
+    return fused->functional().declaration().name;
+  }
+  const auto name = c10::demangle(typeid(optimizer).name());
+  const std::string torchs = "torch::optim::";
+  return name.starts_with(torchs) ? name.substr(torchs.size()) : name;
+}
+
+std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job) {
+  std::vector<std::shared_ptr<JobOptimizer>> all;
+  for (const auto& each : job.optimizers) {
+    if (auto optimizer = each.lock()) all.push_back(std::move(optimizer));
+  }
+  return all;
+}
+
+value::Value layout_of(const session::Session& session) {
+  using topology::Group;
+  const auto size = [&](Group group) { return static_cast<std::int64_t>(session.topology().size(group)); };
+  return value::Dict{{{"pp", size(Group::kPp)},
+                      {"rdp", size(Group::kRdp)},
+                      {"sharded_data_parallel_degree", size(Group::kShard)},
+                      {"tp", size(Group::kTp)},
+                      {"world", static_cast<std::int64_t>(session.world().size)}}};
+}
+
+Model& require_model(const Current& job, const char* what) {
+  if (job.model != nullptr) return *job.model;
+  throw base::UsageError(base::str(what, ": there is no DistributedModel yet: make model and optimizers first"),
+                         base::Code{"checkpoint-no-model"});
+}
+
+void together(session::Session& session, const std::function<void()>& act) {
+  std::exception_ptr error;
+  try {
+    act();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::string word = error ? checkpoint::to_text(error, session.world().rank) : "";
+  const auto words = session.mailbox().all_gather(session.members(topology::Group::kWorld), word, session.patience());
+  if (error) std::rethrow_exception(error);
+  for (const auto& each : words) {
+    if (const auto& text = each.as<std::string>(); !text.empty()) {
+      std::rethrow_exception(checkpoint::to_error(text));
+    }
+  }
+}
+
+}  // namespace lamina::frontend

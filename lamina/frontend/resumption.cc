@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/frontend/resumption.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "lamina/base/error.h"
+#include "lamina/base/log.h"
+#include "lamina/base/str.h"
+#include "lamina/checkpoint/tree_json.h"
+#include "lamina/frontend/fused_optimizer.h"
+#include "lamina/frontend/model.h"
+
+namespace lamina::frontend {
+namespace {
+
+using archive::Kind;
+using value::Value;
+
+constexpr const char* kParameters = "params";
+constexpr const char* kCount = "step";  // of updates: a number in C++, a tensor in Python's torch
+
+// The value of a key; none where there is none.
+const Value& at(const value::Dict& dict, const std::string& key) {
+  static const Value none;
+  for (const auto& [name, held] : dict.items) {
+    const auto* text = name.get_if<std::string>();
+    if (text != nullptr && *text == key) return held;
+  }
+  return none;
+}
+
+base::UsageError misfit(const std::string& what) { return base::UsageError(what, base::Code{"checkpoint-optimizers"}); }
+
+bool counts_in_numbers(const torch::optim::Optimizer& optimizer) {
+  namespace optim = torch::optim;
+  return dynamic_cast<const optim::Adam*>(&optimizer) != nullptr ||
+         dynamic_cast<const optim::AdamW*>(&optimizer) != nullptr ||
+         dynamic_cast<const optim::Adagrad*>(&optimizer) != nullptr ||
+         dynamic_cast<const optim::RMSprop*>(&optimizer) != nullptr;
+}
+
+// A number as the optimizer has it in its states.
+c10::IValue number_for(const torch::optim::Optimizer& optimizer, const std::string& key, const at::Tensor& saved) {
+  if (saved.numel() == 0) return {};
+  if (dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr) return saved.to(at::kDouble).item<double>();
+  if (key == kCount && counts_in_numbers(optimizer)) return saved.to(at::kLong).item<std::int64_t>();
+  return saved.item();
+}
+
+// A field of a state from its saved name and value.
+std::pair<std::string, c10::IValue> field_of(const torch::optim::Optimizer& optimizer, std::string key,
+                                             const at::Tensor& place, const at::Tensor& saved) {
+  const bool is_marked = key.ends_with(kNumberMark);
+  if (is_marked) key.pop_back();
+  const bool is_fused = dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr;
+  const bool is_count = key == kCount && saved.dim() == 0 && (is_fused || counts_in_numbers(optimizer));
+  if (is_marked || is_count) return {key, number_for(optimizer, key, saved)};
+  const bool is_like = saved.dim() > 0 && saved.sizes() == place.sizes();
+  return {key, is_like ? saved.to(place.scalar_type()) : saved};
+}
+
+// The options of a group here, with the values that were saved.
+Fields options_of(const Fields& own, const value::Dict& saved, const std::string& group) {
+  Fields options;
+  for (const auto& [name, value] : own) {
+    auto found = to_ivalue(at(saved, name));
+    if (found.isNone() && !value.isNone()) {
+      throw misfit(base::str(group, " has the option ", name,
+                             " here, which the checkpoint has no value of: it is of "
+                             "another optimizer, or of one of Python's; leave its states with load_optimizer = false"));
+    }
+    options[name] = value.isDouble() && found.isInt() ? c10::IValue(static_cast<double>(found.toInt())) : found;
+  }
+  return options;
+}
+
+std::vector<std::string> parameters_of(const value::Dict& group) {
+  std::vector<std::string> names;
+  for (const auto& name : at(group, kParameters).as<value::List>().items) names.push_back(name.as<std::string>());
+  return names;
+}
+
+}  // namespace
+
+plan::KeptPartition Resumption::partition() const {
+  const auto layout = reader_->about("layout", false), saved = reader_->about("partition", false);
+  const auto* sizes = layout.get_if<value::Dict>();
+  const auto* modules = saved.get_if<value::Dict>();
+  if (sizes == nullptr || modules == nullptr) return {};
+  const auto* partitions = at(*sizes, "pp").get_if<std::int64_t>();
+  if (partitions == nullptr || *partitions != job_.session->topology().size(topology::Group::kPp)) return {};
+  plan::KeptPartition kept;
+  for (const auto& [name, number] : modules->items) {
+    kept[name.as<std::string>()] = static_cast<int>(number.as<std::int64_t>());
+  }
+  return kept;
+}
+
+std::vector<value::Dict> Resumption::saved_optimizers() const {
+  const auto about = reader_->about("optimizers", false);
+  std::vector<value::Dict> all;
+  if (const auto* list = about.get_if<value::List>()) {
+    for (const auto& each : list->items) all.push_back(each.as<value::Dict>());
+  }
+  return all;
+}
+
+void Resumption::check() const {
+  const auto left_out = reader_->check_model(named_state(job_.model->tree()), strict_);
+  if (!left_out.empty() && job_.session->world().rank == base::Rank(0)) base::log_warning(left_out);
+  if (load_optimizer_) check_optimizers();
+}
+
+void Resumption::check_optimizers() const {
+  const auto saved = saved_optimizers();
+  const auto here = optimizers_of(job_);
+  if (saved.size() != here.size()) {
+    throw misfit(base::str("the checkpoint has the states of ", saved.size(), " optimizers, and there are ",
+                           here.size(),
+                           " here: make them before resume_from_checkpoint(), or give load_optimizer = false"));
+  }
+  for (std::size_t number = 0; number < here.size(); ++number) {
+    const auto who = base::str("optimizer ", number);
+    const auto own = class_name(*here[number]->optimizer), theirs = at(saved[number], "class").as<std::string>();
+    if (own != theirs)
+      throw misfit(base::str(who, " is of the class ", own, " here and ", theirs, " in the checkpoint"));
+    const auto names = group_names(*here[number], job_.model->tree());
+    const auto& groups = at(saved[number], "groups").as<value::List>().items;
+    if (groups.size() != names.size()) {
+      throw misfit(
+          base::str(who, " has ", names.size(), " parameter groups here and ", groups.size(), " in the checkpoint"));
+    }
+    const auto options = state_of(*here[number]->optimizer).groups;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto group = base::str("group ", i, " of ", who);
+      const auto& described = groups[i].as<value::Dict>();
+      options_of(options[i].options, described, group);
+      const auto parameters = parameters_of(described);
+      const std::set<std::string> mine(names[i].begin(), names[i].end()), given(parameters.begin(), parameters.end());
+      if (strict_ && mine != given) {
+        std::vector<std::string> other;
+        std::ranges::set_symmetric_difference(mine, given, std::back_inserter(other));
+        throw misfit(base::str(group, " has other parameters than in the checkpoint: ", other.front(),
+                               other.size() > 1 ? base::str(" and ", other.size() - 1, " more") : ""));
+      }
+    }
+  }
+}
+
+void Resumption::load() {
+  auto& session = *job_.session;
+  for (const auto& optimizer : optimizers_of(job_)) optimizer->replace_new();
+  Plan plan;
+  together(session, [&] {
+    check();
+    plan = planned();
+  });
+  together(session, [&] { reader_->read(session); });
+  apply(std::move(plan));
+}
+
+Resumption::Plan Resumption::planned() {
+  auto& model = *job_.model;
+  const session::CheckpointParts parts(*job_.session, model.table());
+  Plan plan;
+  for (const auto& [names, tensor] : named_state(model.tree())) {
+    const auto& row = *model.table().find(tensor);
+    const auto* saved = reader_->saved_name(names);
+    if (!model.table().is_here(row) || saved == nullptr) continue;
+    if (*saved != row.layout.name) {
+      throw base::UsageError(
+          base::str(row.layout.name, " is tied, and saved as ", *saved, ", which is another tensor here"),
+          base::Code{"checkpoint-names"});
+    }
+    const auto [kind, optimizer] = reader_->best_source(*saved, tensor.scalar_type());
+    plan.tensors.push_back({tensor, reader_->want_row(parts, *saved, kind, optimizer)});
+  }
+  if (!load_optimizer_) return plan;
+  int number = 0;
+  for (const auto& optimizer : optimizers_of(job_)) plan.optimizers.push_back(planned(number++, optimizer, parts));
+  return plan;
+}
+
+Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOptimizer>& optimizer,
+                                        const session::CheckpointParts& parts) {
+  Planned plan{.optimizer = optimizer};
+  plan.state.saved_by = {job_.session->world().rank.value};
+  std::map<std::string, std::vector<std::string>> keys;
+  for (const auto& saved : reader_->manifest().tensors) {
+    if (saved.kind == Kind::kState && saved.optimizer == number) keys[saved.name].push_back(saved.state);
+  }
+  const auto about = saved_optimizers().at(static_cast<std::size_t>(number));
+  const auto& saved = at(about, "groups").as<value::List>().items;
+  const auto own = state_of(*optimizer->optimizer).groups;
+  const auto names = group_names(*optimizer, job_.model->tree());
+  const auto here = optimizer->groups.numbered();
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    auto& group = plan.state.groups.emplace_back();
+    group.options = options_of(own[i].options, saved[i].as<value::Dict>(), "a group");
+    for (const auto& [parameter, place] : here[i]) {
+      const auto& name = names[i].at(static_cast<std::size_t>(parameter - first));
+      const auto want = [&](const std::string& key, Kind kind) {
+        return reader_->want_state(parts, optimizer->steps, {number, key, name}, place, kind);
+      };
+      if (optimizer->steps.is_master(place)) {
+        const bool has_master = reader_->find(name, Kind::kMaster, number) != nullptr;
+        if (has_master || reader_->find(name, Kind::kParameter) != nullptr) {
+          plan.state.masters[parameter] = want("", has_master ? Kind::kMaster : Kind::kParameter);
+        }
+      }
+      if (!optimizer->groups.has_state_of(place)) continue;
+      for (const auto& key : keys[name]) plan.states.push_back({parameter, key, place, want(key, Kind::kState)});
+    }
+    first += std::ssize(names[i]);
+  }
+  return plan;
+}
+
+void Resumption::apply(Plan plan) {
+  const at::NoGradGuard no_grad;
+  const auto& model = *job_.model;
+  auto* sharding = model.sharding();
+  if (sharding != nullptr) sharding->before_update();
+  for (const auto& [tensor, staged] : plan.tensors) {
+    auto held = model.held_here(tensor);
+    held.copy_(staged.view(held.sizes()));
+  }
+  if (sharding != nullptr) sharding->after_update();
+  for (const auto& optimizer : optimizers_of(job_)) optimizer->steps.stand_ins().follow();
+  for (auto& [optimizer, state, states] : plan.optimizers) {
+    for (const auto& each : states) {
+      auto [key, field] = field_of(*optimizer->optimizer, each.key, each.place, each.staged);
+      if (!field.isNone()) state.states[each.parameter].emplace(std::move(key), std::move(field));
+    }
+    optimizer->groups.load(state, /*options=*/true);
+  }
+}
+
+void Resumption::go_on() {
+  auto& session = *job_.session;
+  const auto saved_scale = reader_->about("loss_scale", false);
+  const auto scale = job_.loss_scale.lock();
+  if (const auto* dict = saved_scale.get_if<value::Dict>();
+      dict != nullptr && load_optimizer_ && scale != nullptr && scale->is_dynamic()) {
+    const auto whole = [&](const char* key) { return at(*dict, key).as<std::int64_t>(); };
+    scale->set_state({at(*dict, "scale").as<double>(), static_cast<int>(whole("overflows_left")), whole("steps"),
+                      whole("last_overflow")});
+  }
+  if (const auto steps = reader_->about("seeded_steps", false); steps.get_if<std::int64_t>() != nullptr) {
+    auto& seeds = session.job().seeds();
+    if (seeds.steps()) seeds.go_on_after(static_cast<std::uint64_t>(steps.as<std::int64_t>()));
+  }
+  std::vector<at::Tensor> none;
+  const auto& about = reader_->manifest().about;
+  if (!about.contains("layout") || about["layout"] != checkpoint::to_json(layout_of(session), none, false)) return;
+  const auto own = reader_->want_content(base::str("generator/", session.world().rank));
+  reader_->read(session);
+  if (!own.defined()) return;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard guard(generator.mutex());
+  generator.set_state(own);
+}
+
+}  // namespace lamina::frontend

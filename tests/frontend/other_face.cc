@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C++ side of tests/python/test_checkpoints_of_both_faces.py: writes a checkpoint that Python loads, or loads one
+// of Python's and compares it with a plain loop.
+//
+//     frontend_other_face write|read FOLDER
+#include <torch/serialize.h>
+
+#include <string>
+
+#include "tests/frontend/expect.h"
+#include "tests/frontend/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+constexpr int kSteps = 3;
+
+struct NetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> in, out;
+  Child<torch::nn::BatchNorm1d> norm;
+  NetImpl() {
+    in = register_module("in", torch::nn::Linear(4, 6));
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    out = register_module("out", torch::nn::Linear(6, 2));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view(parameter.sizes()));
+    }
+  }
+  Tensor forward(const Tensor& x) { return out(norm(in(x).tanh())); }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+auto adamw(const std::vector<Tensor>& parameters) {
+  return torch::optim::AdamW(parameters, torch::optim::AdamWOptions(0.01).betas({0.8, 0.99}).weight_decay(0.1));
+}
+
+template <class Model, class Optimizer>
+void train(Model& model, Optimizer& optimizer, int steps) {
+  for (int number = 0; number < steps; ++number) {
+    optimizer.zero_grad();
+    model(torch::linspace(0, 9, 20).sin().view({5, 4})).square().mean().backward();
+    optimizer.step();
+  }
+}
+
+void compare(DistributedModel<Net>& model, const Net& plain, const std::string& when) {
+  const auto state = model.state_dict();
+  for (const auto& named : plain->named_parameters()) {
+    expect(torch::allclose(state[named.key()], named.value(), 1e-5, 1e-6), named.key() + when);
+  }
+  for (const auto& named : plain->named_buffers()) {
+    expect(torch::allclose(state[named.key()], named.value(), 1e-5, 1e-6), named.key() + when);
+  }
+}
+
+void read(const std::string& folder) {
+  Net plain;
+  auto theirs = adamw(plain->parameters());
+  train(plain, theirs, kSteps);
+  DistributedModel model(Net{});
+  DistributedOptimizer ours(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(0.5)));
+  const auto content = resume_from_checkpoint(folder, {.tag = "python"});
+  expect(content.at("step").toInt() == kSteps && content.at("pair").toTupleRef().elements()[1].toDouble() == 2.5,
+         "the content of Python's");
+  compare(model, plain, " of Python's");
+  train(plain, theirs, kSteps);
+  train(model, ours, kSteps);
+  compare(model, plain, " with the optimizer's states and options of Python's");
+}
+
+void write(const std::string& folder) {
+  DistributedModel model(Net{});
+  DistributedOptimizer ours(adamw(model.parameters()));
+  train(model, ours, kSteps);
+  save_checkpoint(folder, "cpp", {.user_content = {{"step", kSteps}, {"pair", std::make_tuple(1, 2.5)}}});
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string mode = count == 3 ? arguments[1] : "";
+  if (mode != "read" && mode != "write") return 2;
+  init();
+  mode == "read" ? read(arguments[2]) : write(arguments[2]);
+  shutdown();
+  return exit_code();
+}

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that one face writes and the other loads: model, optimizer and content, then further steps, all compared
+with a plain loop. The C++ side is tests/frontend/other_face.cc."""
+
+import os
+import subprocess
+import sys
+
+from launch.launcher_harness import ROOT
+
+PYTHON = """
+import sys
+import torch
+import lamina
+
+STEPS = 3
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module("in", torch.nn.Linear(4, 6))
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.out = torch.nn.Linear(6, 2)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+
+    def forward(self, x):
+        return self.out(self.norm(self.get_submodule("in")(x).tanh()))
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.99), weight_decay=0.1)
+
+
+def train(model, optimizer):
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.linspace(0, 9, 20).sin().view(5, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def require_same(model, plain):
+    found = model.state_dict()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+mode, folder = sys.argv[1:]
+lamina.init()
+model = lamina.DistributedModel(Net())
+if mode == "write":
+    optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+    train(model, optimizer)
+    lamina.save_checkpoint(folder, "python", user_content={"step": STEPS, "pair": (1, 2.5)})
+else:
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.5))
+    content = lamina.resume_from_checkpoint(folder, "cpp")
+    assert content == {"step": STEPS, "pair": (1, 2.5)}, content
+    plain = Net()
+    other = adamw(plain.parameters())
+    train(plain, other)
+    require_same(model, plain)
+    train(plain, other)
+    train(model, optimizer)
+    require_same(model, plain)
+lamina.shutdown()
+"""
+
+
+def run(*command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def program():
+    return max(ROOT.glob("build/*/bin/frontend_other_face"), key=lambda path: path.stat().st_mtime)
+
+
+def test_python_goes_on_from_a_checkpoint_of_cpp(tmp_path):
+    run(program(), "write", tmp_path)
+    run(sys.executable, "-c", PYTHON, "read", tmp_path)
+
+
+def test_cpp_goes_on_from_a_checkpoint_of_python(tmp_path):
+    run(sys.executable, "-c", PYTHON, "write", tmp_path)
+    run(program(), "read", tmp_path)
