@@ -18,8 +18,7 @@ std::shared_ptr<SaveUnderWay> Saves::begin(session::Session& session, checkpoint
                                            bool with_snapshot) {
   auto save =
       std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
-  if (with_snapshot) snapshot_.take(save->parts());
-  save->start();
+  save->start(with_snapshot ? &snapshot_ : nullptr);
   under_way_ = std::make_shared<SaveUnderWay>(std::move(save));
   return under_way_;
 }
