@@ -62,6 +62,7 @@ std::string model_index(const Manifest& manifest) {
     map[tensor.name] = manifest.files[tensor.pieces.front().file].name;
     bytes += bytes_of(tensor);
   }
+  if (map.empty()) return "";
   return Json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
 }
 

@@ -87,8 +87,8 @@ archive::Manifest write_rank_files(archive::FileSystem& files, const archive::Pa
     std::size_t written = 0;
     const auto end_file = [&] {
       if (file.empty()) return;
-      const auto name = base::str(kind, "-", number(rank + 1), written++ == 0 ? "" : "-" + number(written),
-                                  ".safetensors");
+      const auto name =
+          base::str(kind, "-", number(rank + 1), written++ == 0 ? "" : "-" + number(written), ".safetensors");
       write_file(files, folder, name, file, manifest, wrote);
       file.clear();
       bytes = 0;
@@ -102,6 +102,17 @@ archive::Manifest write_rank_files(archive::FileSystem& files, const archive::Pa
     end_file();
   }
   return manifest;
+}
+
+archive::DataFile write_own_file(archive::FileSystem& files, const archive::Path& folder, const OwnFile& file,
+                                 const std::function<void(std::int64_t)>& wrote) {
+  archive::CheckedOutput output(files.create(folder / file.name));
+  file.make([&](std::span<const std::byte> bytes) {
+    output.write(bytes);
+    wrote(static_cast<std::int64_t>(bytes.size()));
+  });
+  output.finish();
+  return {file.name, output.size(), output.checksums()};
 }
 
 archive::Manifest write_text(archive::FileSystem& files, const archive::Path& folder, const std::string& name,

@@ -11,7 +11,6 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/outcome.h"
-#include "lamina/checkpoint/rank_files.h"
 
 namespace lamina::checkpoint {
 namespace {
@@ -120,6 +119,7 @@ void Save::agree() {
   };
   std::int64_t own = 0;
   for (const auto& part : request_.parts) own += size_bytes(part);
+  for (const auto& file : request_.own_files) own += file.bytes;
   const auto place = given_.string() + "\n" + request_.tag;
   const auto problem = problem_of([&] { claim(); });
   const auto words = gather({{problem, id_, place_.string(), place, own}});
@@ -187,6 +187,7 @@ void Save::write() {
   }
   claim_.reset();
   request_.parts.clear();
+  request_.own_files.clear();
   std::lock_guard guard(mutex_);
   error_ = error;
   over_ = true;
@@ -223,7 +224,10 @@ std::exception_ptr Save::outcome() {
 }
 
 archive::Manifest Save::write_own() {
-  return write_rank_files(files_, place_, peers_.index(), request_.parts, [this](std::int64_t) { went_on(); });
+  const auto wrote = [this](std::int64_t) { went_on(); };
+  auto own = write_rank_files(files_, place_, peers_.index(), request_.parts, wrote);
+  for (const auto& file : request_.own_files) own.files.push_back(write_own_file(files_, place_, file, wrote));
+  return own;
 }
 
 // Between two writes.

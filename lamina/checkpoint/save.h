@@ -17,6 +17,7 @@
 #include "lamina/archive/store.h"
 #include "lamina/base/wait.h"
 #include "lamina/checkpoint/part.h"
+#include "lamina/checkpoint/rank_files.h"
 #include "lamina/checkpoint/snapshot.h"
 #include "lamina/messaging/mailbox.h"
 
@@ -36,10 +37,11 @@ struct Peers {
 };
 
 struct SaveRequest {
-  archive::Path folder;                      // of the checkpoints
-  std::string tag;                           // of this one
+  archive::Path folder;  // of the checkpoints
+  std::string tag;       // of this one
   archive::Store::Form form = archive::Store::Form::kPartial;
   std::vector<Part> parts;                   // that this rank writes
+  std::vector<OwnFile> own_files;            // that it writes besides
   nlohmann::json about;                      // of the manifest; the first rank's counts, as those below do
   std::map<std::string, std::string> texts;  // further files, by name
   std::size_t keep = 0;                      // how many checkpoints stay when this one is there; 0: all

@@ -12,6 +12,7 @@ void check_signals();
 std::chrono::milliseconds milliseconds(double seconds);
 
 void bind_checkpoint(py::module_& module);
+void bind_checkpoint_files(py::module_& module);
 void bind_collective(py::module_& module);
 void bind_config(py::module_& module);
 void bind_data_parallel(py::module_& module);

@@ -12,6 +12,7 @@
 #include "lamina/session/parts_to_save.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
+#include "python/bindings/save_holder.h"
 
 namespace lamina::python {
 namespace {
@@ -35,15 +36,6 @@ void require_content(py::handle object, bool allow_objects) {
   checkpoint::to_json(to_value(object), tensors, allow_objects);
   for (const auto& tensor : tensors) checkpoint::savable_dtype(tensor, "a tensor of user_content");
 }
-
-// Ends a save that Python lets go of: its thread may need the GIL, to let go of what it holds.
-struct EndWithoutGil {
-  void operator()(checkpoint::Save* save) const {
-    const Release release;
-    delete save;
-  }
-};
-using SaveHolder = std::unique_ptr<checkpoint::Save, EndWithoutGil>;
 
 // A save under way; training may go on where it has a snapshot.
 SaveHolder begin_save(Session& session, PartsToSave& parts, const std::filesystem::path& folder, const std::string& tag,

@@ -21,6 +21,7 @@ PYBIND11_MODULE(_lamina, module) {
   using namespace lamina::python;
   bind_hooks(module);
   bind_checkpoint(module);
+  bind_checkpoint_files(module);
   bind_collective(module);
   bind_config(module);
   bind_references(module);

@@ -793,6 +793,26 @@ def begin_save(
     thread of its own, copies of the parts where there is a snapshot. `about` and `texts`, further files by name, are
     the first rank's."""
 
+class OutputFile:
+    """A file of a checkpoint that is being written, as torch.save takes it."""
+
+    def write(self, data: Any) -> int: ...
+    def flush(self) -> None: ...
+
+def begin_save_of_files(
+    session: Session,
+    folder: str,
+    tag: str,
+    about: dict[str, Any],
+    files: Sequence[tuple[str, int, Callable[[OutputFile], Any]]],
+    keep: int,
+) -> Save:
+    """As `begin_save`, of files that this rank has: name, about how many bytes, and what writes it, which is called in
+    a thread of the save's."""
+
+def checked_file(folder: str, name: str, verify: bool) -> str:
+    """The path of a file of a checkpoint; FormatError where it is not what was written."""
+
 class CheckpointReader:
     """A checkpoint, or a folder of Hugging Face's, that is read: what is wanted of it is listed first."""
 

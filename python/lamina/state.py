@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that the current job was started with."""
+"""The settings that the current job was started with, and the modules that were replaced."""
 
 from typing import Any
 
+from lamina.integrations.replacements import module_manager as module_manager
 from lamina.job import current
 
 _ALIASES = {"pipeline": "schedule", "pipeline_parallel_degree": "partitions"}

@@ -134,6 +134,44 @@ TEST(Save, NamesARankThatSaysNothing) {
   EXPECT_THROW(std::rethrow_exception(errors[0]), base::TimeoutError);
 }
 
+// A file that is made in two writes; or, by rank 2 where `fails`, in one and an error.
+OwnFile file_of(int rank, bool fails) {
+  const auto bytes = [](const std::string& text) { return std::as_bytes(std::span(text)); };
+  return {base::str("file_", rank), 8, [=](const OwnFile::Write& write) {
+            write(bytes("some"));
+            if (fails && rank == 2) throw base::UsageError("nothing more to say");
+            write(bytes(base::str("thing", rank)));
+          }};
+}
+
+TEST(Save, OfFilesThatRanksMakeKnowsTheirBytes) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  for (const bool fails : {false, true}) {
+    const auto errors = boxes.run([&](int rank) {
+      SaveRequest request{.folder = folder / "c", .tag = "a"};
+      request.about = nlohmann::json::object();
+      request.own_files.push_back(file_of(rank, fails));
+      Save save(archive::file_system(), std::move(request), peers_of(boxes, rank));
+      save.start();
+      save.wait();
+    });
+    for (const auto& error : errors) {
+      EXPECT_TRUE(text_of(error).ends_with(fails ? "on rank 2: nothing more to say" : "")) << text_of(error);
+      EXPECT_EQ(error != nullptr, fails);
+    }
+    const auto found = archive::Store(archive::file_system(), folder / "c").find("a");
+    EXPECT_EQ(found.manifest.files.size(), std::size_t{kRanks});
+    EXPECT_EQ(archive::read_all(archive::file_system(), found.folder / "file_1", 100), "something1");
+    EXPECT_TRUE(archive::verify(archive::file_system(), found.folder, [](auto, auto) {}).empty());
+    std::ofstream(found.folder / "file_1", std::ios::in | std::ios::out) << "S";
+    const auto damage = archive::verify(archive::file_system(), found.folder, [](auto, auto) {});
+    ASSERT_EQ(damage.size(), 1U);
+    EXPECT_EQ(damage.front().file, "file_1");
+    std::ofstream(found.folder / "file_1", std::ios::in | std::ios::out) << "s";
+  }
+}
+
 TEST(Save, KeepsAsManyAsItIsTold) {
   const TempFolder folder;
   Mailboxes boxes(kRanks);

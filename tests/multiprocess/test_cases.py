@@ -17,6 +17,7 @@ LAUNCHES = {
     "multiprocess.cases_memory": 2,
     "multiprocess.cases_partial_model": 2,
     "multiprocess.cases_timeline": 2,
+    "multiprocess.cases_trainer": 2,
     "multiprocess.cases_failures": 3,
     "multiprocess.cases_remote": 3,
     "multiprocess.cases_rrefs": 2,
@@ -25,6 +26,7 @@ LAUNCHES = {
     "multiprocess.cases_precision": 4,
     "multiprocess.cases_checkpoints": 4,
     "multiprocess.cases_odd_checkpoints": 4,
+    "multiprocess.cases_smp_checkpoints": 4,
     "multiprocess.cases_sharded": 4,
     "multiprocess.cases_replicated_pipelines": 4,
 }

@@ -115,8 +115,8 @@ def test_scripts_find_the_package_and_compare_its_version():
 
 @pytest.mark.parametrize("package", [lamina, smp])
 def test_what_does_not_exist_yet_says_so(package):
-    with pytest.raises(AttributeError, match="save_checkpoint is not available yet"):
-        _ = package.save_checkpoint
+    with pytest.raises(AttributeError, match="CheckpointManager is not available yet"):
+        _ = package.CheckpointManager
     with pytest.raises(AttributeError, match="has no 'no_such_name'"):
         _ = package.no_such_name
 
@@ -155,3 +155,14 @@ def test_errors_are_of_the_builtin_kinds_too():
 def test_importing_twice_over_and_decorating_needs_no_init():
     program = "import smdistributed.modelparallel.torch as smp\n@smp.step()\ndef f(x): return x\nimport lamina"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_checkpoints_differ_in_their_form_alone():
+    assert smp.resume_from_checkpoint is lamina.resume_from_checkpoint
+    assert smp.save_checkpoint.func is lamina.save_checkpoint
+    assert smp.save_checkpoint.keywords == {"form": "smp"}
+
+
+def test_nothing_is_translated_while_nothing_is_replaced():
+    assert smp.state.module_manager.translate_functions == []
+    assert smp.state_mod.state.module_manager is smp.state.module_manager

@@ -3,7 +3,6 @@
 
 import functools
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +12,13 @@ from torch import nn
 
 from lamina import _lamina
 from lamina._lamina import SavedKind
-from lamina.checkpoints import generators, states
+from lamina.checkpoints import generators, smp_loading, states
+from lamina.checkpoints.job_state import layout, persistent
 from lamina.checkpoints.plain import from_plain
-from lamina.checkpoints.saving import layout, of_job, persistent
-from lamina.checkpoints.torch_files import read_torch_file, torch_file
-from lamina.errors import Error, FileError, FormatError, UsageError
+from lamina.checkpoints.saving import of_job
+from lamina.checkpoints.together import everywhere, tell
+from lamina.checkpoints.torch_files import torch_file
+from lamina.errors import FormatError, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
@@ -82,26 +83,31 @@ def resume_from_checkpoint(
             code="checkpoint-no-model",
         )
     of_job(job).end()
-    if not partial and (file := torch_file(os.path.join(path, tag) if tag else os.fspath(path))):
-        _load_state(job, _everywhere(job, lambda: read_torch_file(file)), translate_function, strict)
-        return None
-    reader = _open(job, os.fspath(path), tag, verify, partial)
+    if not partial:
+        tag = everywhere(job, lambda: smp_loading.meant_tag(path, tag), gathered=True)[0]
+        place = os.path.join(path, tag) if tag else os.fspath(path)
+        if file := everywhere(job, lambda: torch_file(place), gathered=True)[0]:
+            return smp_loading.load_full(job, file, strict, translate_function, verify)
+    reader, folder = _open(job, os.fspath(path), tag, verify, partial)
+    if partial and smp_loading.is_partial(reader):
+        what = (strict, load_optimizer, load_sharded_optimizer_state)
+        return smp_loading.load_partial(job, reader, folder, *what, verify)
     if not load_sharded_optimizer_state and job.session.group_size("shard") > 1:
         load_optimizer = False
-    content = _everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))
+    content = everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))
     if not partial and job.optimizers and job.session.rank == 0:
-        _tell("a whole model has no states of optimizers: those of this job stay as they are")
+        tell("a whole model has no states of optimizers: those of this job stay as they are")
     if not partial and translate_function is not None:
-        _load_state(job, _everywhere(job, lambda: _whole(reader)), translate_function, strict)
+        _load_state(job, everywhere(job, lambda: _whole(reader)), translate_function, strict)
         return content
     resumption = Resumption(job, reader, strict, load_optimizer and partial)
     if job.model.partitioned:
         resumption.load()
     else:
-        _everywhere(job, resumption.check)
+        everywhere(job, resumption.check)
         job.cut.resumption = resumption
     if partial:
-        _everywhere(job, resumption.go_on)
+        everywhere(job, resumption.go_on)
     return content
 
 
@@ -114,14 +120,16 @@ def _load_state(job: current.Job, state: dict[str, torch.Tensor], translate: Cal
     job.model.load_state_dict(state if translate is None else translate(state), strict)
 
 
-def _open(job: current.Job, path: str, tag: str | None, verify: bool, partial: bool) -> _lamina.CheckpointReader:
-    """The checkpoint that world rank 0 finds, on every rank."""
+def _open(
+    job: current.Job, path: str, tag: str | None, verify: bool, partial: bool
+) -> tuple[_lamina.CheckpointReader, str]:
+    """The checkpoint that world rank 0 finds, and its folder, on every rank."""
 
     def find() -> tuple[str, str] | None:
         # Others may have another working directory.
-        return _lamina.find_checkpoint(os.path.abspath(path), tag, partial, _tell) if job.session.rank == 0 else None
+        return _lamina.find_checkpoint(os.path.abspath(path), tag, partial, tell) if job.session.rank == 0 else None
 
-    found = _everywhere(job, find, gathered=True)[0]
+    found = everywhere(job, find, gathered=True)[0]
     if found is None:
         raise UsageError(
             f"resume_from_checkpoint(): there is no checkpoint in {path}: give the folder that save_checkpoint() got",
@@ -135,31 +143,7 @@ def _open(job: current.Job, path: str, tag: str | None, verify: bool, partial: b
             raise FormatError(f"{folder}: another checkpoint has taken this one's place meanwhile: load again")
         return reader
 
-    return _everywhere(job, read)
-
-
-def _tell(line: str) -> None:
-    print(f"lamina: {line}", file=sys.stderr, flush=True)
-
-
-def _everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) -> Any:
-    """Returns what `do` does, once it has succeeded on all ranks, or of all of them; else the first rank's error on
-    every rank. Collective over the world."""
-    error: Exception | None = None
-    result, problem = None, None
-    try:
-        result = do()
-    except Exception as raised:
-        error = raised
-        kind = type(raised).__name__ if isinstance(raised, Error) else ""
-        problem = (kind, f"on rank {job.session.rank}: {raised}")
-    words = job.session.all_gather("world", (problem, result if gathered else None))
-    if error is not None:
-        raise error
-    for found, _ in words:
-        if found is not None:
-            raise {"FormatError": FormatError, "FileError": FileError}.get(found[0], UsageError)(found[1])
-    return [each for _, each in words] if gathered else result
+    return everywhere(job, read), folder
 
 
 class Resumption:
@@ -189,7 +173,7 @@ class Resumption:
         """UsageError where the checkpoint does not fit the model and the optimizers."""
         left_out = self._reader.check_model(self._named(), self._strict)
         if left_out and self._job.session.rank == 0:
-            _tell(left_out)
+            tell(left_out)
         if self._load_optimizer:
             self._check_optimizers()
 
@@ -233,8 +217,8 @@ class Resumption:
         """Loads it, into a model that is cut; collective over the world."""
         model = self._job.cut.model
         self._job.cut.make_again()
-        plan = _everywhere(self._job, lambda: self._planned(model))
-        _everywhere(self._job, lambda: self._reader.read(self._job.session))
+        plan = everywhere(self._job, lambda: self._planned(model))
+        everywhere(self._job, lambda: self._reader.read(self._job.session))
         plan.load()
 
     def _planned(self, model: PartitionedModel) -> "_Plan":

@@ -8,14 +8,14 @@ saved.
 
 import contextlib
 import datetime
-import importlib.metadata
 import os
 from typing import Any
 
 import torch
 
 from lamina import _lamina
-from lamina.checkpoints import generators, states
+from lamina.checkpoints import generators, smp_files, smp_saving, states
+from lamina.checkpoints.job_state import layout, optimizers_of, persistent, require_ready, version
 from lamina.checkpoints.plain import sorted_plain, to_plain
 from lamina.errors import Error, UsageError
 from lamina.job import current
@@ -103,6 +103,7 @@ def save_checkpoint(
     *,
     asynchronous: bool = False,
     allow_pickle: bool = False,
+    form: str | None = None,
 ) -> CheckpointHandle | None:
     """Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial.
     Every rank calls it, between steps. The checkpoint is there, whole and on the disk, or what was there before is.
@@ -124,6 +125,9 @@ def save_checkpoint(
             save, the handle's `wait()`, or the end of the job waits for it; an error is raised there, or at the next
             step, on every rank.
         allow_pickle: whether objects of other classes may be pickled, which then is to be said where they are loaded.
+        form: "lamina", the default, or "smp": files of torch.save as scripts for smdistributed.modelparallel read them,
+            `path`/`tag`_partial, or with `partial=False` the file `path`/`tag`. In that form user_content is anything
+            that can be pickled, and there is no `asynchronous`.
 
     Returns:
         A handle where it is asynchronous.
@@ -139,9 +143,20 @@ def save_checkpoint(
     require_booleans(partial=partial, asynchronous=asynchronous, allow_pickle=allow_pickle)
     if num_kept_partial_checkpoints is not None:
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
+    if form not in (None, "lamina", smp_files.FORM):
+        raise UsageError(f'save_checkpoint(): form is "lamina" or "{smp_files.FORM}", not {form!r}')
+    if form == smp_files.FORM and asynchronous:
+        raise UsageError('save_checkpoint(form="smp") is written while training waits: leave asynchronous out')
     job = current.outside_step("save_checkpoint()")
     saves = of_job(job)
     saves.end()
+    if form == smp_files.FORM:
+        kept = num_kept_partial_checkpoints or 0
+        if partial:
+            smp_saving.save_partial(job, os.fspath(path), tag, model, optimizer, user_content, kept)
+        else:
+            smp_saving.save_full(job, os.fspath(path), tag, model, user_content, translate_if_full)
+        return None
     everything = _Everything(job, model, optimizer, user_content, allow_pickle, partial)
     everything.agree()
     save = _lamina.begin_save(
@@ -185,12 +200,12 @@ class _Everything:
         self._error: Exception | None = None
         word: tuple = ()
         try:
-            _require_ready(job, model)
+            require_ready(job, model)
             if job.session.rank == 0:
                 self._user_content = _plain_content(user_content)
             _lamina.require_content(self._user_content, allow_pickle)
             self._model = job.cut.model
-            self._optimizers = _optimizers(job, optimizer) if partial else []
+            self._optimizers = optimizers_of(job, optimizer) if partial else []
             generator_states = generators.states()
             self.parts = self._found(generator_states.pop("torch"))
             known = [optimizer.roster.known() for optimizer in self._optimizers]
@@ -241,7 +256,7 @@ class _Everything:
         """Returns what is no tensor; see [Note: checkpoints]."""
         job, session = self._job, self._job.session
         about: dict[str, Any] = {
-            "lamina": _version(),
+            "lamina": version(),
             "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "layout": sorted_plain(layout(session)),
             "partition": sorted_plain(self._model.report.get("partition", {})),
@@ -283,56 +298,6 @@ def _plain_content(content: Any) -> Any:
         ) from None
 
 
-def _require_ready(job: current.Job, model: Any) -> None:
-    if job.model is None:
-        raise UsageError("save_checkpoint(): there is no DistributedModel yet", code="checkpoint-no-model")
-    if model is not None and model is not job.model:
-        raise UsageError("save_checkpoint(): `model` is not this job's DistributedModel", code="checkpoint-no-model")
-    if not job.model.partitioned:
-        raise UsageError(
-            "save_checkpoint() before the model is partitioned, which its first step does: there is nothing yet that "
-            "its initial values do not say",
-            code="state-before-cut",
-        )
-    if job.replicas is not None and job.replicas.reducer.accumulates:
-        raise UsageError(
-            "save_checkpoint() between the backward passes of one reduction (backward_passes_per_step): gradients that "
-            "a checkpoint does not have would be lost. Save after the pass in which they are averaged",
-            code="checkpoint-accumulates",
-        )
-
-
-def persistent(module: torch.nn.Module) -> Any:
-    """(name, tensor) of all that a module's state dict has, under all names."""
-    yield from module.named_parameters(remove_duplicate=False)
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
-
-
-def layout(session: _lamina.Session) -> dict[str, int]:
-    """How the ranks of a job share the work."""
-    return {
-        "pp": session.group_size("pp"),
-        "tp": session.group_size("tp"),
-        "rdp": session.group_size("rdp"),
-        "sharded_data_parallel_degree": session.group_size("shard"),
-        "world": session.size,
-    }
-
-
-def _optimizers(job: current.Job, optimizer: torch.optim.Optimizer | None) -> list[OptimizerState]:
-    known = [known for known in job.optimizers if optimizer is None or known.optimizer is optimizer]
-    if optimizer is not None and not known:
-        raise UsageError(
-            "the optimizer is not this job's: make it lamina.DistributedOptimizer(optimizer), which knows where its "
-            "states are",
-            code="checkpoint-no-optimizer",
-        )
-    return known
-
-
 def _about_optimizer(optimizer: OptimizerState, known: list[Layout]) -> dict[str, Any]:
     groups, rest = optimizer.described(known)
     return {
@@ -340,10 +305,3 @@ def _about_optimizer(optimizer: OptimizerState, known: list[Layout]) -> dict[str
         "groups": [sorted_plain(group) for group in groups],
         "rest": to_plain(rest),
     }
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("lamina")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return ""

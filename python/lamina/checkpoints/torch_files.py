@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from lamina.errors import FormatError
+from lamina.saved_state import archives
 
 _FILE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -31,7 +32,7 @@ def read_torch_file(path: str) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     for file in _files(path):
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=archives.is_zip(file))
         except Exception as error:
             raise FormatError(f"{file}: no file of tensors alone: {error}") from error
         if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):

@@ -289,6 +289,17 @@ class OptimizerState:
         """False where another rank updates all of a parameter, a part of which stands here."""
         return self.roster.wholes is None or not self._steps.is_part(place) or self._steps.updates_whole(place)
 
+    def has_precision(self) -> bool:
+        """True where half precision adds masters, or a loss scale: on all ranks alike."""
+        config = current.job().session.config
+        return config.fp16 or config.bf16 or self._scale.is_on
+
+    def load_precision(self, state: Mapping[str, Any]) -> None:
+        """Loads of a partial state masters and the loss scale alone, into a model that is partitioned."""
+        self._restore()
+        self._take_masters(state.get(_MASTERS, {}))
+        self._load_scale(state)
+
     def load_own(
         self,
         state: dict[str, dict[str, Any]],

@@ -16,9 +16,23 @@ _RECORD = "lamina_ranks.json"
 
 def note(file: BinaryIO, ranks: dict[str, int]) -> None:
     """Adds to a file of torch.save how many ranks saved one, by axis."""
+    attach(file, _RECORD, json.dumps(ranks).encode())
+
+
+def attach(file: BinaryIO, name: str, record: bytes) -> None:
+    """Adds a record to a file of torch.save, which torch.load does not look at."""
     with zipfile.ZipFile(file, "a") as archive:
         folder = archive.namelist()[0].split("/")[0]
-        archive.writestr(f"{folder}/{_RECORD}", json.dumps(ranks))
+        archive.writestr(f"{folder}/{name}", record)
+
+
+def attached(path: str, name: str) -> bytes | None:
+    """A record that was attached to a file; None where it has none."""
+    if not is_zip(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        record = next((each for each in archive.namelist() if each.endswith(f"/{name}")), None)
+        return archive.read(record) if record else None
 
 
 def is_zip(path: str) -> bool:

@@ -74,7 +74,7 @@ def load(
     Args:
         f: the name that was given to `save`.
         map_location, pickle_module: as torch.load's.
-        partial, v3: as given to `save`.
+        partial, v3: as given to `save`. A file that was saved with `v3` is found without it, too.
         back_compat: the file is `f_{mp_rank}` also when layers are sliced.
         **pickle_load_args: more of torch.load's arguments.
 
@@ -84,7 +84,9 @@ def load(
     """
     session = current.outside_step("load()").session
     path = _checked(f, "load")
-    path = _name(session, path, v3, back_compat) if partial else path
+    if partial:
+        v3 = v3 or _only_of_every_rank(session, path, back_compat)
+        path = _name(session, path, v3, back_compat)
     arguments = {"weights_only": False} | pickle_load_args
     if not arguments["weights_only"]:
         arguments["pickle_module"] = pickle_module
@@ -115,6 +117,11 @@ def _name(session: Any, path: str, v3: bool, back_compat: bool = False) -> str:
     if session.group_size("tp") > 1 and not back_compat:
         return f"{path}_{pp}_{tp}"
     return f"{path}_{session.group_rank('mp')}"
+
+
+def _only_of_every_rank(session: Any, path: str, back_compat: bool) -> bool:
+    """True where there is no other file than that of the third of the names."""
+    return not os.path.exists(_name(session, path, False, back_compat)) and os.path.exists(_name(session, path, True))
 
 
 def _of_every_rank(session: Any, v3: bool) -> bool:

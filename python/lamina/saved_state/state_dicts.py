@@ -46,6 +46,15 @@ class ModelState:
         state[PARTIAL] = True
         return state
 
+    def of_partition(self) -> OrderedDict[str, Any]:
+        """Returns what this partition owns, of sharded parameters all; a partial dictionary where there are several
+        partitions. Collective over the sharding group."""
+        state = self._own()
+        if self._place()[1] > 1:
+            state._metadata[SAVED_BY] = self._place()
+            state[PARTIAL] = True
+        return state
+
     def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
         """All of it on every rank, or else on the first alone; collective."""
         own = self._own()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """lamina under the names of `smdistributed.modelparallel.torch`."""
 
+import functools
+
 import lamina
 from lamina import *  # noqa: F403
 from smdistributed.modelparallel.torch import amp as amp
@@ -11,6 +13,8 @@ from smdistributed.modelparallel.torch import optimizers as optimizers
 from smdistributed.modelparallel.torch import patches as patches
 from smdistributed.modelparallel.torch import state_mod as state_mod
 from smdistributed.modelparallel.torch import utils as utils
+
+save_checkpoint = functools.partial(lamina.save_checkpoint, form="smp")
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work of all ranks together: it succeeds on all of them, or fails on all with the same words."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lamina.errors import Error, FileError, FormatError, UsageError
+from lamina.job import current
+
+
+def tell(line: str) -> None:
+    """Says a line to whoever runs the job, on standard error."""
+    print(f"lamina: {line}", file=sys.stderr, flush=True)
+
+
+def everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) -> Any:
+    """Returns what `do` does, once it has succeeded on all ranks, or of all of them; else the first rank's error on
+    every rank. Collective over the world."""
+    error: Exception | None = None
+    result, problem = None, None
+    try:
+        result = do()
+    except Exception as raised:
+        error = raised
+        kind = type(raised).__name__ if isinstance(raised, Error) else ""
+        problem = (kind, f"on rank {job.session.rank}: {raised}")
+    words = job.session.all_gather("world", (problem, result if gathered else None))
+    if error is not None:
+        raise error
+    for found, _ in words:
+        if found is not None:
+            raise {"FormatError": FormatError, "FileError": FileError}.get(found[0], UsageError)(found[1])
+    return [each for _, each in words] if gathered else result

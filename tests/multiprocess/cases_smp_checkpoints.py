@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for four ranks: checkpoints as scripts for smdistributed.modelparallel save, read and resume them."""
+
+import copy
+import math
+import os
+import pathlib
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from multiprocess.cases_checkpoints import Job, Net, adamw, folder, fused, lamb, require_same, sgd
+from multiprocess.trainer_calls import require_resumed
+
+import lamina
+import smdistributed.modelparallel.torch as smp
+
+SEEDED = {"seed": 5}  # so that dropout goes on: this form has no generators
+
+
+class Arguments:
+    """An object of a class of their own, as scripts keep it in their user_content."""
+
+    def __init__(self, lr):
+        self.lr = lr
+
+    def __eq__(self, other):
+        return type(other) is Arguments and self.lr == other.lr
+
+
+def require_going_on(layout, make=adamw, **keys):
+    """Training that is saved, ended and resumed is the one that was not."""
+    with folder() as path:
+        job = Job(layout, make, **SEEDED, **keys)
+        job.train(3)
+        smp.save_checkpoint(path, "three", model=job.model, optimizer=job.optimizer, user_content=Arguments(0.5))
+        expected = job.train(3), job.states()
+        lamina.shutdown()
+
+        job = Job(layout, make, **SEEDED, **keys)
+        assert smp.resume_from_checkpoint(path) == Arguments(0.5)
+        job.steps = 3
+        found = job.train(3), job.states()
+        require_same(found, expected)
+        lamina.shutdown()
+
+
+def names(path):
+    """The files of the checkpoint "t", without lamina's own; on every rank."""
+    lamina.barrier()
+    return sorted(set(os.listdir(path / "t_partial")) - {"manifest.json"})
+
+
+def saved_names(layout, **keys):
+    with folder() as path:
+        job = Job(layout, **keys)
+        job.train(1)
+        smp.save_checkpoint(path, "t")
+        found = names(path)
+        lamina.shutdown()
+        return found
+
+
+def merged(path):
+    """The whole state of sharded files, in float32: as merging scripts put it together, which know nothing else of
+    them."""
+    place = path / (path / "newest").read_text().strip()
+    files = sorted(place.glob("optimizer_*.pt"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
+    parts = [torch.load(file, weights_only=False) for file in files]
+    count = parts[0]["partition_count"]
+    assert count == len(files)
+    flat = [torch.cat([group.float() for group in part["fp32_flat_groups"]]) for part in parts]
+    content = torch.load(place / "user_content.pt", weights_only=False)
+    module = torch.load(place / "model_0.pt", weights_only=False)["module"]
+    state = OrderedDict((name, module[name]) for name in content["buffer_names"])
+    at = 0
+    for shapes in content["param_shapes"]:
+        for name, shape in shapes.items():
+            size = math.ceil(shape.numel() / count)
+            whole = torch.cat([each.narrow(0, at, size) for each in flat])
+            state[name] = whole.narrow(0, 0, shape.numel()).view(shape)
+            at += size
+    assert at == flat[0].numel()
+    return state
+
+
+def require_merges(layout, **keys):
+    """Merged files are the model, and its masters where it has them."""
+    with folder() as path:
+        job = Job(layout, **keys)
+        job.train(2)
+        smp.save_checkpoint(path, "t", user_content={"arguments": Arguments(1)})
+        state, optimizer = job.model.state_dict(), job.optimizer.state_dict()
+        found = merged(path)
+        trained = [name for name, parameter in job.model.module.named_parameters() if parameter.requires_grad]
+        buffers = [name for name, _ in job.model.module.named_buffers() if "scratch" not in name]
+        assert set(found) == set(trained) | set(buffers)
+        for name, value in found.items():
+            torch.testing.assert_close(value.to(state[name].dtype), state[name], rtol=0, atol=0)
+        if masters := optimizer.get("masters"):
+            numbers = [trained[place] for place in [*range(0, len(trained), 2), *range(1, len(trained), 2)]]
+            for number, name in enumerate(numbers):
+                require_same(found[name], masters[number], name)
+        lamina.shutdown()
+
+
+def case_training_goes_on_over_pipelines_and_copies():
+    require_going_on("pp4")
+    require_going_on("pp2 dp2", fused)
+    require_going_on("dp4", sgd)
+
+
+def case_training_goes_on_over_divided_states():
+    require_going_on("dp4 shared states", adamw)
+    require_going_on("dp4 shared states", lamb, bf16=True)
+
+
+def case_training_goes_on_over_shards():
+    require_going_on("sharded 4", fused)
+    require_going_on("sharded 2, two copies", lamb)
+    require_going_on("pp2 sharded 2", adamw)
+
+
+def case_training_goes_on_in_half_precision():
+    require_going_on("pp2 dp2", adamw, bf16=True)
+    require_going_on("dp4", fused, fp16=True, dynamic=True)
+    require_going_on("sharded 4", adamw, bf16=True)
+
+
+def case_files_have_the_names_that_scripts_look_for():
+    numbered = lambda names, numbers: [f"{name}_{n}.pt" for name in names for n in numbers]  # noqa: E731
+    both, all_three = ("model", "optimizer"), ("fp16_states", "model", "optimizer")
+    content = ["user_content.pt"]
+    assert saved_names("pp4") == numbered(both, range(4)) + content
+    assert saved_names("pp2 dp2", bf16=True) == numbered(all_three, range(2)) + content
+    assert saved_names("dp4") == numbered(both, [0]) + content
+    everyone = [f"0_0_{rank}" for rank in range(4)]
+    assert saved_names("dp4 shared states") == ["model_0.pt", *numbered(["optimizer"], everyone), *content]
+    assert saved_names("sharded 2, two copies") == ["model_0.pt", *numbered(["optimizer"], everyone[:2]), *content]
+    half = [*numbered(["fp16_states"], everyone), "model_0.pt", *numbered(["optimizer"], everyone)]
+    assert saved_names("sharded 4", bf16=True) == half + content
+
+
+def case_newest_names_the_folder():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        for tag in ("one", "two", "three"):
+            smp.save_checkpoint(path, tag, num_kept_partial_checkpoints=2)
+        assert (path / "newest").read_text().strip() == "three_partial"
+        lamina.barrier()
+        assert {entry.name for entry in path.glob("*_partial")} == {"two_partial", "three_partial"}
+        smp.save_checkpoint(path, "two", user_content="anew")
+        assert (path / "newest").read_text().strip() == "two_partial"
+        assert smp.resume_from_checkpoint(path) == "anew"
+        lamina.shutdown()
+
+
+def case_sharded_files_are_merged_as_scripts_do():
+    require_merges("sharded 4")
+    require_merges("sharded 2, two copies", bf16=True)
+    require_merges("sharded 4", bf16=True, sdp_param_persistence_threshold=64)
+
+
+def case_shapes_of_the_script_stay():
+    with folder() as path:
+        job = Job("sharded 4")
+        job.train(1)
+        smp.save_checkpoint(path, "t", user_content={"buffer_names": ["mine"]})
+        found = torch.load(path / "t_partial" / "user_content.pt", weights_only=False)
+        assert found["buffer_names"] == ["mine"] and found["param_shapes"]
+        lamina.shutdown()
+
+
+def case_a_full_checkpoint_loads_in_any_layout():
+    for first, second in (("pp2 sharded 2", "dp4"), ("dp4", "pp4"), ("sharded 4", "pp2 dp2")):
+        with folder() as path:
+            job = Job(first)
+            job.train(2)
+            expected = copy.deepcopy(job.model.state_dict())
+            smp.save_checkpoint(
+                path, "fullmodel.pt", partial=False, model=job.model, optimizer=job.optimizer, user_content=Arguments(2)
+            )
+            lamina.shutdown()
+            assert not (path / "newest").exists()
+            assert torch.load(path / "user_content_fullmodel.pt", weights_only=False) == Arguments(2)
+            plain = torch.load(path / "fullmodel.pt", weights_only=True)
+            require_same(plain, expected)
+            Net().load_state_dict(plain)
+
+            job = Job(second)
+            assert smp.resume_from_checkpoint(path, tag="fullmodel.pt", partial=False) == Arguments(2)
+            require_same(job.model.state_dict(), expected)
+            job.train(1)
+            assert smp.resume_from_checkpoint(path, tag="fullmodel.pt", partial=False) == Arguments(2)
+            require_same(job.model.state_dict(), expected)
+            lamina.shutdown()
+
+
+def case_names_of_a_full_checkpoint_are_translated():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        expected = copy.deepcopy(job.model.state_dict())
+        there = lambda state: {f"theirs.{name}": value for name, value in state.items()}  # noqa: E731
+        back = lambda state: {name.removeprefix("theirs."): value for name, value in state.items()}  # noqa: E731
+        smp.state.module_manager.translate_functions.append((there, back))
+        try:
+            smp.save_checkpoint(path, "theirs", partial=False)
+            smp.save_checkpoint(path, "ours", partial=False, translate_if_full=False)
+            lamina.barrier()
+            assert all(name.startswith("theirs.") for name in torch.load(path / "theirs"))
+            assert torch.load(path / "ours").keys() == expected.keys()
+            for tag in ("theirs", "ours"):
+                job.train(1)
+                smp.resume_from_checkpoint(path, tag, partial=False)
+                require_same(job.model.state_dict(), expected)
+        finally:
+            smp.state.module_manager.translate_functions.clear()
+        job.train(1)
+        with pytest.raises(lamina.UsageError, match="does not fit the model"):
+            smp.resume_from_checkpoint(path, "theirs", partial=False)
+        smp.resume_from_checkpoint(path, "theirs", partial=False, translate_function=back)
+        require_same(job.model.state_dict(), expected)
+        lamina.shutdown()
+
+
+def case_what_the_trainer_leaves_is_no_content():
+    """It writes the weights itself, and beside them an empty user_content.pt."""
+    with folder() as path:
+        job = Job("pp2 dp2")
+        expected = copy.deepcopy(job.model.state_dict())
+        if lamina.rank() == 0:
+            torch.save({name: value + 1 for name, value in expected.items()}, path / "pytorch_model.bin")
+            (path / "user_content.pt").touch()
+        lamina.barrier()
+        arguments = {"tag": "pytorch_model.bin", "partial": False, "load_optimizer": False}
+        assert smp.resume_from_checkpoint(path, **arguments) is None
+        require_same(job.model.state_dict(), {name: value + 1 for name, value in expected.items()})
+        job.train(1)
+        assert smp.resume_from_checkpoint(path=path, **arguments) is None
+        require_same(job.model.state_dict(), {name: value + 1 for name, value in expected.items()})
+        lamina.shutdown()
+
+
+def case_other_layouts_are_refused_with_what_to_do():
+    with folder() as path:
+        job = Job("pp4")
+        job.train(1)
+        smp.save_checkpoint(path, "t")
+        lamina.shutdown()
+        for layout in ("pp2 dp2", "dp4"):
+            job = Job(layout)
+            before = copy.deepcopy(job.model.state_dict())
+            with pytest.raises(lamina.UsageError, match=r"saved by pp 4 x .*partial=False"):
+                smp.resume_from_checkpoint(path)
+            require_same(job.model.state_dict(), before)
+            lamina.shutdown()
+
+
+def case_the_two_forms_are_told_apart():
+    with folder() as path:
+        job = Job("pp2 dp2", **SEEDED)
+        job.train(1)
+        lamina.save_checkpoint(path, "ours", user_content={"form": "lamina"})
+        smp.save_checkpoint(path, "theirs", user_content={"form": "smp"})
+        lamina.save_checkpoint(path, "named", user_content={"form": "smp"}, form="smp")
+        expected = copy.deepcopy(job.states())
+        for tag, form in (("ours", "lamina"), ("theirs", "smp"), ("named", "smp")):
+            job.train(1)
+            assert lamina.resume_from_checkpoint(path, tag) == {"form": form}
+            require_same(job.states(), expected)
+        assert {file.suffix for file in (path / "ours_partial").iterdir()} == {".json", ".safetensors"}
+        assert {file.suffix for file in (path / "named_partial").iterdir()} == {".json", ".pt"}
+        lamina.shutdown()
+
+
+def case_damage_is_found_before_a_pickle_is_read():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        smp.save_checkpoint(path, "t")
+        before, place = copy.deepcopy(job.states()), path / "t_partial" / "optimizer_1.pt"
+        lamina.barrier()
+        if lamina.rank() == 0:
+            hostile = torch.save(Ignites(path / "burnt"), path / "hostile") or (path / "hostile").read_bytes()
+            size = place.stat().st_size
+            place.write_bytes(hostile[:size].ljust(size, b"\0"))
+        lamina.barrier()
+        with pytest.raises(lamina.FormatError, match=r"optimizer_1\.pt"):
+            smp.resume_from_checkpoint(path)
+        assert not (path / "burnt").exists()
+        require_same(job.states(), before)
+        lamina.shutdown()
+
+
+class Ignites:
+    """An object whose loading leaves a trace."""
+
+    def __init__(self, place: pathlib.Path):
+        self.place = place
+
+    def __reduce__(self):
+        return (pathlib.Path.touch, (self.place,))
+
+
+def case_a_save_that_fails_leaves_the_one_before():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        for partial in (True, False):
+            smp.save_checkpoint(path, "t", partial=partial, user_content="good")
+            with pytest.raises(lamina.UsageError, match="cannot be pickled"):
+                smp.save_checkpoint(path, "t", partial=partial, user_content=lambda: None)
+            assert smp.resume_from_checkpoint(path, "t", partial=partial) == "good"
+        with pytest.raises(lamina.UsageError, match=r"on rank 1.*this one burns"):
+            with_a_burning_state(job, lambda: smp.save_checkpoint(path, "t", user_content="lost"))
+        assert smp.resume_from_checkpoint(path, "t") == "good"
+        lamina.barrier()
+        assert not list(path.glob("*.tmp*"))
+        lamina.shutdown()
+
+
+def with_a_burning_state(job, do):
+    """Calls it while a state of rank 1 cannot be pickled."""
+    place = job.optimizer.param_groups[0]["params"][0]
+    if lamina.rank() == 1:
+        job.optimizer.state[place]["extra"] = Burns()
+    try:
+        do()
+    finally:
+        job.optimizer.state[place].pop("extra", None)
+
+
+class Burns:
+    def __reduce__(self):
+        raise RuntimeError("this one burns")
+
+
+def case_no_optimizer_where_none_is_asked_for():
+    with folder() as path:
+        job = Job("pp2 dp2", **SEEDED)
+        job.train(1)
+        saved = copy.deepcopy(job.model.state_dict())
+        smp.save_checkpoint(path, "t")
+        job.train(1)
+        optimizer = copy.deepcopy(job.optimizer.state_dict())
+        smp.resume_from_checkpoint(path, load_optimizer=False)
+        require_same(job.model.state_dict(), saved)
+        found = job.optimizer.state_dict()
+        require_same(found["state"], optimizer["state"])
+        lamina.shutdown()
+
+
+def case_masters_alone_come_without_states_of_shards():
+    with folder() as path:
+        job = Job("sharded 4", bf16=True)
+        job.train(2)
+        smp.save_checkpoint(path, "t")
+        saved = copy.deepcopy(job.optimizer.state_dict())
+        job.train(1)
+        states = copy.deepcopy(job.optimizer.state_dict()["state"])
+        smp.resume_from_checkpoint(path, load_sharded_optimizer_state=False)
+        found = job.optimizer.state_dict()
+        require_same(found["masters"], saved["masters"])
+        require_same(found["state"], states)
+        lamina.shutdown()
+
+
+def case_a_schedule_goes_on_from_before_the_partition():
+    """Options of the groups are there at once, before the first step, and what a schedule then writes stays."""
+    with folder() as path:
+        job = Job("pp4", **SEEDED)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, 0.5)
+        for _ in range(3):
+            job.train(1)
+            scheduler.step()
+        smp.save_checkpoint(path, "t", user_content={"scheduler": scheduler.state_dict(), "steps": 3})
+        job.train(1)
+        scheduler.step()
+        expected = job.train(2), job.states(), [group["lr"] for group in job.optimizer.param_groups]
+        lamina.shutdown()
+
+        job = Job("pp4", **SEEDED)
+        assert not job.model.partitioned
+        assert list(job.model.get_module().children())
+        job.optimizer.zero_grad(set_to_none=True)
+        groups = list(job.optimizer.param_groups)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, 0.5)
+        content = smp.resume_from_checkpoint(path)
+        assert content["steps"] == 3
+        scheduler.load_state_dict(content["scheduler"])
+        assert groups[0]["lr"] == 3e-3 * 0.5**3
+        job.steps = 3
+        job.train(1)
+        scheduler.step()
+        found = job.train(2), job.states(), [group["lr"] for group in groups]
+        require_same(found, expected)
+        assert all(one is other for one, other in zip(groups, job.optimizer.param_groups, strict=True))
+        lamina.shutdown()
+
+
+def case_a_trainer_resumes():
+    require_resumed(partitions=2)
+    require_resumed(partitions=4)
+
+
+def case_a_trainer_that_wrote_safetensors_resumes():
+    """It names `pytorch_model.bin` all the same."""
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        expected = copy.deepcopy(job.model.state_dict())
+        lamina.save_checkpoint(path, "full", partial=False)
+        lamina.barrier()
+        if lamina.rank() == 0:
+            (path / "full" / "manifest.json").unlink()
+            (path / "full" / "user_content.pt").touch()
+        lamina.barrier()
+        job.train(1)
+        arguments = {"tag": "pytorch_model.bin", "partial": False, "load_optimizer": False}
+        assert smp.resume_from_checkpoint(path / "full", **arguments) is None
+        require_same(job.model.state_dict(), expected)
+        lamina.shutdown()
