@@ -49,7 +49,8 @@ std::exception_ptr to_error(const std::string& given) {
   if (kind == "file") return std::make_exception_ptr(base::FileError(text, json.at("errno").get<int>()));
   if (kind == "peer") {
     std::optional<base::Loss> loss;
-    if (json.contains("loss")) loss = {base::Rank(json["loss"][0].get<std::int64_t>()), json["loss"][1], json["loss"][2]};
+    if (json.contains("loss"))
+      loss = {base::Rank(json["loss"][0].get<std::int64_t>()), json["loss"][1], json["loss"][2]};
     return std::make_exception_ptr(base::PeerError(text, loss));
   }
   if (kind == "usage") return std::make_exception_ptr(base::UsageError(text));
