@@ -124,7 +124,7 @@ def slow():
     job = Training(1024)
     began = time.monotonic()
     handle, steps = job.save(1, asynchronous=WORDS[0] != "synchronous"), 0
-    while handle is not None and not handle.done():
+    while handle is not None and not all(lamina.allgather(handle.done(), lamina.CommGroup.WORLD)):
         job.train()
         steps += 1
     if handle is not None:
