@@ -22,11 +22,13 @@ constexpr auto kNewest = "newest";
 void check_part(const std::string& part, std::size_t most, const char* what) {
   const bool fine = !part.empty() && part.size() <= most && part.front() != '.' &&
                     part.find('/') == std::string::npos && part.find('\0') == std::string::npos &&
-                    part.find(kUnfinished) == std::string::npos && part.find(kReplaced) == std::string::npos;
+                    part.find(kUnfinished) == std::string::npos && part.find(kReplaced) == std::string::npos &&
+                    !part.ends_with(kLock) && !part.ends_with(kNaming) && part != kNewest;
   if (!fine) {
     throw UsageError(base::str("\"", part, "\" is no ", what,
                                ": it becomes part of the name of a folder, so it has 1 to ", most,
-                               " bytes, no /, and begins with no dot"));
+                               " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ",
+                               kLock, ")"));
   }
 }
 
