@@ -375,7 +375,7 @@ def case_api_files_of_another_number_of_ranks_say_so():
 # Hooks.
 
 
-def case_api_hooks_run_when_the_model_is_cut_and_at_the_end_of_steps():
+def case_api_hooks_run_once_when_the_model_is_cut_and_at_the_end_of_a_step():
     model = by_hand()
     optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     calls = []
@@ -388,7 +388,7 @@ def case_api_hooks_run_when_the_model_is_cut_and_at_the_end_of_steps():
 
     model.register_post_partition_hook(at_the_cut)
     model.register_post_partition_hook(lambda *_: calls.append("never")).remove()
-    removed = model.register_post_step_hook(at_the_end)
+    model.register_post_step_hook(at_the_end)
 
     @lamina.step
     def step(x):
@@ -400,9 +400,12 @@ def case_api_hooks_run_when_the_model_is_cut_and_at_the_end_of_steps():
     assert calls == [("cut", True, True, True, [4, 2][RANK]), *bodies, ("end", True, True, True)]
     calls.clear()
     step(X)
-    removed.remove()
+    assert calls == bodies
+    model.register_post_step_hook(at_the_end).remove()
     step(X)
-    assert calls == [*bodies, ("end", True, True, True), *bodies]
+    model.register_post_step_hook(at_the_end)
+    step(X)
+    assert calls == [*bodies, *bodies, *bodies, ("end", True, True, True)]
     model.register_post_partition_hook(at_the_cut)
     assert calls[-1][0] == "cut"
     refuses("NoneType", model.register_post_step_hook, None)

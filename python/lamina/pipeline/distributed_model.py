@@ -235,7 +235,8 @@ class DistributedModel(SavedModel):
         return self._when_partitioned.add(self, hook, at_once=self._cut.routed)
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
-        """Has `hook(model, optimizer)` called at the end of every call of a step function, on every rank.
+        """Has `hook(model, optimizer)` called once, at the end of the next call of a step function, on every rank: when
+        the model is partitioned, and before the optimizer's step.
 
         Args:
             hook: see `register_post_partition_hook`.

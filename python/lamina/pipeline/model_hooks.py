@@ -16,7 +16,7 @@ Hook = Callable[[Any, torch.optim.Optimizer | None], Any]
 
 
 class ModelHooks:
-    """The hooks of one moment in the life of a model, which are called with it and the latest optimizer."""
+    """The hooks of one moment in the life of a model, each called once, with the model and the latest optimizer."""
 
     def __init__(self):
         self._hooks: dict[int, Hook] = OrderedDict()
@@ -33,8 +33,10 @@ class ModelHooks:
         return handle
 
     def run(self, model: nn.Module) -> None:
-        """Calls them, in the order in which they were added."""
-        for hook in list(self._hooks.values()):
+        """Calls them, in the order in which they were added, and forgets them."""
+        hooks = list(self._hooks.values())
+        self._hooks.clear()
+        for hook in hooks:
             _call(model, hook)
 
 
