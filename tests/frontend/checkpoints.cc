@@ -2,13 +2,17 @@
 // Checkpoints of the C++ face, over as many ranks as there are. Each check begins jobs of its own.
 //
 //     lamina run -n 4 -c frontend_checkpoints
+#include <sys/resource.h>
 #include <torch/serialize.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
+#include <thread>
 
 #include "lamina/frontend/optimizer_state.h"
 #include "tests/frontend/expect.h"
@@ -176,10 +180,9 @@ void expect_same(const All& found, const All& expected, const std::string& what)
                                                    return a.first == b.first && are_same(a.second, b.second);
                                                  }),
          "the optimizer's states" + what);
-  expect(std::ranges::equal(masters, other.masters,
-                            [](const auto& a, const auto& b) {
-                              return a.first == b.first && torch::equal(a.second, b.second);
-                            }),
+  expect(std::ranges::equal(
+             masters, other.masters,
+             [](const auto& a, const auto& b) { return a.first == b.first && torch::equal(a.second, b.second); }),
          "masters" + what);
 }
 
@@ -332,6 +335,48 @@ void whole_models_and_damage() {
   }
 }
 
+// No file of this process becomes larger than 1 MiB while it lives.
+class SmallFiles {
+ public:
+  SmallFiles() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{1 << 20, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallFiles() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+// All hear of an asynchronous save that fails on one rank: from what comes first of handle, step, save and shutdown.
+void failures_are_told_later() {
+  Training job(layouts().front(), adamw, 1);
+  job.train(1);
+  const auto failing = [] {
+    std::optional<SmallFiles> small;
+    if (rank() == 0) small.emplace();
+    const UserContent much{{"much", torch::zeros({1 << 20})}};
+    auto handle = save_checkpoint(folder(), "failed", {.user_content = much, .asynchronous = true});
+    while (!handle.done()) std::this_thread::yield();
+    barrier();
+    return handle;
+  };
+  auto handle = failing();
+  expect_error<FileError>([&] { job.train(1); }, {"failed_partial"});
+  job.train(1);
+  handle = failing();
+  expect_error<FileError>([&] { handle.wait(); }, {"failed_partial"});
+  save_checkpoint(folder(), "works");
+  failing();
+  expect_error<FileError>([] { save_checkpoint(folder(), "next"); }, {"failed_partial"});
+  failing();
+  expect_error<FileError>([] { shutdown(); }, {"failed_partial"});
+  expect(!is_initialized(), "the job has ended all the same");
+  expect(fs::exists(folder() / "works_partial") && !fs::exists(folder() / "failed_partial"), "what was saved is there");
+}
+
 }  // namespace
 
 int main() {
@@ -346,6 +391,7 @@ int main() {
   masters_become_parameters();
   refuses();
   whole_models_and_damage();
+  failures_are_told_later();
   init();
   barrier();
   if (rank() == 0) fs::remove_all(folder());
