@@ -160,8 +160,11 @@ void Save::wait() {
     lock.unlock();
     try {
       if (peers_.patience.check_interrupt) peers_.patience.check_interrupt();
-      // The thread says so itself, unless the disk keeps it.
-      const auto loss = peers_.mailbox.first_loss();
+      // The thread says so itself, unless the disk keeps it. A rank that knows how the save ended may leave before this
+      // one hears of it.
+      auto loss = decided_ ? std::nullopt : peers_.mailbox.first_loss();
+      if (loss && !peers_.mailbox.waits().left(loss->rank).empty()) loss.reset();
+      if (!loss) lost.reset();
       if (!lost && loss) lost = base::Deadline::after(kBeat / 2);
       if (lost && lost->expired()) throw lost_in(request_.tag, *loss);
     } catch (...) {
@@ -241,6 +244,7 @@ void Save::went_on() {
     const auto& text = word->as<std::string>();
     if (text.front() != kFailed) continue;
     last_word_ = text;
+    decided_ = true;
     std::rethrow_exception(to_error(text.substr(1)));
   }
   const auto now = base::Deadline::Clock::now();
@@ -267,8 +271,9 @@ std::string Save::hand_in(const std::string& word) {
   peers_.mailbox.send(peers_.first(), channel_, word);
   Silence silence{.since = {{peers_.first(), base::Deadline::Clock::now()}}, .most = peers_.patience.timeout + kGrace};
   const auto take = [&](base::Rank, const std::string& text) {
-    if (text.front() != kGoesOn) last_word_ = text;
-    return text.front() != kGoesOn;
+    if (text.front() == kGoesOn) return false;
+    last_word_ = text;
+    return decided_ = true;
   };
   if (last_word_.empty()) hear(silence, take, [] {});
   return last_word_;
@@ -379,6 +384,7 @@ void Save::commit(std::vector<archive::Manifest> manifests) {
 
 // Says a word to all that are there to hear it.
 void Save::tell_others(const std::string& word) {
+  if (word.front() != kGoesOn) decided_ = true;
   for (const auto rank : peers_.world) {
     if (rank == peers_.rank()) continue;
     try {
