@@ -12,9 +12,10 @@ namespace lamina::checkpoint {
 
 layout::DType savable_dtype(const at::Tensor& tensor, const std::string& name) {
   const auto refuse = [&](const char* what) {
-    throw base::UsageError(base::str(name, " is ", what,
-                                     ", which has no place in a checkpoint: leave it out, or save it with lamina.save()"),
-                           base::Code{"checkpoint-cannot-save"});
+    throw base::UsageError(
+        base::str(name, " is ", what,
+                  ", which has no place in a checkpoint: leave it out, or save it with lamina.save()"),
+        base::Code{"checkpoint-cannot-save"});
   };
   if (tensor.layout() != at::kStrided) refuse("sparse");
   if (tensor.is_quantized()) refuse("quantised");
@@ -36,9 +37,7 @@ Part whole_part(std::string name, archive::Kind kind, const at::Tensor& tensor) 
   return part;
 }
 
-std::int64_t size_bytes(const Part& part) {
-  return count(part.region) * traits(part.tensor.dtype).size_bytes;
-}
+std::int64_t size_bytes(const Part& part) { return count(part.region) * traits(part.tensor.dtype).size_bytes; }
 
 layout::Region within(layout::Region region, std::int64_t begin, std::int64_t end) {
   const auto first = region.begin;

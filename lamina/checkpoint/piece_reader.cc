@@ -16,8 +16,8 @@
 namespace lamina::checkpoint {
 namespace {
 
-using archive::Kind;
 using archive::kBlock;
+using archive::Kind;
 
 // Reads of one file after the other, ascending: of the block that a read ends in the rest is kept for the next one.
 class BlockReader {
@@ -113,8 +113,9 @@ void PieceReader::read(std::span<const Wanted> wanted, const std::function<void(
     while (const auto run = runs.next()) {
       try {
         reader.open(file(piece->file), manifest_.files.at(piece->file).bytes);
-        reader.read(piece->begin + static_cast<std::uint64_t>(run->from) * size,
-                    into.subspan(static_cast<std::uint64_t>(run->to) * size, static_cast<std::uint64_t>(run->count) * size));
+        reader.read(
+            piece->begin + static_cast<std::uint64_t>(run->from) * size,
+            into.subspan(static_cast<std::uint64_t>(run->to) * size, static_cast<std::uint64_t>(run->count) * size));
       } catch (const base::FormatError& error) {
         throw base::FormatError(base::str(error.what(), " (", archive::describe(*each->tensor), ")"),
                                 base::Code{"checkpoint-damaged"});

@@ -21,7 +21,8 @@ namespace lamina::checkpoint {
 struct Wanted {
   const archive::SavedTensor* tensor = nullptr;
   layout::Region region;
-  at::Tensor into;  // of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone
+  at::Tensor
+      into;  // of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone
 };
 
 // A checkpoint that is read: of its files no more than the blocks in which something wanted lies, each once.

@@ -110,7 +110,7 @@ class Save {
 
   std::thread thread_;
   std::atomic<bool> dropped_ = false;
-  std::atomic<bool> decided_ = false;  // how it ends is known
+  std::atomic<bool> decided_ = false;       // how it ends is known
   std::atomic<std::int64_t> progress_ = 0;  // grows while any rank writes
   mutable std::mutex mutex_;                // of what follows
   std::condition_variable ended_;

@@ -99,7 +99,8 @@ class Writer {
       return key != nullptr && is_utf8(*key);
     };
     const bool plain = std::ranges::all_of(held.items, is_plain);
-    const bool ambiguous = plain && held.items.size() == 1 && is_tag(held.items.front().first.template as<std::string>());
+    const bool ambiguous =
+        plain && held.items.size() == 1 && is_tag(held.items.front().first.template as<std::string>());
     // JSON's objects have no order here.
     if (plain && !ambiguous && std::ranges::is_sorted(held.items, {}, [](const auto& item) {
           return item.first.template as<std::string>();
@@ -115,7 +116,8 @@ class Writer {
   Json json(const value::Opaque& held) {
     if (!allow_objects_) {
       throw base::UsageError(
-          "an object of a class that is not plain data would have to be pickled, and a pickle can execute anything when "
+          "an object of a class that is not plain data would have to be pickled, and a pickle can execute anything "
+          "when "
           "it is loaded: save its state_dict() or numbers, or give allow_pickle=True here and where it is loaded",
           base::Code{"checkpoint-pickle"});
     }
