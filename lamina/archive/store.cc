@@ -25,10 +25,9 @@ void check_part(const std::string& part, std::size_t most, const char* what) {
                     part.find(kUnfinished) == std::string::npos && part.find(kReplaced) == std::string::npos &&
                     !part.ends_with(kLock) && !part.ends_with(kNaming) && part != kNewest;
   if (!fine) {
-    throw UsageError(base::str("\"", part, "\" is no ", what,
-                               ": it becomes part of the name of a folder, so it has 1 to ", most,
-                               " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ",
-                               kLock, ")"));
+    throw UsageError(base::str(
+        "\"", part, "\" is no ", what, ": it becomes part of the name of a folder, so it has 1 to ", most,
+        " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ", kLock, ")"));
   }
 }
 
