@@ -79,7 +79,7 @@ class C10dGroup : public Group {
 
   const std::vector<base::Rank>& members() const override { return membership_.members; }
   int rank() const override { return rank_; }
-  bool stuck() const override { return *left_; }
+  bool stuck() const override { return *left_ > 0; }
 
   std::unique_ptr<Group> apart(const std::string& name) override {
     if (leavable() == nullptr) return nullptr;
@@ -293,7 +293,7 @@ class C10dGroup : public Group {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const Membership membership_;
   const JobLinks links_;
-  const std::shared_ptr<std::atomic<bool>> left_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<int>> left_ = std::make_shared<std::atomic<int>>(0);
   int rank_ = 0;
 };
 

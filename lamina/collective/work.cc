@@ -23,14 +23,23 @@ Clock::duration present_after(const base::Patience& patience) {
 struct End {
   std::mutex mutex;
   std::condition_variable changed;
-  std::int64_t reached_ns = 0;  // 0: not yet
+  std::int64_t reached_ns = 0;             // 0: not yet
+  std::shared_ptr<std::atomic<int>> left;  // that it is counted in until then
 
   void reach() {
     {
       std::lock_guard guard(mutex);
       reached_ns = observe::now_ns();
+      if (left) --*left;
     }
     changed.notify_all();
+  }
+  // Nobody waits for it any more.
+  void leave(const std::shared_ptr<std::atomic<int>>& count) {
+    std::lock_guard guard(mutex);
+    if (reached_ns != 0 || left) return;
+    left = count;
+    ++*left;
   }
   bool reached() {
     std::lock_guard guard(mutex);
@@ -80,7 +89,7 @@ class C10dWork : public Work {
     if (links_.presence != nullptr) number_ = links_.presence->next_operation(options_.group);
   }
   ~C10dWork() override {
-    if (work_ && !waited_ && !done()) *options_.left = true;
+    if (work_ && !waited_) end_->leave(options_.left);
   }
 
   void start(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin) {
@@ -128,15 +137,15 @@ class C10dWork : public Work {
   // Gives the collective up for all members, where the backend can.
   void leave() {
     if (done()) return;
-    try {
-      work_->abort();
-    } catch (const c10::Error&) {
-      *options_.left = true;
-      return;
+    if (!terms_.outlives_wait) {
+      try {
+        work_->abort();
+        std::unique_lock lock(end_->mutex);
+        end_->changed.wait_for(lock, kOtherWitness, [&] { return end_->reached_ns != 0; });
+      } catch (const c10::Error&) {  // it cannot be given up
+      }
     }
-    std::unique_lock lock(end_->mutex);
-    const bool ended = end_->changed.wait_for(lock, kOtherWitness, [&] { return end_->reached_ns != 0; });
-    if (!ended) *options_.left = true;
+    end_->leave(options_.left);
   }
 
   // An error of a backend that says nothing else is the loss of a member.

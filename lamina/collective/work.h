@@ -40,6 +40,7 @@ using Started = std::unique_ptr<Work>;
 struct Terms {
   std::string purpose;  // what an error begins with, and a timeline shows, such as "averaging gradients"
   base::Patience patience;
+  bool outlives_wait = false;  // where the wait ends before it, the collective goes on, for others to end it
 };
 
 // Parts of the job that waits for collectives need; they outlive them. A program without a job has none.
@@ -56,13 +57,13 @@ struct JobLinks {
 
 // One collective of torch's, as it is awaited.
 struct C10dWorkOptions {
-  std::string operation;                    // "all_reduce"
-  messaging::Presence::Group group;         // that it is counted in
-  base::Rank self;                          // this rank
-  std::vector<base::Rank> awaited;          // whose part this one needs
-  std::vector<at::Tensor> tensors;          // kept until it ends
-  std::int64_t bytes = 0;                   // that this rank gives or takes
-  std::shared_ptr<std::atomic<bool>> left;  // becomes true where the wait ends before the collective
+  std::string operation;                   // "all_reduce"
+  messaging::Presence::Group group;        // that it is counted in
+  base::Rank self;                         // this rank
+  std::vector<base::Rank> awaited;         // whose part this one needs
+  std::vector<at::Tensor> tensors;         // kept until it ends
+  std::int64_t bytes = 0;                  // that this rank gives or takes
+  std::shared_ptr<std::atomic<int>> left;  // counts those that go on though nobody waits for them
 };
 
 // Calls `start`, which begins it, and watches it. Throws what Work::wait() throws.

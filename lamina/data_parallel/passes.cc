@@ -44,12 +44,12 @@ Passes::Met Passes::meet(bool trains, std::int64_t collectives) {
 }
 
 void Passes::fail(const std::exception_ptr& error) {
-  say(Says::kFailed, 0, failures_->describe_to_send(error, mailbox_.rank()));
+  say(Says::kFailed, 0, describe(error));
   end_pass();
 }
 
 void Passes::break_off(const std::exception_ptr& error) {
-  const auto failure = failures_->describe_to_send(error, mailbox_.rank());
+  const auto failure = describe(error);
   say(Says::kBrokeOff, 0, failure);
   end_pass();
   note_break(failure);

@@ -50,6 +50,10 @@ class Passes {
 
   // This replica's step has failed before its pass. Returns at once.
   void fail(const std::exception_ptr& error);
+  // Returns the error as other replicas are told of it.
+  value::Failure describe(const std::exception_ptr& error) const {
+    return failures_->describe_to_send(error, mailbox_.rank());
+  }
 
   // Runs what all do together after meet(), and lets the others know where it throws.
   template <class Compute>

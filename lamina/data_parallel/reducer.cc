@@ -201,7 +201,7 @@ std::vector<int> Reducer::meet(bool trains) {
   try {
     met = passes_.meet(trains, collectives_);
   } catch (...) {
-    leave_pass();
+    leave_pass(std::current_exception());
     throw;
   }
   if (apart_ && collectives_ < met.collectives) apart_->resume_at(met.collectives);
@@ -220,14 +220,14 @@ std::vector<int> Reducer::meet(bool trains) {
 
 void Reducer::fail_pass(const std::exception_ptr& error) {
   passes_.fail(error);
-  leave_pass();
+  leave_pass(error);
 }
 
 // Ends what has started early, on all replicas; the next pass is as the first.
-void Reducer::leave_pass() {
+void Reducer::leave_pass(const std::exception_ptr& error) {
   if (apart_) collectives_ = apart_->abandon();
   early_.forget();
-  if (sharded_) sharded_->abandon();
+  if (sharded_) sharded_->abandon(passes_.describe(error));
 }
 
 void Reducer::reduce_nth(const std::vector<int>& present) {
@@ -290,7 +290,7 @@ void Reducer::together(const std::function<void()>& compute) {
     passes_.together(compute);
   } catch (...) {
     stuck_ = stuck_ || (!apart_ && may_never_end(std::current_exception()));
-    leave_pass();
+    leave_pass(std::current_exception());
     throw;
   }
 }

@@ -116,9 +116,9 @@ class Reducer {
                            const base::Patience& patience);
   void begin_pass();  // the next one
   void fail_pass(const std::exception_ptr& error);
-  void leave_pass();                             // that has failed on a replica
-  void shadow(const std::vector<int>& present);  // a reduction of others
-  void take_over(int root);                      // all that it has
+  void leave_pass(const std::exception_ptr& error);  // that has failed on a replica
+  void shadow(const std::vector<int>& present);      // a reduction of others
+  void take_over(int root);                          // all that it has
   void together(const std::function<void()>& compute);
   void count_call(bool training);
   void fail_unseen_backward();  // the one before this, if it did not end

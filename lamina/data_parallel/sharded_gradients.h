@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "lamina/base/wait.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::data_parallel {
 
@@ -20,8 +21,8 @@ class ShardedGradients {
   // Collective over the replicas, which have met: sums what has come in this pass. `ends`: the means of what came in
   // all passes since the last time become gradients.
   virtual void reduce(std::int64_t pass, bool ends, const base::Patience& patience) = 0;
-  // The pass has failed.
-  virtual void abandon() = 0;
+  // The pass has failed, on a replica, of this. Returns at once.
+  virtual void abandon(const value::Failure& failure) = 0;
 };
 
 }  // namespace lamina::data_parallel

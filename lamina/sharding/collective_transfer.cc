@@ -39,22 +39,22 @@ class CollectiveTransfer : public Transfer {
 
   void expect(std::size_t parameter) override {
     const std::lock_guard lock(mutex_);
-    if (!coming_.contains(parameter)) coming_.emplace(parameter, begin_gather(parameter, "values"));
+    if (!coming_.contains(parameter)) coming_.emplace(parameter, gather(parameter, "values"));
   }
 
   c10::DataPtr value(std::size_t parameter) override {
     const std::lock_guard lock(mutex_);
     auto found = coming_.extract(parameter);
-    auto gather = found ? std::move(found.mapped()) : begin_gather(parameter, "values");
-    await(gather, patience_);
-    return value::memory_that_keeps(std::move(gather.result));
+    auto begun = found ? std::move(found.mapped()) : gather(parameter, "values");
+    await(begun, patience_);
+    return value::memory_that_keeps(std::move(begun.result));
   }
 
   at::Tensor copy(std::size_t parameter) override {
     const std::lock_guard lock(mutex_);
-    auto gather = begin_gather(parameter, "copies");
-    await(gather, patience_);
-    return gather.result.narrow(0, 0, own_[parameter].spec.numel);
+    auto begun = gather(parameter, "copies");
+    await(begun, patience_);
+    return begun.result.narrow(0, 0, own_[parameter].spec.numel);
   }
 
   void give(std::size_t parameter, at::Tensor gradient, std::int64_t /*pass*/) override {
@@ -75,7 +75,7 @@ class CollectiveTransfer : public Transfer {
     const std::lock_guard lock(mutex_);
     send_bucket(patience);
     while (!sent_.empty()) take_bucket(patience);
-    for (auto& [parameter, gather] : std::exchange(coming_, {})) await(gather, patience);
+    for (auto& [parameter, begun] : std::exchange(coming_, {})) await(begun, patience);
   }
 
   at::Tensor take_sum(std::size_t parameter) override {
@@ -83,13 +83,19 @@ class CollectiveTransfer : public Transfer {
     return std::exchange(own_.at(parameter).sum, {});
   }
 
-  void abandon() override {
+  void abandon(const value::Failure& failure) override {
     const std::lock_guard lock(mutex_);
     bucket_.clear();
     in_bucket_ = 0;
     sent_.clear();
     coming_.clear();
     for (auto& own : own_) own.sum.reset();
+    if (order_) order_->give_up(failure);
+  }
+
+  void catch_up() override {
+    const std::lock_guard lock(mutex_);
+    begin_lacking();
   }
 
  private:
@@ -107,14 +113,43 @@ class CollectiveTransfer : public Transfer {
     std::vector<std::size_t> parameters;
   };
   static constexpr std::size_t kBucketsAtOnce = 2;
+  static constexpr auto kGradients = "gradients";  // what a collective is about
 
+  // Tells the others of a collective, and how this member waits for it.
   std::int64_t say(const char* what, std::span<const std::size_t> parameters) {
-    return order_ ? order_->begin(what, parameters) : 0;
+    return order_ ? order_->begin({what, {parameters.begin(), parameters.end()}}) : 0;
+  }
+  collective::Terms terms(const char* purpose, const base::Patience& patience, std::int64_t number) {
+    collective::Terms terms{purpose, patience, /*outlives_wait=*/true};
+    if (!order_) return terms;
+    terms.patience.check_interrupt = [this, number, interrupt = patience.check_interrupt] {
+      if (interrupt) interrupt();
+      order_->require_all_begin(number);
+    };
+    return terms;
   }
 
   void await(Begun& begun, const base::Patience& patience) {
     if (order_) order_->check(begun.number, patience);
     begun.work->wait();
+    if (order_) order_->note_end(begun.number);
+  }
+
+  // See [Note: passes given up]. Nobody wants the results of these.
+  void begin_lacking() {
+    if (!order_) return;
+    for (const auto& [what, parameters] : order_->lacking(patience_)) {
+      if (what == kGradients) {
+        begin_sum(parameters, zeros_for(parameters), patience_);
+      } else {
+        begin_gather(parameters.front(), what.c_str());
+      }
+    }
+  }
+
+  Begun gather(std::size_t parameter, const char* what) {
+    begin_lacking();
+    return begin_gather(parameter, what);
   }
 
   Begun begin_gather(std::size_t parameter, const char* what) {
@@ -122,20 +157,25 @@ class CollectiveTransfer : public Transfer {
     const auto& own = own_.at(parameter);
     auto all = at::empty({own.shard.numel() * group_.size()}, own.shard.options().requires_grad(false));
     const auto number = say(what, {&parameter, 1});
-    auto work = group_.all_gather(all, own.shard.detach(), {"gathering parameters", patience_});
+    auto work = group_.all_gather(all, own.shard.detach(), terms("gathering parameters", patience_, number));
     return {std::move(all), std::move(work), number};
   }
 
   // All shards of the first member, of the second one, ...
+  at::Tensor zeros_for(std::span<const std::size_t> parameters) {
+    std::int64_t shards = 0;
+    for (const auto parameter : parameters) shards += own_.at(parameter).shard.numel();
+    return at::zeros({group_.size(), shards}, own_.at(parameters.front()).shard.options().requires_grad(false));
+  }
+
   void send_bucket(const base::Patience& patience) {
     if (bucket_.empty()) return;
     const at::NoGradGuard no_grad;
+    begin_lacking();
     while (sent_.size() >= kBucketsAtOnce) take_bucket(patience);
-    Bucket bucket;
-    std::int64_t shards = 0;
-    for (const auto& [parameter, gradient] : bucket_) shards += own_[parameter].shard.numel();
-    const auto options = bucket_.front().second.options();
-    auto all = at::zeros({group_.size(), shards}, options);
+    std::vector<std::size_t> parameters;
+    for (const auto& [parameter, gradient] : bucket_) parameters.push_back(parameter);
+    const auto all = zeros_for(parameters);
     std::int64_t at = 0;
     for (const auto& [parameter, gradient] : bucket_) {
       const auto size = own_[parameter].shard.numel();
@@ -145,15 +185,21 @@ class CollectiveTransfer : public Transfer {
         all.select(0, member).narrow(0, at, count).copy_(flat.narrow(0, begin, count));
       }
       at += size;
-      bucket.parameters.push_back(parameter);
     }
     bucket_.clear();
     in_bucket_ = 0;
-    bucket.result = at::empty({shards}, options);
-    bucket.number = say("gradients", bucket.parameters);
+    sent_.push_back(begin_sum(std::move(parameters), all, patience));
+  }
+
+  Bucket begin_sum(std::vector<std::size_t> parameters, const at::Tensor& all, const base::Patience& patience) {
+    const at::NoGradGuard no_grad;
+    Bucket bucket;
+    bucket.result = at::empty({all.size(1)}, all.options());
+    bucket.number = say(kGradients, parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
-                                        {"summing gradients", patience});
-    sent_.push_back(std::move(bucket));
+                                        terms("summing gradients", patience, bucket.number));
+    bucket.parameters = std::move(parameters);
+    return bucket;
   }
 
   void take_bucket(const base::Patience& patience) {

@@ -185,16 +185,32 @@ void LiveValues::end_pass() {
   const std::lock_guard lock(mutex_);
   order_ = std::exchange(order_now_, {});
   position_ = 0;
+  learned_.clear();
   let_go_of(std::exchange(until_pass_ends_, {}));
   drop_kept();
 }
 
-void LiveValues::before_update() {
+void LiveValues::leave_pass() {
   const std::lock_guard lock(mutex_);
+  order_now_.clear();
+  position_ = 0;
+  for (const auto& [unit, parameter] : std::exchange(learned_, {})) unit->parameters.erase(parameter);
+  drop_kept();
+  let_go_of_backwards();
+  drop_kept();
+}
+
+// Lets go of values that backwards hold which are under way: they have failed.
+void LiveValues::let_go_of_backwards() {
   let_go_of(std::exchange(until_pass_ends_, {}));
   for (auto& [name, unit] : units_) {
-    for (const auto& held : std::exchange(unit.backwards, {})) let_go_of(held);  // of a backward that failed
+    for (const auto& held : std::exchange(unit.backwards, {})) let_go_of(held);
   }
+}
+
+void LiveValues::before_update() {
+  const std::lock_guard lock(mutex_);
+  let_go_of_backwards();
   drop_kept();
   const auto held = std::ranges::find_if(values_, [](const Value& value) { return value.holds > 0; });
   if (held == values_.end()) return;
@@ -259,7 +275,8 @@ void LiveValues::bring(const at::Tensor& tensor, const std::string& operation) {
   if (!inside.empty() && inside.back().of == this) {
     hold_locked(*parameter);
     inside.back().held.push_back(*parameter);
-    inside.back().unit->parameters.insert(*parameter);
+    auto* unit = inside.back().unit;
+    if (unit->parameters.insert(*parameter).second) learned_.emplace_back(unit, *parameter);
   } else if (torch::autograd::get_current_graph_task_id() >= 0) {
     hold_locked(*parameter);
     until_pass_ends_.push_back(*parameter);

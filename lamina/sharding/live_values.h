@@ -57,6 +57,9 @@ class LiveValues : public value::Home, public model::CallHook {
   // The end of a pass, whose order of calls is taken to be the next one's: lets go of what a backward alone has
   // brought, and of what stayed.
   void end_pass();
+  // A pass has failed: as end_pass(), and lets go of what its backwards have held; forgets what was learned of modules
+  // since the last pass ended, of which other members may have seen more or less.
+  void leave_pass();
   // Values are about to change, outside of passes: lets go of what graphs and the next unit have kept. Throws
   // base::UsageError where somebody else holds one.
   void before_update();
@@ -100,6 +103,7 @@ class LiveValues : public value::Home, public model::CallHook {
   void let_go_of(const Held& held);
   void come(Value& value, c10::DataPtr memory);
   void go(Value& value);
+  void let_go_of_backwards();
   void drop_kept();
   void enter(Unit& unit);
   std::span<Unit* const> next_units() const;
@@ -111,6 +115,7 @@ class LiveValues : public value::Home, public model::CallHook {
   std::unordered_map<const void*, std::size_t> by_tensor_, by_memory_;  // TensorImpl; StorageImpl, once it was away
   std::map<std::string, Unit> units_;                                   // by the module's name
   Held until_pass_ends_;
+  std::vector<std::pair<Unit*, std::size_t>> learned_;  // since the last pass ended: parameters that units read
   std::set<std::size_t> kept_;            // values that stay here for the next unit, though nobody holds them
   std::vector<Unit*> order_, order_now_;  // of the units, in the last pass and in this one
   std::ptrdiff_t position_ = 0;           // in the last one's

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/sharding/same_order.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "lamina/base/error.h"
@@ -9,7 +10,7 @@
 namespace lamina::sharding {
 namespace {
 
-constexpr int kMostNames = 3;  // in a message
+constexpr std::ptrdiff_t kMostNames = 3;  // in a message
 
 base::Rank neighbour(const std::vector<base::Rank>& members, int member, int step) {
   const auto size = static_cast<int>(members.size());
@@ -24,20 +25,30 @@ SameOrder::SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> member
       self_(neighbour(members, member, 0)),
       next_(neighbour(members, member, 1)),
       previous_(neighbour(members, member, -1)),
+      others_(members),
       names_(std::move(names)),
-      channel_(messaging::group_channel("shards", members)) {}
+      channel_(messaging::group_channel("shards", members)),
+      farewells_(messaging::group_channel("shards given up", members)) {
+  std::erase(others_, self_);
+}
 
-std::int64_t SameOrder::begin(const std::string& what, std::span<const std::size_t> parameters) {
-  auto word = what;
-  for (const auto parameter : parameters) word += base::str(" ", parameter);
+std::int64_t SameOrder::begin(const Operation& operation) {
+  auto word = operation.what;
+  for (const auto parameter : operation.parameters) word += base::str(" ", parameter);
   mailbox_.send(next_, channel_, word);
-  unchecked_.push_back(std::move(word));
+  unchecked_.push_back(word);
+  not_ended_.push_back(std::move(word));
   return ++begun_;
 }
 
 void SameOrder::check(std::int64_t number, const base::Patience& patience) {
+  auto watched = patience;
+  watched.check_interrupt = [this, number, interrupt = patience.check_interrupt] {
+    if (interrupt) interrupt();
+    require_all_begin(number);
+  };
   while (checked_ < number) {
-    const auto other = mailbox_.receive(previous_, channel_, patience).as<std::string>();
+    const auto other = mailbox_.receive(previous_, channel_, watched).as<std::string>();
     const auto own = std::move(unchecked_.front());
     unchecked_.pop_front();
     ++checked_;
@@ -49,13 +60,84 @@ void SameOrder::check(std::int64_t number, const base::Patience& patience) {
   }
 }
 
-std::string SameOrder::in_words(const std::string& word) const {
+void SameOrder::note_end(std::int64_t number) {
+  while (begun_ - std::ssize(not_ended_) < number) not_ended_.pop_front();
+}
+
+// Passes that are given up.
+
+void SameOrder::give_up(const value::Failure& failure) {
+  value::List words;
+  for (const auto& word : not_ended_) words.items.emplace_back(word);
+  const value::Tuple farewell{{++given_up_, begun_, std::move(words), value::to_value(failure)}};
+  for (const auto rank : others_) {
+    try {
+      mailbox_.send(rank, farewells_, farewell);
+    } catch (const base::Error&) {  // of a rank that is lost: who waits for it learns of that
+    }
+  }
+}
+
+void SameOrder::require_all_begin(std::int64_t number) {
+  listen();
+  for (const auto& [rank, farewells] : heard_) {
+    for (const auto& farewell : farewells) {
+      if (farewell.time > given_up_ && farewell.begun < number) throw value::RemoteFailure(farewell.failure);
+    }
+  }
+}
+
+std::vector<SameOrder::Operation> SameOrder::lacking(const base::Patience& patience) {
+  if (caught_up_ == given_up_) return {};
+  const Farewell* farthest = nullptr;
+  for (const auto rank : others_) {
+    auto& farewells = heard_[rank];
+    while (farewells.empty() || farewells.front().time < given_up_) {
+      if (farewells.empty()) {
+        farewells.push_back(to_farewell(mailbox_.receive(rank, farewells_, patience)));
+      } else {
+        farewells.pop_front();
+      }
+    }
+    if (farthest == nullptr || farewells.front().begun > farthest->begun) farthest = &farewells.front();
+  }
+  caught_up_ = given_up_;
+  const auto count = std::max(farthest->begun - begun_, std::int64_t{0});
+  const auto& known = farthest->not_ended;
+  base::internal_check(count <= std::ssize(known), "a collective that this member never began has ended");
+  return {known.end() - count, known.end()};
+}
+
+void SameOrder::listen() {
+  for (const auto rank : others_) {
+    while (const auto farewell = mailbox_.poll(rank, farewells_)) heard_[rank].push_back(to_farewell(*farewell));
+  }
+}
+
+SameOrder::Farewell SameOrder::to_farewell(const value::Value& value) {
+  const auto& items = value.as<value::Tuple>().items;
+  if (items.size() != 4) throw base::FormatError("a member's farewell to a pass without four parts");
+  Farewell farewell{items[0].as<std::int64_t>(), items[1].as<std::int64_t>(), {}, value::to_failure(items[3])};
+  for (const auto& word : items[2].as<value::List>().items) {
+    farewell.not_ended.push_back(to_operation(word.as<std::string>()));
+  }
+  return farewell;
+}
+
+SameOrder::Operation SameOrder::to_operation(const std::string& word) {
   std::istringstream in(word);
-  std::string text;
-  in >> text;
-  int count = 0;
-  for (std::size_t parameter = 0; in >> parameter; ++count) {
-    if (count < kMostNames) text += base::str(count == 0 ? " of " : ", ", names_.at(parameter));
+  Operation operation;
+  in >> operation.what;
+  for (std::size_t parameter = 0; in >> parameter;) operation.parameters.push_back(parameter);
+  return operation;
+}
+
+std::string SameOrder::in_words(const std::string& word) const {
+  const auto operation = to_operation(word);
+  auto text = operation.what;
+  const auto count = std::ssize(operation.parameters);
+  for (std::ptrdiff_t i = 0; i < std::min(count, kMostNames); ++i) {
+    text += base::str(i == 0 ? " of " : ", ", names_.at(operation.parameters[i]));
   }
   return count <= kMostNames ? text : base::str(text, " and ", count - kMostNames, " more");
 }

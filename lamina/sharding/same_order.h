@@ -3,38 +3,79 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/messaging/mailbox.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::sharding {
 
 // Backends that compare nothing mix up values of one size, and wait for ever for those of another, where members begin
 // different collectives. So each member says to the next one what it begins, and sees what the one before it did
-// before it waits. Of one thread at a time.
+// before it waits.
+//
+// [Note: passes given up] A pass that fails is given up by all replicas, once by each, but not after the same
+// collective: and what a member has begun no backend ends unless all others begin it, too. So each one that gives up
+// says to all others how many collectives it has begun, and which of them it has not seen end. Who waits for one that
+// another will not begin stops, with that one's error; the collective stays under way. Before a member begins anything
+// else it hears what all others have begun, and begins what it lacks, for their sake: from then on all are equally
+// far, and those that stayed under way end.
+//
+// Of one thread at a time.
 class SameOrder {
  public:
+  // A collective about these parameters; `what` is a word such as "values".
+  struct Operation {
+    std::string what;
+    std::vector<std::size_t> parameters;
+  };
+
   // `names`: of the parameters. `mailbox` outlives it.
   SameOrder(messaging::Mailbox& mailbox, std::vector<base::Rank> members, int member, std::vector<std::string> names);
 
-  // This member begins a collective about these parameters; `what` is a word such as "values". Returns its number.
-  std::int64_t begin(const std::string& what, std::span<const std::size_t> parameters);
+  // This member begins a collective. Returns its number.
+  std::int64_t begin(const Operation& operation);
   // Waits until the member before has begun that many. Throws base::DesyncError where they are not what this one has
-  // begun, and what Mailbox::receive() throws.
+  // begun, what require_all_begin() throws, and what Mailbox::receive() throws.
   void check(std::int64_t number, const base::Patience& patience);
+  // Throws value::RemoteFailure where another member has given up before it began that many.
+  void require_all_begin(std::int64_t number);
+  // The collective has ended: all members have begun so many.
+  void note_end(std::int64_t number);
+
+  // This member gives up a pass because of this failure. Returns at once.
+  void give_up(const value::Failure& failure);
+  // Waits until all others have given up what this one has. Returns what it lacks, and is to begin in this order.
+  // Throws what Mailbox::receive() throws.
+  std::vector<Operation> lacking(const base::Patience& patience);
 
  private:
+  // A word of a member that gives up.
+  struct Farewell {
+    std::int64_t time;  // how-manieth
+    std::int64_t begun;
+    std::vector<Operation> not_ended;  // the last ones of these
+    value::Failure failure;
+  };
+  static Operation to_operation(const std::string& word);
+  static Farewell to_farewell(const value::Value& value);
+
   std::string in_words(const std::string& word) const;
+  void listen();
 
   messaging::Mailbox& mailbox_;
   const base::Rank self_, next_, previous_;
+  std::vector<base::Rank> others_;
   const std::vector<std::string> names_;
-  const std::string channel_;
-  std::deque<std::string> unchecked_;
+  const std::string channel_, farewells_;
+  std::deque<std::string> unchecked_, not_ended_;  // words of collectives that this member has begun
   std::int64_t begun_ = 0, checked_ = 0;
+  std::int64_t given_up_ = 0, caught_up_ = 0;  // times
+  std::map<base::Rank, std::deque<Farewell>> heard_;
 };
 
 }  // namespace lamina::sharding

@@ -189,9 +189,9 @@ void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patien
   for (auto& one : started) one->wait();
 }
 
-void Sharding::abandon() {
-  transfer_->abandon();
-  values_->end_pass();
+void Sharding::abandon(const value::Failure& failure) {
+  transfer_->abandon(failure);
+  values_->leave_pass();
 }
 
 void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {
@@ -228,7 +228,7 @@ std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
   values_->before_update();
   const auto size = static_cast<std::int64_t>(numbers.size());
   const auto tensor = at::from_blob(numbers.data(), {size}, at::kDouble).clone();
-  parts_.group.all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", parts_.patience})->wait();
+  caught_up().all_reduce(tensor, collective::Reduction::kSum, {"measuring gradients", parts_.patience})->wait();
   const auto* sums = tensor.const_data_ptr<double>();
   return {sums, sums + numbers.size()};
 }
@@ -261,7 +261,7 @@ std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double no
     each[i] = largest ? norm : std::pow(norm, norm_type);
   }
   const auto how = largest ? collective::Reduction::kMax : collective::Reduction::kSum;
-  parts_.group.all_reduce(powers, how, {"measuring gradients", parts_.patience})->wait();
+  caught_up().all_reduce(powers, how, {"measuring gradients", parts_.patience})->wait();
   std::vector<double> norms(each, each + parts.size());
   for (auto& norm : norms) norm = largest ? norm : std::pow(norm, 1 / norm_type);
   return norms;
@@ -278,10 +278,15 @@ at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {
   const auto& whole = named(parameter).parameter;
   auto all = at::empty({part.numel() * parts_.group.size()}, part.options());
   const collective::Terms terms{"gathering shards", parts_.patience};
-  parts_.group.all_gather(all, part.detach().contiguous(), terms)->wait();
+  caught_up().all_gather(all, part.detach().contiguous(), terms)->wait();
   return all.narrow(0, 0, whole.numel()).reshape(whole.sizes());
 }
 
-void Sharding::meet(const char* purpose) { parts_.group.barrier({purpose, parts_.patience})->wait(); }
+collective::Group& Sharding::caught_up() {
+  transfer_->catch_up();
+  return parts_.group;
+}
+
+void Sharding::meet(const char* purpose) { caught_up().barrier({purpose, parts_.patience})->wait(); }
 
 }  // namespace lamina::sharding

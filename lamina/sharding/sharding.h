@@ -66,7 +66,7 @@ class Sharding : public data_parallel::ShardedGradients {
   bool has(const at::Tensor& parameter) const override { return find(parameter).has_value(); }
   void note(const at::Tensor& parameter, std::int64_t pass) override;
   void reduce(std::int64_t pass, bool ends, const base::Patience& patience) override;
-  void abandon() override;
+  void abandon(const value::Failure& failure) override;
 
   // Forgets the gradient of a shard, or makes it zero, and what was summed for its next one.
   void zero_grad(std::size_t parameter, bool set_to_none);
@@ -95,6 +95,7 @@ class Sharding : public data_parallel::ShardedGradients {
 
  private:
   std::vector<double> norms(std::span<const at::Tensor> parts, double norm_type);
+  collective::Group& caught_up();  // the group, of whose collectives no member lacks any
   void meet(const char* purpose);
   void sum_over_copies(std::vector<at::Tensor>& sums, const base::Patience& patience);
 

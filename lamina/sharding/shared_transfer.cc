@@ -127,7 +127,7 @@ class SharedTransfer : public Transfer {
     return std::exchange(own_.at(parameter).sum, {});
   }
 
-  void abandon() override {
+  void abandon(const value::Failure& /*failure*/) override {
     const std::lock_guard lock(mutex_);
     leave();
     for (auto& own : own_) own.sum.reset();

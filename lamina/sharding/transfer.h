@@ -11,6 +11,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
+#include "lamina/value/failure.h"
 
 namespace lamina::sharding {
 
@@ -53,8 +54,10 @@ class Transfer {
   virtual void reduce(std::int64_t pass, const base::Patience& patience) = 0;
   // The sum of this member's shard since it was last taken; undefined where no member gave any.
   virtual at::Tensor take_sum(std::size_t parameter) = 0;
-  // A pass has failed: drops what was given, and all sums.
-  virtual void abandon() = 0;
+  // A pass has failed, of this: drops what was given, and all sums. Returns at once; each member does so.
+  virtual void abandon(const value::Failure& failure) = 0;
+  // Before any other collective of the group. Throws what waits for members throw.
+  virtual void catch_up() {}
 };
 
 // Over collectives of the group, for which every member calls value(), expect(), copy() and give() in one order, and

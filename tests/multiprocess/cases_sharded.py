@@ -501,6 +501,87 @@ def case_a_failed_step_leaves_the_next_exact():
     same_values(model, plain)
 
 
+class Fuse(nn.Module):
+    """Hands on what it gets, and fails where it is told to."""
+
+    blows = ""
+
+    def forward(self, x):
+        if self.blows == "forward":
+            raise KeyError("a bad batch")
+        if self.blows == "backward":
+            x.register_hook(self.blow)
+        return x
+
+    def blow(self, gradient):
+        raise KeyError("a bad gradient")
+
+
+def fused(*modules):
+    """The modules with a fuse among them."""
+    return nn.Sequential(*modules[:3], Fuse(), *modules[3:])
+
+
+def fail_somewhere(step, fuse, where, fails):
+    """A pass that fails on this rank, or on another: an error of the same kind on all."""
+    fuse.blows = where if fails else ""
+    with pytest.raises(KeyError, match="bad"):
+        step(share(), fails and where == "between")
+    fuse.blows = ""
+
+
+def case_over_gloo_a_failed_step_leaves_the_next_exact():
+    """Wherever it fails, on whichever rank; also twice before a step that succeeds."""
+    for degree in (2, 4):
+        start(degree, ddp_dist_backend="nccl")
+        plain = fused(*network())
+        model = lamina.DistributedModel(copy.deepcopy(plain))
+        theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+        fuse = model.module[3]
+
+        @lamina.step
+        def step(x, fails, model=model):
+            loss = model(x).square().mean()
+            if fails:
+                raise KeyError("bad luck")
+            model.backward(loss)
+
+        ways = ("forward", "between", "backward")
+        for number, where in enumerate((*ways, *ways, *ways)):
+            rank = number % lamina.size()
+            if number != 3:  # before, between and after steps that succeed
+                fail_somewhere(step, fuse, where, lamina.rank() == rank)
+            if number % 2:
+                fail_somewhere(step, fuse, ways[number % 3 - 1], lamina.rank() != rank)
+            ours.zero_grad()
+            step(share(), False)
+            plain(whole()).square().mean().backward()
+            for optimizer in (theirs, ours):
+                optimizer.step()
+                optimizer.zero_grad()
+            same_values(model, plain)
+        lamina.shutdown()
+
+
+def case_over_gloo_a_failed_backward_of_a_plain_loop_leaves_the_next_exact():
+    start(4, ddp_dist_backend="nccl")
+    plain = fused(*network())
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+    for number in range(4):
+        model.module[3].blows = "backward" if lamina.rank() == number else ""
+        with pytest.raises(KeyError, match="bad"):
+            model.backward(model(share()).square().mean())
+        ours.zero_grad()
+        model.module[3].blows = ""
+        for each, x in ((plain, whole()), (model, share())):
+            each(x).square().mean().backward()
+        for optimizer in (theirs, ours):
+            optimizer.step()
+            optimizer.zero_grad()
+        same_values(model, plain)
+
+
 def case_all_ranks_begin_with_the_values_of_rank_0():
     start(2)
     model = lamina.DistributedModel(network(seed=lamina.rank()))

@@ -29,7 +29,7 @@ class Kept : public Transfer {
   void give(std::size_t, at::Tensor, std::int64_t) override {}
   void reduce(std::int64_t, const base::Patience&) override {}
   at::Tensor take_sum(std::size_t) override { return {}; }
-  void abandon() override {}
+  void abandon(const value::Failure& /*failure*/) override {}
 
  private:
   std::vector<at::Tensor> values_;
@@ -278,6 +278,23 @@ TEST_F(InOrder, ALimitPausesThatButNothingThatIsNeeded) {
   EXPECT_TRUE(transfer->expected.empty());
   EXPECT_EQ(transfer->came, (std::vector<int>{4, 4, 4, 4}));
   EXPECT_EQ(live->most_live(), 12) << "b needs as many";
+}
+
+// Other members may have come farther in it, or less far.
+TEST_F(InOrder, OfAPassThatFailedNothingStaysOrIsKnown) {
+  make(std::int64_t{1} << 30, 3 << 20);
+  pass();
+  transfer->expected.clear();
+  pass();
+  const auto expected = std::exchange(transfer->expected, {});
+  forward("b", [&] { EXPECT_EQ((parameters[0] + 1).numel(), 3 * (3 << 20)); });  // of another module, and out of order
+  live->before_backward(call("c"));
+  live->leave_pass();
+  EXPECT_EQ(live->live(), 0);
+  transfer->expected.clear();
+  pass();
+  EXPECT_EQ(transfer->expected, expected);
+  forward("b", [&] { EXPECT_FALSE(is_here(0)); });
 }
 
 TEST_F(InOrder, AnotherOrderIsNoError) {

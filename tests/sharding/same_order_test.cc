@@ -26,7 +26,7 @@ std::array<std::string, 3> heard(const std::function<std::vector<Numbers>(int me
     SameOrder order(mailboxes[member], mailboxes.ranks(), member, {"a", "b", "c", "d", "e"});
     messages[member] = message_of<base::DesyncError>([&] {
       std::int64_t last = 0;
-      for (const auto& parameters : asked(member)) last = order.begin("values", parameters);
+      for (const auto& parameters : asked(member)) last = order.begin({"values", parameters});
       order.check(last, kPatience);
     });
   });
@@ -63,9 +63,59 @@ TEST(SameOrder, NamesAMemberThatBeginsLess) {
   mailboxes.run([&](int member) {
     SameOrder order(mailboxes[member], mailboxes.ranks(), member, {"a"});
     if (member == 1) return;
-    const Numbers one{0};
-    const auto number = order.begin("values", one);
+    const auto number = order.begin({"values", {0}});
     EXPECT_THROW(order.check(number, patience), base::TimeoutError);
+  });
+}
+
+// Passes given up.
+
+value::Failure failure_of(int member) { return {"KeyError", "bad", "", base::Rank(member), {}}; }
+SameOrder::Operation values_of(std::size_t parameter) { return {"values", {parameter}}; }
+
+TEST(SameOrder, OneThatWaitsForWhatAnotherGaveUpStopsWithItsError) {
+  messaging::Mailboxes mailboxes(3);
+  mailboxes.run([&](int member) {
+    SameOrder order(mailboxes[member], mailboxes.ranks(), member, {"a", "b"});
+    auto number = order.begin(values_of(0));
+    if (member == 2) return order.give_up(failure_of(2));  // this one has begun one, which the others wait for
+    order.check(number, kPatience);
+    number = order.begin(values_of(1));
+    const auto message = message_of<value::RemoteFailure>([&] {
+      order.check(number, kPatience);
+      while (true) order.require_all_begin(number);  // of member 1, whose neighbour has begun it
+    });
+    EXPECT_TRUE(message.find("bad") != std::string::npos) << message;
+  });
+}
+
+TEST(SameOrder, MembersThatGaveUpLackWhatTheFarthestHasBegun) {
+  messaging::Mailboxes mailboxes(3);
+  mailboxes.run([&](int member) {
+    SameOrder order(mailboxes[member], mailboxes.ranks(), member, {"a", "b", "c", "d"});
+    order.check(order.begin(values_of(0)), kPatience);
+    order.note_end(1);
+    std::size_t begun = 1;
+    for (int time = 1; time <= 3; ++time) {
+      const int begins = (member + time) % 3;  // in the pass that fails
+      for (int i = 0; i < begins; ++i) order.begin(values_of((begun + i) % 4));
+      order.give_up(failure_of(member));
+      if (time == 2) order.give_up(failure_of(member));  // the next pass, before anything was begun in it
+      const auto lacking = order.lacking(kPatience);
+      ASSERT_EQ(std::ssize(lacking), 2 - begins);
+      for (std::size_t i = 0; i < lacking.size(); ++i) {
+        EXPECT_EQ(lacking[i].what, "values");
+        EXPECT_EQ(lacking[i].parameters, Numbers{(begun + begins + i) % 4});
+        order.begin(lacking[i]);
+      }
+      EXPECT_TRUE(order.lacking(kPatience).empty()) << "once";
+      begun += 2;
+      const auto number = order.begin(values_of(0));
+      order.check(number, kPatience);
+      order.require_all_begin(number);
+      order.note_end(number);
+      ++begun;
+    }
   });
 }
 
