@@ -7,9 +7,8 @@ memory (tmpfs) and on a disk.
 
 Times are those of the slowest rank, after a barrier. `times torch` of a row is the median of the ratios to torch's in
 the same round. Both sync their files; lamina's have checksums, too, which loading compares. `standing still` is the
-time
-until an asynchronous save lets training go on; `one copy` that of a copy of what this rank saves into memory that is
-there. `peak` is the most memory that a rank takes on top meanwhile.
+time until an asynchronous save lets training go on; `one copy` that of a copy of what this rank saves into memory that
+is there. `peak` is the most memory that a rank takes on top meanwhile.
 """
 
 import resource
