@@ -25,7 +25,7 @@ namespace lamina::sharding {
 // else it hears what all others have begun, and begins what it lacks, for their sake: from then on all are equally
 // far, and those that stayed under way end.
 //
-// Of one thread at a time.
+// Used by one thread at a time.
 class SameOrder {
  public:
   // A collective about these parameters; `what` is a word such as "values".

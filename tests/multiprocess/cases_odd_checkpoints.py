@@ -222,3 +222,34 @@ def case_one_rank_that_cannot_say_what_it_saves_is_an_error_on_all():
             lamina.save_checkpoint(path, "a")
         assert not list(path.iterdir())
         job.train()
+
+
+def case_extra_states_are_unpickled_only_where_that_is_allowed():
+    class Dated(nn.Linear):
+        extra = None
+
+        def get_extra_state(self):
+            return self.extra
+
+        def set_extra_state(self, state):
+            self.extra = state
+
+    with folder() as path:
+        model = Dated(4, 4)
+        model.extra = {"seen": 3}
+        job = Job("dp4", model)
+        job.train()
+        lamina.save_checkpoint(path, "plain")
+        model.extra = None
+        lamina.resume_from_checkpoint(path, "plain")
+        assert model.extra == {"seen": 3}
+        model.extra = datetime.date(2001, 2, 3)
+        with pytest.raises(lamina.UsageError, match="pickle"):
+            lamina.save_checkpoint(path, "dated")
+        lamina.save_checkpoint(path, "dated", allow_pickle=True)
+        model.extra = None
+        with pytest.raises(lamina.UsageError, match="pickled"):
+            lamina.resume_from_checkpoint(path, "dated")
+        assert model.extra is None
+        lamina.resume_from_checkpoint(path, "dated", allow_pickle=True)
+        assert model.extra == datetime.date(2001, 2, 3)

@@ -59,7 +59,8 @@ def resume_from_checkpoint(
         translate_function: with `partial=False`: makes a state dict with the model's names of the one that is read,
             which each rank then has as a whole.
         verify: whether all that is read is compared with the checksums.
-        allow_pickle: whether objects of user_content that were pickled are made; that may execute anything.
+        allow_pickle: whether objects of user_content, and of extra states of modules, that were pickled are made; that
+            may execute anything.
 
     Returns:
         The user_content that was saved.
@@ -100,7 +101,7 @@ def resume_from_checkpoint(
     if not partial and translate_function is not None:
         _load_state(job, everywhere(job, lambda: _whole(reader)), translate_function, strict)
         return content
-    resumption = Resumption(job, reader, strict, load_optimizer and partial)
+    resumption = Resumption(job, reader, strict, load_optimizer and partial, allow_pickle)
     if job.model.partitioned:
         resumption.load()
     else:
@@ -152,11 +153,20 @@ class Resumption:
     Args:
         job: has a model.
         reader: of the checkpoint.
-        strict, load_optimizer: as `resume_from_checkpoint` has them.
+        strict, load_optimizer, allow_pickle: as `resume_from_checkpoint` has them.
     """
 
-    def __init__(self, job: current.Job, reader: _lamina.CheckpointReader, strict: bool, load_optimizer: bool):
+    def __init__(
+        self,
+        job: current.Job,
+        reader: _lamina.CheckpointReader,
+        strict: bool,
+        load_optimizer: bool,
+        allow_pickle: bool,
+    ):
         self._job, self._reader = job, reader
+        self._extra_states: dict[str, Any] = {}
+        self._allow_pickle = allow_pickle
         self._strict, self._load_optimizer = strict, load_optimizer
 
     @property
@@ -174,6 +184,7 @@ class Resumption:
         left_out = self._reader.check_model(self._named(), self._strict)
         if left_out and self._job.session.rank == 0:
             tell(left_out)
+        self._extra_states = from_plain(self._reader.about("extra_state", self._allow_pickle) or {})
         if self._load_optimizer:
             self._check_optimizers()
 
@@ -223,7 +234,7 @@ class Resumption:
 
     def _planned(self, model: PartitionedModel) -> "_Plan":
         self.check()
-        plan = _Plan(model, {name: self._extra(name, value) for name, value in self._extra_states().items()})
+        plan = _Plan(model, {name: self._extra(name, value) for name, value in self._extra_states.items()})
         names = {id(tensor): names for names, tensor in self._named()}
         parts = _lamina.CheckpointParts(self._job.session, model.table)
         for name, tensor, owner in model.tensors():
@@ -243,9 +254,6 @@ class Resumption:
             for number, optimizer in enumerate(self._job.optimizers):
                 plan.optimizers.append(self._planned_optimizer(parts, number, optimizer, saved_states[number]))
         return plan
-
-    def _extra_states(self) -> dict[str, Any]:
-        return from_plain(self._reader.about("extra_state", True) or {})
 
     def _extra(self, name: str, value: Any) -> tuple[nn.Module, Any]:
         return self._job.model.module.get_submodule(name), value
