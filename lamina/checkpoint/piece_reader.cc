@@ -32,24 +32,31 @@ class BlockReader {
   void read(std::uint64_t offset, std::span<std::byte> to) {
     while (!to.empty()) {
       const auto number = offset / kBlock, skip = offset % kBlock;
-      const auto size = std::min(kBlock, bytes_ - number * kBlock);
+      const auto size = block_size(number);
       auto taken = std::min<std::uint64_t>(to.size(), size - skip);
       if (taken == size) {
         taken = std::max(size, to.size() / kBlock * kBlock);  // several at once
         input_->read(offset, to.first(taken));
       } else {
-        std::memcpy(to.data(), block(number, size).data() + skip, taken);
+        std::memcpy(to.data(), block(number).data() + skip, taken);
       }
       offset += taken;
       to = to.subspan(taken);
     }
   }
 
+  // Reads the blocks of these bytes, and keeps none but the last.
+  void check(std::uint64_t offset, std::uint64_t size) {
+    for (auto number = offset / kBlock; number * kBlock < offset + size; ++number) block(number);
+  }
+
  private:
-  std::span<const std::byte> block(std::uint64_t number, std::uint64_t size) {
+  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, bytes_ - number * kBlock); }
+
+  std::span<const std::byte> block(std::uint64_t number) {
     if (number_ != number) {
       number_ = kNone;
-      block_.resize(size);
+      block_.resize(block_size(number));
       input_->read(number * kBlock, block_);
       number_ = number;
     }
@@ -66,6 +73,13 @@ class BlockReader {
 Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
 
 }  // namespace
+
+// Bytes of a file that are wanted in a row.
+struct PieceReader::Run {
+  const Wanted* wanted;
+  std::uint64_t offset;     // in the file
+  std::uint64_t to, bytes;  // of what is wanted
+};
 
 PieceReader::PieceReader(archive::FileSystem& files, archive::Path folder, archive::Manifest manifest, bool verify)
     : files_(files), folder_(std::move(folder)), manifest_(std::move(manifest)), verify_(verify) {
@@ -95,6 +109,25 @@ const archive::CheckedInput& PieceReader::file(std::size_t number) const {
 }
 
 void PieceReader::read(std::span<const Wanted> wanted, const std::function<void()>& went_on) const {
+  BlockReader reader;
+  for_each_run(wanted, went_on, [&](std::size_t number, const Run& run) {
+    reader.open(file(number), manifest_.files.at(number).bytes);
+    reader.read(run.offset, bytes_of(run.wanted->into).subspan(run.to, run.bytes));
+  });
+}
+
+void PieceReader::check(std::span<const Wanted> wanted, const std::function<void()>& went_on) const {
+  if (!verify_) return;
+  BlockReader reader;
+  for_each_run(wanted, went_on, [&](std::size_t number, const Run& run) {
+    reader.open(file(number), manifest_.files.at(number).bytes);
+    reader.check(run.offset, run.bytes);
+  });
+}
+
+template <class Take>
+void PieceReader::for_each_run(std::span<const Wanted> wanted, const std::function<void()>& went_on,
+                               const Take& take) const {
   struct Read {
     const archive::SavedPiece* piece;
     const Wanted* wanted;
@@ -104,18 +137,15 @@ void PieceReader::read(std::span<const Wanted> wanted, const std::function<void(
     for (const auto& piece : each.tensor->pieces) reads.push_back({&piece, &each});
   }
   std::ranges::sort(reads, {}, [](const Read& read) { return std::pair(read.piece->file, read.piece->begin); });
-  BlockReader reader;
   for (const auto& [piece, each] : reads) {
     const auto size = static_cast<std::uint64_t>(traits(each->tensor->dtype).size_bytes);
-    const auto into = bytes_of(each->into);
     // Offsets of runs count from the beginning of what a region keeps.
     layout::CommonRuns runs(piece->region, each->region);
     while (const auto run = runs.next()) {
       try {
-        reader.open(file(piece->file), manifest_.files.at(piece->file).bytes);
-        reader.read(
-            piece->begin + static_cast<std::uint64_t>(run->from) * size,
-            into.subspan(static_cast<std::uint64_t>(run->to) * size, static_cast<std::uint64_t>(run->count) * size));
+        take(piece->file,
+             Run{each, piece->begin + static_cast<std::uint64_t>(run->from) * size,
+                 static_cast<std::uint64_t>(run->to) * size, static_cast<std::uint64_t>(run->count) * size});
       } catch (const base::FormatError& error) {
         throw base::FormatError(base::str(error.what(), " (", archive::describe(*each->tensor), ")"),
                                 base::Code{"checkpoint-damaged"});

@@ -21,8 +21,8 @@ namespace lamina::checkpoint {
 struct Wanted {
   const archive::SavedTensor* tensor = nullptr;
   layout::Region region;
-  at::Tensor
-      into;  // of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone
+  // Of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone.
+  at::Tensor into;
 };
 
 // A checkpoint that is read: of its files no more than the blocks in which something wanted lies, each once.
@@ -41,12 +41,18 @@ class PieceReader {
   // Throws base::FormatError, which names file and tensor, for what is not as it was written. `went_on` is called now
   // and then, and may throw.
   void read(std::span<const Wanted> wanted, const std::function<void()>& went_on) const;
+  // As read(), into nothing, for what is to be read later; does nothing where nothing is checked.
+  void check(std::span<const Wanted> wanted, const std::function<void()>& went_on) const;
   // All of a tensor.
   at::Tensor read(const archive::SavedTensor& tensor) const;
 
  private:
   using Key = std::tuple<std::string, archive::Kind, int, std::string>;
+  struct Run;
   const archive::CheckedInput& file(std::size_t number) const;
+  // `take`: called with the number of the file and a Run, by files, ascending.
+  template <class Take>
+  void for_each_run(std::span<const Wanted> wanted, const std::function<void()>& went_on, const Take& take) const;
 
   archive::FileSystem& files_;
   const archive::Path folder_;

@@ -164,14 +164,19 @@ void Resumption::load() {
     check();
     plan = planned();
   });
-  together(session, [&] { reader_->read(session); });
+  together(session, [&] { reader_->read(session); });  // [Note: two reads]
+  auto* sharding = job_.model->sharding();
+  if (sharding != nullptr) sharding->before_update();
+  together(session, [&] { reader_->fill_model(session); });
+  if (sharding != nullptr) sharding->after_update();
+  for (const auto& optimizer : optimizers_of(job_)) optimizer->steps.stand_ins().follow();
+  together(session, [&] { reader_->fill_optimizers(session); });
   apply(std::move(plan));
 }
 
 Resumption::Plan Resumption::planned() {
   auto& model = *job_.model;
   const session::CheckpointParts parts(*job_.session, model.table());
-  Plan plan;
   for (const auto& [names, tensor] : named_state(model.tree())) {
     const auto& row = *model.table().find(tensor);
     const auto* saved = reader_->saved_name(names);
@@ -182,11 +187,12 @@ Resumption::Plan Resumption::planned() {
           base::Code{"checkpoint-names"});
     }
     const auto [kind, optimizer] = reader_->best_source(*saved, tensor.scalar_type());
-    plan.tensors.push_back({tensor, reader_->want_row(parts, *saved, kind, optimizer)});
+    reader_->want_row(parts, *saved, kind, optimizer, model.held_here(tensor));
   }
+  Plan plan;
   if (!load_optimizer_) return plan;
   int number = 0;
-  for (const auto& optimizer : optimizers_of(job_)) plan.optimizers.push_back(planned(number++, optimizer, parts));
+  for (const auto& optimizer : optimizers_of(job_)) plan.push_back(planned(number++, optimizer, parts));
   return plan;
 }
 
@@ -209,17 +215,18 @@ Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOpt
     group.options = options_of(own[i].options, saved[i].as<value::Dict>(), "a group");
     for (const auto& [parameter, place] : here[i]) {
       const auto& name = names[i].at(static_cast<std::size_t>(parameter - first));
-      const auto want = [&](const std::string& key, Kind kind) {
-        return reader_->want_state(parts, optimizer->steps, {number, key, name}, place, kind);
-      };
       if (optimizer->steps.is_master(place)) {
         const bool has_master = reader_->find(name, Kind::kMaster, number) != nullptr;
         if (has_master || reader_->find(name, Kind::kParameter) != nullptr) {
-          plan.state.masters[parameter] = want("", has_master ? Kind::kMaster : Kind::kParameter);
+          reader_->want_master(parts, optimizer->steps, {number, "", name}, place,
+                               has_master ? Kind::kMaster : Kind::kParameter);
         }
       }
       if (!optimizer->groups.has_state_of(place)) continue;
-      for (const auto& key : keys[name]) plan.states.push_back({parameter, key, place, want(key, Kind::kState)});
+      for (const auto& key : keys[name]) {
+        plan.states.push_back({parameter, key, place,
+                               reader_->want_state(parts, optimizer->steps, {number, key, name}, place, std::nullopt)});
+      }
     }
     first += std::ssize(names[i]);
   }
@@ -228,16 +235,7 @@ Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOpt
 
 void Resumption::apply(Plan plan) {
   const at::NoGradGuard no_grad;
-  const auto& model = *job_.model;
-  auto* sharding = model.sharding();
-  if (sharding != nullptr) sharding->before_update();
-  for (const auto& [tensor, staged] : plan.tensors) {
-    auto held = model.held_here(tensor);
-    held.copy_(staged.view(held.sizes()));
-  }
-  if (sharding != nullptr) sharding->after_update();
-  for (const auto& optimizer : optimizers_of(job_)) optimizer->steps.stand_ins().follow();
-  for (auto& [optimizer, state, states] : plan.optimizers) {
+  for (auto& [optimizer, state, states] : plan) {
     for (const auto& each : states) {
       auto [key, field] = field_of(*optimizer->optimizer, each.key, each.place, each.staged);
       if (!field.isNone()) state.states[each.parameter].emplace(std::move(key), std::move(field));

@@ -32,10 +32,7 @@ class Resumption {
   void go_on();
 
  private:
-  // Memory for what this rank is to have, which is filled when the checkpoint is read.
-  struct Tensor {
-    at::Tensor tensor, staged;
-  };
+  // Memory for a state that this rank is to have, which is filled when the checkpoint is read.
   struct State {
     std::int64_t parameter;
     std::string key;
@@ -43,13 +40,10 @@ class Resumption {
   };
   struct Planned {
     std::shared_ptr<JobOptimizer> optimizer;
-    OptimizerState state;  // options and masters
+    OptimizerState state;  // options
     std::vector<State> states;
   };
-  struct Plan {
-    std::vector<Tensor> tensors;
-    std::vector<Planned> optimizers;
-  };
+  using Plan = std::vector<Planned>;
 
   std::vector<value::Dict> saved_optimizers() const;
   void check_optimizers() const;

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <set>
@@ -17,7 +18,10 @@ namespace lamina::session {
 namespace {
 
 using archive::Kind;
+using checkpoint::Wanted;
 
+constexpr const char* kMixture =
+    ": it was whole a moment before. What this job has is a mixture now: load it again, or another one, or begin anew";
 constexpr std::size_t kShown = 10;  // names in an error
 
 archive::Manifest manifest_at(const std::filesystem::path& place) {
@@ -49,6 +53,27 @@ void require_like(const archive::SavedTensor& saved, const std::string& name, co
                                      traits(saved.dtype).name, " in the checkpoint"),
                            base::Code{"checkpoint-shape"});
   }
+}
+
+// Memory for what is wanted; padding is 0.
+at::Tensor memory_for(const Wanted& wanted) {
+  const auto type = checkpoint::scalar_type(wanted.tensor->dtype);
+  const auto& region = wanted.region;
+  const bool padded = region.size > checkpoint::count(region);
+  return padded ? at::zeros({region.size}, type) : at::empty({region.size}, type);
+}
+
+// True where the bytes of the tensor are the file's.
+bool is_like(const at::Tensor& tensor, const Wanted& wanted) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
+         tensor.scalar_type() == checkpoint::scalar_type(wanted.tensor->dtype) &&
+         tensor.numel() == wanted.region.size && !tensor.is_inference();
+}
+
+std::function<void()> interruption(const Session& session) {
+  return [check = session.patience().check_interrupt] {
+    if (check) check();
+  };
 }
 
 }  // namespace
@@ -129,31 +154,47 @@ std::pair<Kind, int> CheckpointReader::best_source(const std::string& name, at::
   return {Kind::kParameter, 0};
 }
 
-at::Tensor CheckpointReader::want_row(const CheckpointParts& parts, const std::string& name, Kind from, int optimizer) {
+void CheckpointReader::want_row(const CheckpointParts& parts, const std::string& name, Kind from, int optimizer,
+                                const at::Tensor& into) {
   const auto* row = parts.table().find(name);
   base::internal_check(row != nullptr, "a part of no row");
-  return want(name, from, optimizer, "", parts.of_row(*row).region);
+  model_.push_back(wanted(name, from, optimizer, "", parts.of_row(*row).region));
+  model_.back().into = into;
+}
+
+void CheckpointReader::want_master(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
+                                   const at::Tensor& into, Kind from) {
+  const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
+  optimizers_.push_back(wanted(of.parameter, from, optimizer, "", parts.of_place(steps, into, of.parameter).region));
+  optimizers_.back().into = into;
 }
 
 at::Tensor CheckpointReader::want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
-                                        const at::Tensor& place, Kind from) {
-  const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
-  const auto* found = find(of.parameter, from, optimizer, from == Kind::kState ? of.state : "");
+                                        const at::Tensor& place, const std::optional<at::Tensor>& held) {
+  const auto* found = find(of.parameter, Kind::kState, of.optimizer, of.state);
   base::internal_check(found != nullptr, "a part of nothing");
   // A state like the parameter is here as its place is.
   const auto* row = parts.table().find(of.parameter);
-  const bool is_like = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
-  const bool is_owned = !of.state.empty() && steps.updates_whole(place);
-  const auto sizes = is_like && !is_owned ? place.sizes() : at::IntArrayRef(found->shape);
-  const auto where =
-      of.state.empty() ? parts.of_place(steps, place, of.parameter) : parts.of_state(steps, place, of.parameter, sizes);
-  return want(of.parameter, from, optimizer, found->state, where.region).view(sizes);
+  const bool is_parts = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
+  const auto sizes = is_parts && !steps.updates_whole(place) ? place.sizes() : at::IntArrayRef(found->shape);
+  const auto where = parts.of_state(steps, place, of.parameter, sizes);
+  auto wanted = this->wanted(of.parameter, Kind::kState, of.optimizer, found->state, where.region);
+  if (held && held->sizes() == sizes && is_like(*held, wanted)) {
+    wanted.into = *held;
+    optimizers_.push_back(std::move(wanted));
+    return *held;
+  }
+  wanted_.push_back(std::move(wanted));
+  wanted_.back().into = memory_for(wanted_.back());
+  return wanted_.back().into.view(sizes);
 }
 
 at::Tensor CheckpointReader::want_content(const std::string& name) {
   const auto* found = find(name, Kind::kContent);
   if (found == nullptr) return {};
-  return want(name, Kind::kContent, 0, "", layout::whole(found->shape)).view(found->shape);
+  wanted_.push_back(wanted(name, Kind::kContent, 0, "", layout::whole(found->shape)));
+  wanted_.back().into = memory_for(wanted_.back());
+  return wanted_.back().into.view(found->shape);
 }
 
 at::Tensor CheckpointReader::whole(const std::string& name) const {
@@ -163,25 +204,59 @@ at::Tensor CheckpointReader::whole(const std::string& name) const {
 }
 
 void CheckpointReader::read(const Session& session) {
-  const auto patience = session.patience();
-  reader_.read(wanted_, [&] {
-    if (patience.check_interrupt) patience.check_interrupt();
-  });
+  const auto went_on = interruption(session);
+  reader_.read(wanted_, went_on);
   wanted_.clear();
+  reader_.check(model_, went_on);
+  reader_.check(optimizers_, went_on);
 }
 
-at::Tensor CheckpointReader::want(const std::string& name, Kind kind, int optimizer, const std::string& state,
-                                  const layout::Region& region) {
+void CheckpointReader::fill_model(const Session& session) { fill(std::exchange(model_, {}), session); }
+void CheckpointReader::fill_optimizers(const Session& session) { fill(std::exchange(optimizers_, {}), session); }
+
+void CheckpointReader::fill(std::vector<Wanted> places, const Session& session) const {
+  constexpr std::size_t kMostStagedBytes = std::size_t{64} << 20;
+  const at::NoGradGuard no_grad;
+  const auto went_on = interruption(session);
+  std::vector<Wanted> reads;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to a place, from memory that was read into
+  std::size_t staged_bytes = 0;
+  const auto read = [&] {
+    try {
+      reader_.read(reads, went_on);
+    } catch (const base::FormatError& error) {
+      throw base::FormatError(base::str(error.what(), kMixture), base::Code{"checkpoint-damaged"});
+    }
+    for (const auto& [place, staged] : copies) place.copy_(staged.view(place.sizes()));
+    reads.clear();
+    copies.clear();
+    staged_bytes = 0;
+  };
+  for (auto& each : places) {
+    const auto place = each.into.detach();
+    const bool is_direct = is_like(place, each);
+    if (is_direct) {
+      each.into = place.view({-1});
+      place.unsafeGetTensorImpl()->bump_version();  // what autograd has saved of it is another value now
+    } else {
+      each.into = memory_for(each);
+      copies.emplace_back(place, each.into);
+      staged_bytes += each.into.nbytes();
+    }
+    reads.push_back(each);
+    if (staged_bytes >= kMostStagedBytes) read();
+  }
+  read();
+}
+
+Wanted CheckpointReader::wanted(const std::string& name, Kind kind, int optimizer, const std::string& state,
+                                layout::Region region) const {
   const auto* found = find(name, kind, optimizer, state);
   base::internal_check(found != nullptr, "a part of nothing");
   if (found->shape != region.whole) {
     throw base::UsageError(base::str(archive::describe(*found), " has another shape in ", reader_.folder().string()));
   }
-  const auto type = checkpoint::scalar_type(found->dtype);
-  const bool padded = region.size > checkpoint::count(region);
-  auto into = padded ? at::zeros({region.size}, type) : at::empty({region.size}, type);
-  wanted_.push_back({found, region, into});
-  return into;
+  return {.tensor = found, .region = std::move(region), .into = {}};
 }
 
 }  // namespace lamina::session

@@ -55,21 +55,42 @@ class CheckpointReader {
   // parameter here is more precise than the one that was saved.
   std::pair<archive::Kind, int> best_source(const std::string& name, at::ScalarType dtype) const;
 
-  // Memory that read() fills with this rank's elements. Throw base::UsageError where the whole has another shape.
-  at::Tensor want_row(const CheckpointParts& parts, const std::string& name, archive::Kind from, int optimizer);
+  // List what this rank is to have. Throw base::UsageError where the whole has another shape.
+  //
+  // A parameter's or buffer's elements, which fill_model() puts into `into`, as this rank holds it.
+  void want_row(const CheckpointParts& parts, const std::string& name, archive::Kind from, int optimizer,
+                const at::Tensor& into);
+  // A master's, which fill_optimizers() puts into `into`.
+  void want_master(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
+                   const at::Tensor& into, archive::Kind from);
+  // A state's: in memory that read() fills, or in `held`, the tensor that is its now, if any, which fill_optimizers()
+  // fills where it is alike.
   at::Tensor want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
-                        const at::Tensor& place, archive::Kind from);
+                        const at::Tensor& place, const std::optional<at::Tensor>& held);
   at::Tensor want_content(const std::string& name);  // undefined where there is none
   at::Tensor whole(const std::string& name) const;   // of the model, at once
-  // Throws as checkpoint::PieceReader does, and what an interrupt of the session's waits throws.
+
+  // [Note: two reads]
+  // Nothing that the job has may change before all ranks have found all they want to be as it was written, and memory
+  // for a second copy of it takes longer to get than the bytes take to be read twice, the second time out of the
+  // system's cache. So read() fills new memory, and compares with its checksums what goes into memory that is there,
+  // which the ranks fill when all of them have read. What is then another one, since the file was changed meanwhile or
+  // the disk failed, is found, too, and told to have left a mixture.
+  //
+  // They throw as checkpoint::PieceReader does, and what an interrupt of the session's waits throws.
   void read(const Session& session);
+  void fill_model(const Session& session);
+  void fill_optimizers(const Session& session);
 
  private:
-  at::Tensor want(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
-                  const layout::Region& region);
+  // What is wanted of a tensor, without memory for it.
+  checkpoint::Wanted wanted(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
+                            layout::Region region) const;
+  void fill(std::vector<checkpoint::Wanted> places, const Session& session) const;
 
   checkpoint::PieceReader reader_;
-  std::vector<checkpoint::Wanted> wanted_;
+  std::vector<checkpoint::Wanted> wanted_;              // into new memory
+  std::vector<checkpoint::Wanted> model_, optimizers_;  // into tensors of the job, of any dtype and device
 };
 
 }  // namespace lamina::session

@@ -131,12 +131,16 @@ void bind_checkpoint(py::module_& module) {
       .def("check_model", &CheckpointReader::check_model, py::arg("model"), py::arg("strict"))
       .def("best_source", &CheckpointReader::best_source, py::arg("name"), py::arg("dtype"))
       .def("want_row", &CheckpointReader::want_row, py::arg("parts"), py::arg("name"), py::arg("kind"),
-           py::arg("optimizer") = 0)
+           py::arg("optimizer"), py::arg("into"))
+      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("steps"), py::arg("of"),
+           py::arg("into"), py::arg("kind"))
       .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("steps"), py::arg("of"),
-           py::arg("place"), py::arg("kind"))
+           py::arg("place"), py::arg("held").none(true))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))
       .def("whole", &CheckpointReader::whole, py::arg("name"), py::call_guard<Release>())
-      .def("read", &CheckpointReader::read, py::arg("session"), py::call_guard<Release>());
+      .def("read", &CheckpointReader::read, py::arg("session"), py::call_guard<Release>())
+      .def("fill_model", &CheckpointReader::fill_model, py::arg("session"), py::call_guard<Release>())
+      .def("fill_optimizers", &CheckpointReader::fill_optimizers, py::arg("session"), py::call_guard<Release>());
   module.def("find_checkpoint", &find_checkpoint, py::arg("folder"), py::arg("tag").none(true), py::arg("partial"),
              py::arg("tells"));
 }

@@ -828,16 +828,32 @@ class CheckpointReader:
         self, name: str, kind: SavedKind, optimizer: int = 0, state: str = ""
     ) -> tuple[tuple[int, ...], torch.dtype] | None:
         """-> (shape, dtype) of a tensor; a parameter may have been a buffer."""
-    def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int = 0) -> torch.Tensor:
-        """Memory that `read` fills with this rank's elements of a parameter or buffer, of its master with that kind."""
+    def want_row(
+        self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor
+    ) -> None:
+        """Has `fill_model` put this rank's elements of a parameter or buffer, of its master with that kind, into a
+        tensor."""
+    def want_master(
+        self, parts: CheckpointParts, steps: OptimizerSteps, of: StateName, into: torch.Tensor, kind: SavedKind
+    ) -> None:
+        """Has `fill_optimizers` put a master's elements into a tensor."""
     def want_state(
-        self, parts: CheckpointParts, steps: OptimizerSteps, of: StateName, place: torch.Tensor, kind: SavedKind
-    ) -> torch.Tensor: ...
+        self,
+        parts: CheckpointParts,
+        steps: OptimizerSteps,
+        of: StateName,
+        place: torch.Tensor,
+        held: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Memory that `read` fills, or the tensor that is held now, which `fill_optimizers` fills."""
     def want_content(self, name: str) -> torch.Tensor: ...
     def whole(self, name: str) -> torch.Tensor:
         """All of a parameter or buffer, now."""
     def read(self, session: Session) -> None:
-        """Raises FormatError, which names file and tensor, for what is not as it was written."""
+        """Raises FormatError, which names file and tensor, for what is not as it was written, and for what `fill_model`
+        and `fill_optimizers` are to read."""
+    def fill_model(self, session: Session) -> None: ...
+    def fill_optimizers(self, session: Session) -> None: ...
 
 def find_checkpoint(
     folder: str, tag: str | None, partial: bool, tells: Callable[[str], None]

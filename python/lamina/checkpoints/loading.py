@@ -226,10 +226,20 @@ class Resumption:
 
     def load(self) -> None:
         """Loads it, into a model that is cut; collective over the world."""
-        model = self._job.cut.model
-        self._job.cut.make_again()
-        plan = everywhere(self._job, lambda: self._planned(model))
-        everywhere(self._job, lambda: self._reader.read(self._job.session))
+        job, reader = self._job, self._reader
+        model = job.cut.model
+        job.cut.make_again()
+        plan = everywhere(job, lambda: self._planned(model))
+        everywhere(job, lambda: reader.read(job.session))  # [Note: two reads]
+        sharding = model.sharding
+        if sharding is not None:
+            sharding.before_update()
+        everywhere(job, lambda: reader.fill_model(job.session))
+        if sharding is not None:
+            sharding.after_update()
+        for optimizer in job.optimizers:
+            optimizer.follow()
+        everywhere(job, lambda: reader.fill_optimizers(job.session))
         plan.load()
 
     def _planned(self, model: PartitionedModel) -> "_Plan":
@@ -247,8 +257,7 @@ class Resumption:
                 raise UsageError(
                     f"{name} is tied, and saved as {saved}, which is another tensor here", code="checkpoint-names"
                 )
-            staged = self._reader.want_row(parts, name, kind, optimizer)
-            plan.tensors.append((name, tensor, staged))
+            self._reader.want_row(parts, name, kind, optimizer, shards.holder(tensor))
         if self._load_optimizer:
             saved_states = self._saved_states()
             for number, optimizer in enumerate(self._job.optimizers):
@@ -272,18 +281,29 @@ class Resumption:
         about = self._about_optimizers[number]
         plan = _OptimizerPlan(optimizer, about["groups"], about["rest"])
 
-        def want(name: str, key: str, place: torch.Tensor, kind: SavedKind) -> torch.Tensor:
-            of = _lamina.StateName(number, key, name)
-            return self._reader.want_state(parts, optimizer.steps, of, place, kind)
-
-        for name, place, _, is_master in optimizer.own():
+        for name, place, state, is_master in optimizer.own():
             if is_master:
                 has_master = self._reader.find(name, SavedKind.MASTER, number) is not None
                 kind = SavedKind.MASTER if has_master else SavedKind.PARAMETER
-                plan.masters[name] = want(name, "", place, kind)
+                of = _lamina.StateName(number, "", name)
+                self._reader.want_master(parts, optimizer.steps, of, place, kind)
             if name in saved and optimizer.has_state_of(place):
-                plan.states[name] = {key: want(name, key, place, SavedKind.STATE) for key in saved[name]}
+                plan.states[name] = {
+                    key: self._want_state(parts, optimizer, _lamina.StateName(number, key, name), place, state.get(key))
+                    for key in saved[name]
+                }
         return plan
+
+    def _want_state(
+        self,
+        parts: _lamina.CheckpointParts,
+        optimizer: OptimizerState,
+        of: _lamina.StateName,
+        place: torch.Tensor,
+        held: Any,
+    ) -> torch.Tensor:
+        held = held if isinstance(held, torch.Tensor) else None
+        return self._reader.want_state(parts, optimizer.steps, of, place, held)
 
     def go_on(self) -> None:
         """Has counters and generators go on where they were, in the layout of the checkpoint."""
@@ -302,16 +322,15 @@ class Resumption:
 
 
 class _OptimizerPlan:
-    """Memory for what an optimizer is to have on this rank."""
+    """What an optimizer is to have on this rank beside its masters."""
 
     def __init__(self, optimizer: OptimizerState, groups: list[dict[str, Any]], rest: dict[str, Any]):
         self._optimizer, self._groups, self._rest = optimizer, groups, rest
         self.states: dict[str, dict[str, torch.Tensor]] = {}
-        self.masters: dict[str, torch.Tensor] = {}
 
     def load(self) -> None:
         named = {name: dict(self._values(state)) for name, state in self.states.items()}
-        self._optimizer.load_own(named, self.masters, self._groups, self._rest)
+        self._optimizer.load_own(named, self._groups, self._rest)
 
     @staticmethod
     def _values(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
@@ -319,27 +338,15 @@ class _OptimizerPlan:
 
 
 class _Plan:
-    """Memory for all that this rank is to have, filled when the checkpoint is read."""
+    """What this rank is to have beside the tensors that the reader fills."""
 
     def __init__(self, model: PartitionedModel, extra: dict[str, tuple[nn.Module, Any]]):
         self._model, self._extra = model, extra
-        self.tensors: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self.optimizers: list[_OptimizerPlan] = []
 
     def load(self) -> None:
-        sharding = self._model.sharding
-        sharded, whole = [], []
-        for _, tensor, staged in self.tensors:
-            (sharded if shards.number_of(sharding, tensor) is not None else whole).append((tensor, staged))
-        with torch.no_grad():
-            for tensor, staged in whole:
-                tensor.copy_(staged.view(tensor.shape))
-        if sharding is not None:
-            shards.load(sharding, sharded)
         for name, (module, value) in self._extra.items():
             if self._model.owns(name):
                 module.set_extra_state(value)
-        for optimizer in current.job().optimizers:
-            optimizer.follow()
         for plan in self.optimizers:
             plan.load()

@@ -303,16 +303,14 @@ class OptimizerState:
     def load_own(
         self,
         state: dict[str, dict[str, Any]],
-        masters: dict[str, torch.Tensor],
         groups: list[dict[str, Any]],
         rest: dict[str, Any],
     ) -> None:
-        """Loads what `own` and `described` have given, by name: of what stands in this rank's groups."""
+        """Loads what `own` and `described` have given, by name: of what stands in this rank's groups. Masters stay."""
         self._restore()
         layout, own = self.roster.known(), self.roster.own_names()
         named = {**rest, "state": state, "param_groups": groups}
         self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
-        self._take_masters(masters)
 
     # Inside.
 
