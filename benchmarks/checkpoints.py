@@ -8,9 +8,10 @@ memory (tmpfs) and on a disk.
 Times are those of the slowest rank, after a barrier. `times torch` of a row is the median of the ratios to torch's in
 the same round. Both sync their files; lamina's have checksums, too, which loading compares. `standing still` is the
 time until an asynchronous save lets training go on; `one copy` that of a copy of what this rank saves into memory that
-is there. `peak` is the most memory that a rank takes on top meanwhile.
+is there. `peak` is the most memory that a rank takes on top meanwhile. What four ranks have saved two others load, too.
 """
 
+import json
 import resource
 import shutil
 import statistics
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from measure import OUT, Report, arguments, output_of
+from measure import OUT, Options, Report, arguments, output_of
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
@@ -214,16 +215,39 @@ def main() -> None:
                 note(disk, "asynchronous, peak MiB", name, peak)
                 remove(own)
             note(disk, "standing still, ms", "one copy", 1e3 * one_copy(systems[1]))
-        commands(report, disk, folder, systems[0], options.pick(1, 3, 5))
+        for system in systems:
+            system.save(folder / system.name)
+        if dist.get_rank() == 0:
+            if ranks > 2:
+                for name, seconds, peak in loaded_by_two(folder, options):
+                    note(disk, f"loading of {ranks} ranks' by 2, GB/s", name, size / seconds / 1e9)
+                    note(disk, f"loading of {ranks} ranks' by 2, peak MiB", name, peak)
+            commands(report, disk, folder, options.pick(1, 3, 5))
+        dist.barrier()
+    lamina.shutdown()
+    if dist.get_rank() == 0:
+        finish(report, taken)
+    dist.destroy_process_group()
+
+
+def finish(report: Report, taken: dict[tuple[str, str, str], list[float]]) -> None:
     for (case, figure, name), samples in taken.items():
         theirs = taken[case, figure, "torch"]
         ratio = statistics.median(own / (other or 1) for own, other in zip(samples, theirs, strict=True))
         what, _, unit = figure.rpartition(", ")
         report.add(f"{case}, {what}", name, unit, samples, **{"times torch": ratio})
-    lamina.shutdown()
-    if dist.get_rank() == 0:
-        report.finish()
-    dist.destroy_process_group()
+    report.finish()
+
+
+def loaded_by_two(folder: Path, options: Options) -> Iterator[tuple[str, float, float]]:
+    """(system, seconds, MiB on top) of each load by a job of two ranks."""
+    program = [Path(__file__).with_name("load_checkpoints.py"), folder]
+    effort = ["--quick"] if options.quick else ["--full"] if options.full else []
+    printed = output_of(LAMINA, "run", "-n", 2, *program, *effort)
+    found = json.loads(printed.splitlines()[-1])
+    for name, samples in found.items():
+        for seconds, peak in samples:
+            yield name, seconds, peak
 
 
 def processor_s() -> float:
@@ -231,30 +255,27 @@ def processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def commands(report: Report, disk: str, folder: Path, system: Ours, count: int) -> None:
-    """`lamina checkpoint verify` and `merge`, on one rank, beside a copy of the files."""
-    system.save(folder / "lamina")
-    if dist.get_rank() == 0:
-        saved = folder / "lamina" / "a_partial"
-        size = sum(path.stat().st_size for path in saved.iterdir())
-        model = sum(path.stat().st_size for path in saved.glob("model-*"))
-        rates, merges = [], []
-        for _ in range(count):
-            before = processor_s()
-            output_of(LAMINA, "checkpoint", "verify", saved)
-            rates.append(size / (processor_s() - before) / 1e9)
-            begin = time.perf_counter()
-            output_of("cp", *saved.glob("model-*"), folder)
-            copied = time.perf_counter() - begin
-            begin = time.perf_counter()
-            output_of(LAMINA, "checkpoint", "merge", saved, folder / "merged")
-            merges.append((time.perf_counter() - begin) / copied)
-            shutil.rmtree(folder / "merged")
-            for path in folder.glob("model-*"):
-                path.unlink()
-        report.add(disk, "verify, of a core", "GB/s", rates)
-        report.add(disk, f"merge of {model / 1e9:.2f} GB", "times cp", merges)
-    dist.barrier()
+def commands(report: Report, disk: str, folder: Path, count: int) -> None:
+    """`lamina checkpoint verify` and `merge` of what is there, beside a copy of the files."""
+    saved = folder / "lamina" / "a_partial"
+    size = sum(path.stat().st_size for path in saved.iterdir())
+    model = sum(path.stat().st_size for path in saved.glob("model-*"))
+    rates, merges = [], []
+    for _ in range(count):
+        before = processor_s()
+        output_of(LAMINA, "checkpoint", "verify", saved)
+        rates.append(size / (processor_s() - before) / 1e9)
+        begin = time.perf_counter()
+        output_of("cp", *saved.glob("model-*"), folder)
+        copied = time.perf_counter() - begin
+        begin = time.perf_counter()
+        output_of(LAMINA, "checkpoint", "merge", saved, folder / "merged")
+        merges.append((time.perf_counter() - begin) / copied)
+        shutil.rmtree(folder / "merged")
+        for path in folder.glob("model-*"):
+            path.unlink()
+    report.add(disk, "verify, of a core", "GB/s", rates)
+    report.add(disk, f"merge of {model / 1e9:.2f} GB", "times cp", merges)
 
 
 if __name__ == "__main__":

@@ -87,10 +87,13 @@ bool CheckedInput::holds(std::uint64_t number, std::span<std::byte> bytes) const
   return checksums_.empty() || checksum(bytes) == checksums_[number];
 }
 
+void CheckedInput::require(std::uint64_t offset, std::uint64_t size) const {
+  if (offset <= size_ && size <= size_ - offset) return;
+  throw base::FormatError(base::str(name_, ": ", size, " bytes at ", offset, " are not in its ", size_));
+}
+
 void CheckedInput::read(std::uint64_t offset, std::span<std::byte> to) const {
-  if (offset > size_ || to.size() > size_ - offset) {
-    throw base::FormatError(base::str(name_, ": ", to.size(), " bytes at ", offset, " are not in its ", size_));
-  }
+  require(offset, to.size());
   std::vector<std::byte> part;
   while (!to.empty()) {
     const auto number = offset / kBlock, skip = offset % kBlock, size = block_size(number);

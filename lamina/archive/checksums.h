@@ -55,6 +55,9 @@ class CheckedInput {
   CheckedInput(std::unique_ptr<FileSystem::Input> file, std::string name, std::uint64_t size,
                std::vector<Checksum> checksums);
 
+  // Throws base::FormatError where the file has no such bytes.
+  void require(std::uint64_t offset, std::uint64_t size) const;
+  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
   // Fills `to`. Reads the blocks that it touches whole, and throws base::FormatError where one is not what was written.
   void read(std::uint64_t offset, std::span<std::byte> to) const;
   // The blocks, by number, that are not what was written. `read_bytes` is told of each block's size when it was read.
@@ -71,13 +74,12 @@ class CheckedInput {
   }
 
  private:
-  std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
   bool holds(std::uint64_t number, std::span<std::byte> bytes) const;  // which it reads
 
-  const std::unique_ptr<FileSystem::Input> file_;
-  const std::string name_;
-  const std::uint64_t size_;
-  const std::vector<Checksum> checksums_;
+  std::unique_ptr<FileSystem::Input> file_;
+  std::string name_;
+  std::uint64_t size_;
+  std::vector<Checksum> checksums_;
 };
 
 }  // namespace lamina::archive

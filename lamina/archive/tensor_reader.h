@@ -6,14 +6,14 @@
 #include <span>
 #include <vector>
 
-#include "lamina/archive/checksums.h"
+#include "lamina/archive/block_reader.h"
 #include "lamina/archive/file_system.h"
 #include "lamina/archive/manifest.h"
 
 namespace lamina::archive {
 
-// Elements that are read at once where a tensor goes by in parts: some MiB, so that files are read in large pieces.
-inline constexpr std::uint64_t kPartBytes = std::uint64_t{16} << 20;
+// Elements that are read at once where a tensor goes by in parts: no more than stays in a processor's cache.
+inline constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20;
 
 inline std::uint64_t element_bytes(layout::DType dtype) { return static_cast<std::uint64_t>(traits(dtype).size_bytes); }
 inline std::uint64_t bytes_of(const SavedTensor& tensor) {
@@ -27,8 +27,7 @@ class TensorReader {
   TensorReader(FileSystem& files, Path folder, const Manifest& manifest);
 
   // Fills `to` with elements from `begin` on, as they follow each other in the tensor. Throws base::FormatError, which
-  // names file and tensor, where bytes are not those that were written, or elements are in no piece. Takes as much
-  // memory as `to` beside it.
+  // names file and tensor, where bytes are not those that were written, or elements are in no piece.
   void read(const SavedTensor& tensor, std::int64_t begin, std::span<std::byte> to);
 
   // All elements in their order, in parts of kPartBytes at most: calls taken(begin, bytes) for each.
@@ -43,13 +42,13 @@ class TensorReader {
   }
 
  private:
-  const CheckedInput& input(std::size_t file);
+  BlockReader& open(std::size_t file);
 
   FileSystem& files_;
   const Path folder_;
   const Manifest& manifest_;
-  std::map<std::size_t, std::unique_ptr<CheckedInput>> inputs_;  // the last ones that were read
-  std::vector<std::byte> between_, part_;
+  std::map<std::size_t, BlockReader> open_;  // the last ones that were read
+  std::vector<std::byte> part_;
 };
 
 }  // namespace lamina::archive

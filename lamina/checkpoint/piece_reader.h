@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "lamina/archive/checksums.h"
+#include "lamina/archive/block_reader.h"
 #include "lamina/archive/manifest.h"
 #include "lamina/layout/region.h"
 
@@ -49,8 +49,8 @@ class PieceReader {
  private:
   using Key = std::tuple<std::string, archive::Kind, int, std::string>;
   struct Run;
-  const archive::CheckedInput& file(std::size_t number) const;
-  // `take`: called with the number of the file and a Run, by files, ascending.
+  class OpenFile;
+  // `take`: called with the reader of a file and a Run, by files, ascending.
   template <class Take>
   void for_each_run(std::span<const Wanted> wanted, const std::function<void()>& went_on, const Take& take) const;
 
@@ -59,7 +59,6 @@ class PieceReader {
   const archive::Manifest manifest_;
   const bool verify_;
   std::map<Key, const archive::SavedTensor*> by_key_;
-  mutable std::map<std::size_t, archive::CheckedInput> open_;
 };
 
 }  // namespace lamina::checkpoint
