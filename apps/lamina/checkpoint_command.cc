@@ -159,31 +159,48 @@ int reshard(const Arguments& arguments) {
   return 0;
 }
 
+// Reads what a path means: a file of torch.save, a folder that torch.distributed.checkpoint or
+// smdistributed.modelparallel wrote, or the folder of several of the latter's, whose newest one is taken.
+archive::ForeignCheckpoint foreign(archive::FileSystem& files, const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return archive::read_torch_file(files, path);
+  if (std::filesystem::exists(path / ".metadata")) return archive::read_distributed_checkpoint(files, path);
+  if (archive::is_smp_checkpoint(files, path)) return archive::read_smp_checkpoint(files, path);
+  constexpr std::uint64_t kMostNameBytes = 4096;
+  if (std::filesystem::is_regular_file(path / "newest")) {
+    auto name = archive::read_all(files, path / "newest", kMostNameBytes);
+    while (!name.empty() && std::isspace(static_cast<unsigned char>(name.back())) != 0) name.pop_back();
+    if (!name.empty() && name == std::filesystem::path(name).filename() &&
+        archive::is_smp_checkpoint(files, path / name))
+      return archive::read_smp_checkpoint(files, path / name);
+  }
+  throw base::UsageError(base::str(path.string(),
+                                   " has neither .metadata (of torch.distributed.checkpoint) nor model_*.pt (of "
+                                   "smdistributed.modelparallel): give the folder that has, or a file of torch.save"));
+}
+
 int convert(const Arguments& arguments) {
   CLI::App app(
-      "Saves the tensors of a folder of torch.distributed.checkpoint, or of a file of torch.save, as a checkpoint.",
+      "Saves what torch.distributed.checkpoint, torch.save or smdistributed.modelparallel wrote as a checkpoint.",
       "lamina checkpoint convert");
   std::string path, out, tag = "converted", prefix;
-  app.add_option("PATH", path, "the folder that has .metadata, or the file")->required()->type_name("");
+  app.add_option("PATH", path, "the folder that has .metadata or model_*.pt, or the file")->required()->type_name("");
   app.add_option("OUT", out, "the folder of checkpoints to save it in")->required()->type_name("");
   app.add_option("--tag", tag, "of the checkpoint")->type_name("TAG")->capture_default_str();
   app.add_option("--prefix", prefix, "take the tensors whose names begin so, and take it off: \"model.\"")
       ->type_name("TEXT");
   if (auto code = launch::parse(app, "lamina checkpoint convert", arguments)) return *code;
   auto& files = archive::file_system();
-  const bool folder = std::filesystem::is_directory(path);
-  const auto foreign =
-      folder ? archive::read_distributed_checkpoint(files, path) : archive::read_torch_file(files, path);
+  const auto from = foreign(files, path);
   ProgressBar bar("writing");
   const auto made =
-      archive::convert(files, foreign, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
+      archive::convert(files, from, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
   std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
             << made.manifest.files.size() << " files\n";
-  if (!foreign.left.empty()) {
-    std::cout << "left, since they are no tensors:";
+  if (!from.left.empty()) {
+    std::cout << "left:";
     constexpr std::size_t kShown = 10;
-    for (std::size_t i = 0; i < std::min(foreign.left.size(), kShown); ++i) std::cout << ' ' << foreign.left[i];
-    if (foreign.left.size() > kShown) std::cout << " and " << foreign.left.size() - kShown << " more";
+    for (std::size_t i = 0; i < std::min(from.left.size(), kShown); ++i) std::cout << ' ' << from.left[i].name;
+    if (from.left.size() > kShown) std::cout << " and " << from.left.size() - kShown << " more";
     std::cout << '\n';
   }
   return 0;
@@ -215,7 +232,7 @@ constexpr Command kCommands[] = {
     {"diff", "Says in what two checkpoints differ", diff},
     {"merge", "Writes the model of a checkpoint as a Hugging Face folder", merge},
     {"reshard", "Writes a checkpoint with its tensors cut into so many shards", reshard},
-    {"convert", "Saves what torch.distributed.checkpoint or torch.save wrote as a checkpoint", convert},
+    {"convert", "Saves what torch.distributed.checkpoint, torch.save or the original wrote as a checkpoint", convert},
     {"prune", "Removes all checkpoints of a folder but the latest", prune},
 };
 

@@ -79,10 +79,15 @@ class BoxReader {
 
   void read(const ForeignTensor& tensor, std::int64_t begin, std::span<std::byte> to) {
     const auto size = static_cast<std::int64_t>(element_bytes(tensor.dtype));
+    if (!tensor.value.empty()) {
+      std::ranges::copy(std::span(tensor.value).subspan(static_cast<std::size_t>(begin * size), to.size()), to.begin());
+      return;
+    }
+    const auto shape = tensor.is_flat ? layout::Shape{layout::numel(tensor.shape)} : tensor.shape;
     const auto end = begin + std::ssize(to) / size;
     auto missing = end - begin;
     for (const auto& chunk : tensor.chunks) {
-      const Rows rows(tensor.shape, chunk);
+      const Rows rows(shape, chunk);
       for (auto row = rows.first_at(begin); row < rows.count(); ++row) {
         const auto at = rows.offset(row), from = std::max(at, begin), until = std::min(at + rows.length(), end);
         if (at >= end) break;
@@ -107,6 +112,8 @@ class BoxReader {
   std::map<Path, std::unique_ptr<FileSystem::Input>> inputs_;
 };
 
+bool is_of_model(const ForeignTensor& tensor) { return family_of(tensor.kind) == std::string_view("model"); }
+
 std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const std::string& prefix) {
   std::vector<ForeignTensor> tensors;
   for (auto tensor : from.tensors) {
@@ -116,7 +123,7 @@ std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const std::stri
     for (auto& name : tensor.also) name.erase(0, prefix.size());
     tensors.push_back(std::move(tensor));
   }
-  if (tensors.empty()) {
+  if (std::ranges::none_of(tensors, is_of_model)) {
     std::string names;
     for (std::size_t i = 0; i < std::min<std::size_t>(from.tensors.size(), 5); ++i) names += " " + from.tensors[i].name;
     throw base::UsageError(
@@ -125,13 +132,31 @@ std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const std::stri
   return tensors;
 }
 
-// As many to a file as have room; larger elements first, which keeps all of them aligned.
+// The groups of optimizers, with the names that tensors have now.
+nlohmann::json renamed(nlohmann::json about, const std::string& prefix) {
+  if (!about.contains("optimizers")) return about;
+  for (auto& optimizer : about["optimizers"]) {
+    for (auto& group : optimizer["groups"]) {
+      auto params = nlohmann::json::array();
+      for (const auto& each : group["params"]) {
+        const auto name = each.get<std::string>();
+        if (name.starts_with(prefix)) params.push_back(name.substr(prefix.size()));
+      }
+      group["params"] = std::move(params);
+    }
+  }
+  return about;
+}
+
+// As many to a file as have room, those of the model first; larger elements first, which keeps all of them aligned.
 std::vector<std::vector<ForeignTensor>> foreign_files(std::vector<ForeignTensor> tensors) {
   std::vector<std::vector<ForeignTensor>> files(1);
   std::uint64_t bytes = 0;
+  std::ranges::stable_partition(tensors, is_of_model);
   for (auto& tensor : tensors) {
     const auto own = static_cast<std::uint64_t>(layout::numel(tensor.shape)) * element_bytes(tensor.dtype);
-    if (!files.back().empty() && bytes + own > kMostFileBytes) {
+    if (!files.back().empty() &&
+        (bytes + own > kMostFileBytes || is_of_model(tensor) != is_of_model(files.back().back()))) {
       files.emplace_back();
       bytes = 0;
     }
@@ -156,9 +181,15 @@ Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::strin
   }
   std::uint64_t bytes = 0, so_far = 0;
   Manifest manifest;
+  manifest.about = renamed(from.about, prefix);
   for (const auto& file : all) {
     for (const auto& each : file) {
-      manifest.tensors.push_back({.name = each.name, .dtype = each.dtype, .shape = each.shape, .also = each.also});
+      manifest.tensors.push_back({.name = each.name,
+                                  .kind = each.kind,
+                                  .state = each.state,
+                                  .dtype = each.dtype,
+                                  .shape = each.shape,
+                                  .also = each.also});
       bytes += bytes_of(manifest.tensors.back());
     }
   }
@@ -168,10 +199,13 @@ Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::strin
   std::size_t number = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
     std::vector<Entry> entries;
-    for (const auto& each : all[i]) entries.push_back({.name = each.name, .dtype = each.dtype, .shape = each.shape});
+    for (std::size_t j = 0; j < all[i].size(); ++j) {
+      const auto& tensor = manifest.tensors[number + j];
+      entries.push_back({.name = entry_name(tensor), .dtype = tensor.dtype, .shape = tensor.shape});
+    }
     const auto header = make_header(entries, {{"format", "pt"}});
     std::ostringstream name;
-    name << "model-" << std::setfill('0') << std::setw(5) << i + 1 << ".safetensors";
+    name << family_of(all[i].front().kind) << '-' << std::setfill('0') << std::setw(5) << i + 1 << ".safetensors";
     CheckedOutput output(files.create(save.folder() / name.str()));
     output.write(std::as_bytes(std::span(header)));
     for (std::size_t j = 0; j < all[i].size(); ++j, ++number) {

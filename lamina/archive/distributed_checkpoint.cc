@@ -115,7 +115,7 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
       if (value.is_object("torch.distributed.checkpoint.metadata.TensorStorageMetadata")) {
         found.tensors.push_back(tensor_of(files, folder, name.text, value, places));
       } else {
-        found.left.push_back(name.text);
+        found.left.push_back({name.text, std::nullopt});
       }
     }
     return found;

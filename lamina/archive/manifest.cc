@@ -379,6 +379,17 @@ std::string describe(const SavedTensor& tensor) {
   return tensor.kind == Kind::kState ? tensor.state + " of " + tensor.name : tensor.name;
 }
 
+std::string entry_name(const SavedTensor& tensor) {
+  if (tensor.kind != Kind::kMaster && tensor.kind != Kind::kState) return tensor.name;
+  return base::str(tensor.name, ".", tensor.kind == Kind::kMaster ? "master" : tensor.state,
+                   tensor.optimizer == 0 ? "" : base::str(".", tensor.optimizer));
+}
+
+const char* family_of(Kind kind) {
+  if (kind == Kind::kContent) return "content";
+  return kind == Kind::kParameter || kind == Kind::kBuffer ? "model" : "optimizer";
+}
+
 std::string write_manifest(const Manifest& manifest, Elements elements) {
   std::string text;
   const auto add_all = [&](const char* name, const auto& all) {

@@ -49,6 +49,10 @@ struct SavedTensor {
 
 // "h.0.weight", "exp_avg of h.0.weight".
 std::string describe(const SavedTensor& tensor);
+// A name of its own for each tensor of a file that holds whole ones.
+std::string entry_name(const SavedTensor& tensor);
+// The beginning of the names of files that hold tensors of a kind: "model", "optimizer" or "content".
+const char* family_of(Kind kind);
 
 // The list of all that a checkpoint is made of. Written last: a folder with one is a whole checkpoint.
 struct Manifest {

@@ -174,10 +174,12 @@ class Pickle::Machine {
     std::ranges::reverse(items);
     append(push(Type::kTuple), items);
   }
-  PickleValue& top_of(Type type, const char* what) {
+  // Adds to the list or the dict at the top. Items of an object, of a class that is like one, are not kept.
+  void add_items(Type type, const char* what, const std::vector<const PickleValue*>& items) {
     auto& value = top();
+    if (value.is(Type::kObject)) return;
     if (!value.is(type)) refuse(what);
-    return value;
+    append(value, items);
   }
 
   bool container(unsigned char opcode) {
@@ -207,23 +209,23 @@ class Pickle::Machine {
         return true;
       case 'a': {
         const auto* item = pop();
-        append(top_of(Type::kList, "an item of no list"), {item});
+        add_items(Type::kList, "an item of no list", {item});
         return true;
       }
       case 'e': {
         const auto items = pop_to_mark();
-        append(top_of(Type::kList, "items of no list"), items);
+        add_items(Type::kList, "items of no list", items);
         return true;
       }
       case 's': {
         const auto *value = pop(), *key = pop();
-        append(top_of(Type::kDict, "an entry of no dict"), {key, value});
+        add_items(Type::kDict, "an entry of no dict", {key, value});
         return true;
       }
       case 'u': {
         const auto items = pop_to_mark();
         if (items.size() % 2 != 0) refuse("a key without a value");
-        append(top_of(Type::kDict, "entries of no dict"), items);
+        add_items(Type::kDict, "entries of no dict", items);
         return true;
       }
       case '0':

@@ -19,11 +19,6 @@ struct Shard {
   layout::Region region;
 };
 
-const char* prefix_of(Kind kind) {
-  if (kind == Kind::kContent) return "content";
-  return kind == Kind::kParameter || kind == Kind::kBuffer ? "model" : "optimizer";
-}
-
 // Elements of a tensor that one writer has; none beyond its end. Nothing is in the first one's.
 std::optional<layout::Region> shard_of(const layout::Shape& shape, std::size_t writer, std::size_t writers) {
   auto region = layout::whole(shape);
@@ -45,7 +40,7 @@ std::vector<std::vector<Shard>> shard_files(const Manifest& manifest, std::strin
     std::uint64_t bytes = kMostFileBytes;  // the next one begins a file
     for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
       const auto& tensor = manifest.tensors[i];
-      if (prefix_of(tensor.kind) != prefix) continue;
+      if (family_of(tensor.kind) != prefix) continue;
       const auto region = shard_of(tensor.shape, writer, writers);
       if (!region) continue;
       const auto own = static_cast<std::uint64_t>(region->size) * element_bytes(tensor.dtype);
@@ -62,13 +57,6 @@ std::vector<std::vector<Shard>> shard_files(const Manifest& manifest, std::strin
                              [&](const Shard& each) { return element_bytes(manifest.tensors[each.tensor].dtype); });
   }
   return files;
-}
-
-// A name of its own for each tensor of a file.
-std::string entry_name(const SavedTensor& tensor) {
-  if (tensor.kind != Kind::kMaster && tensor.kind != Kind::kState) return tensor.name;
-  return base::str(tensor.name, ".", tensor.kind == Kind::kMaster ? "master" : tensor.state,
-                   tensor.optimizer == 0 ? "" : base::str(".", tensor.optimizer));
 }
 
 class Writer {

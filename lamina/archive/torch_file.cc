@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "lamina/archive/pickle.h"
+#include "lamina/archive/plain_values.h"
 #include "lamina/archive/torch_dtype.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -33,7 +34,8 @@ bool in_torch_file(std::string_view global) {
 // One file, or a part of it.
 class TorchFile {
  public:
-  TorchFile(FileSystem& files, const Path& path, const Extent* within) : path_(path), file_(files.open(path)) {
+  TorchFile(FileSystem& files, const Path& path, const Extent* within, Names names)
+      : path_(path), file_(files.open(path)), names_(names) {
     members_ = read_zip(*file_, within != nullptr ? *within : Extent{0, file_->size()});
     for (const auto& [name, extent] : members_) {
       constexpr std::string_view kPickle = "/data.pkl";
@@ -48,7 +50,9 @@ class TorchFile {
 
   ForeignCheckpoint read() {
     const auto bytes = text(members_.at(root_ + "data.pkl"));
-    const Pickle pickle(bytes, in_torch_file);
+    const Pickle pickle(bytes, names_ == Names::kAny ? [](std::string_view) { return true; } : in_torch_file);
+    PlainValues plain(bytes.size());
+    plain_ = &plain;
     add("", pickle.root(), 0);
     return std::move(found_);
   }
@@ -63,13 +67,12 @@ class TorchFile {
   }
 
   void add(const std::string& name, const PickleValue& value, int depth) {
-    if (depth > kMostDepth || ++names_ > kMostNames) throw base::FormatError("it has too many dicts in dicts");
+    if (depth > kMostDepth || ++added_ > kMostNames) throw base::FormatError("it has too many dicts in dicts");
     if (value.is_object("torch._utils._rebuild_parameter")) {
       const auto* data = value.argument(0);
       if (data == nullptr) throw base::FormatError(name + ": a parameter without a tensor");
       add(name, *data, depth + 1);
-    } else if (value.is_object("torch._utils._rebuild_tensor_v2") ||
-               value.is_object("torch._utils._rebuild_tensor_v3")) {
+    } else if (is_tensor(value)) {
       add_tensor(name, value);
     } else if (value.is(Type::kDict) &&
                std::ranges::all_of(keys_of(value), [](const auto* key) { return key->is(Type::kText); })) {
@@ -77,9 +80,16 @@ class TorchFile {
         add(name.empty() ? value.items[i]->text : base::str(name, ".", value.items[i]->text), *value.items[i + 1],
             depth + 1);
       }
+    } else if ((value.is(Type::kList) || value.is(Type::kTuple)) &&
+               std::ranges::any_of(value.items, [](const auto* item) { return is_tensor(*item); })) {
+      for (std::size_t i = 0; i < value.items.size(); ++i) add(base::str(name, ".", i), *value.items[i], depth + 1);
     } else {
-      found_.left.push_back(name);
+      found_.left.push_back({name, plain_->of(value)});
     }
+  }
+
+  static bool is_tensor(const PickleValue& value) {
+    return value.is_object("torch._utils._rebuild_tensor_v2") || value.is_object("torch._utils._rebuild_tensor_v3");
   }
 
   static std::vector<const PickleValue*> keys_of(const PickleValue& dict) {
@@ -128,7 +138,10 @@ class TorchFile {
       found_.tensors[first->second].also.push_back(name);
       return;
     }
-    found_.tensors.push_back({name, *dtype, *shape, {{path_, place, layout::Shape(shape->size(), 0), *shape}}, {}});
+    found_.tensors.push_back({.name = name,
+                              .dtype = *dtype,
+                              .shape = *shape,
+                              .chunks = {{path_, place, layout::Shape(shape->size(), 0), *shape}}});
   }
 
   const Path path_;
@@ -137,14 +150,26 @@ class TorchFile {
   std::string root_;  // "archive/"
   ForeignCheckpoint found_;
   std::map<std::tuple<std::uint64_t, DType, layout::Shape>, std::size_t> by_place_;
-  std::size_t names_ = 0;
+  const Names names_;
+  PlainValues* plain_ = nullptr;
+  std::size_t added_ = 0;
 };
 
 }  // namespace
 
-ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Extent* within) {
+const ForeignTensor* ForeignCheckpoint::find(std::string_view name) const {
+  const auto found = std::ranges::find(tensors, name, &ForeignTensor::name);
+  return found != tensors.end() ? &*found : nullptr;
+}
+
+const nlohmann::json* ForeignCheckpoint::plain(std::string_view name) const {
+  const auto found = std::ranges::find(left, name, &ForeignValue::name);
+  return found != left.end() && found->plain ? &*found->plain : nullptr;
+}
+
+ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Extent* within, Names names) {
   try {
-    return TorchFile(files, path, within).read();
+    return TorchFile(files, path, within, names).read();
   } catch (const base::FormatError& error) {
     throw base::FormatError(base::str(path.string(), ": ", error.what()));
   }

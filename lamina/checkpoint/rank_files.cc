@@ -16,20 +16,6 @@ namespace {
 
 using archive::Kind;
 
-const char* family(const Part& part) {
-  switch (part.tensor.kind) {
-    case Kind::kParameter:
-    case Kind::kBuffer:
-      return "model";
-    case Kind::kMaster:
-    case Kind::kState:
-      return "optimizer";
-    case Kind::kContent:
-      break;
-  }
-  return "content";
-}
-
 std::string number(std::size_t of) {
   auto digits = base::str(of);
   return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
@@ -94,7 +80,7 @@ archive::Manifest write_rank_files(archive::FileSystem& files, const archive::Pa
       bytes = 0;
     };
     for (const auto& part : parts) {
-      if (family(part) != std::string_view(kind)) continue;
+      if (archive::family_of(part.tensor.kind) != std::string_view(kind)) continue;
       if (bytes + size_bytes(part) > kMostFileBytes) end_file();
       file.push_back(&part);
       bytes += size_bytes(part);

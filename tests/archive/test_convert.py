@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lamina checkpoint convert`: checkpoints of torch's own, read without executing what they hold."""
 
+import argparse
+import collections
 import pickle
 import subprocess
 import zipfile
@@ -47,7 +49,7 @@ def test_a_file_of_torch_save_is_converted(convert, converted, tmp_path):
     torch.save({"model": state, "rest": parameters}, tmp_path / "x.pt")
     result = convert(tmp_path / "x.pt")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[1] == "left, since they are no tensors: rest.step rest.name"
+    assert result.stdout.splitlines()[1] == "left: rest.step rest.name"
     found = converted()
     assert found.keys() == {f"model.{name}" for name in state} | {"rest.p", "rest.q.r"}
     for name, tensor in state.items():
@@ -74,11 +76,71 @@ def test_a_distributed_checkpoint_is_converted(convert, converted, tmp_path):
     dcp.save({"model": state, "opt": {"step": 3}}, checkpoint_id=tmp_path / "dcp")
     result = convert(tmp_path / "dcp", "--prefix", "model.")
     assert result.returncode == 0, result.stderr
-    assert "left, since they are no tensors: opt.step" in result.stdout
+    assert "left: opt.step" in result.stdout
     found = converted()
     assert found.keys() == state.keys()
     for name, tensor in state.items():
         assert same(found[name], tensor), name
+
+
+def of_the_original(folder, content, shards=2):
+    """The files of a sharded checkpoint, by the specification, of a module without its parameters' elements."""
+    place = folder / "ten_partial"
+    place.mkdir(parents=True)
+    (folder / "newest").write_text("ten_partial")
+    torch.manual_seed(1)
+    groups = [{"a.w": torch.randn(3, 5), "odd.name/é": torch.randn(7)}, {"b": torch.randn(())}]
+    module = {name: torch.empty(0) for group in groups for name in group} | {"count": torch.tensor(3)}
+    torch.save({"module": module, "rest": 5}, place / "model_0.pt")
+    for rank in range(shards):
+        flat = []
+        for group in groups:
+            parts = []
+            for value in group.values():
+                size = -(-value.numel() // shards)
+                part = value.reshape(-1)[rank * size : (rank + 1) * size]
+                parts.append(torch.nn.functional.pad(part, (0, size - part.numel())))
+            flat.append(torch.cat(parts))
+        torch.save({"partition_count": shards, "fp32_flat_groups": flat}, place / f"optimizer_0_0_{rank}.pt")
+    shapes = [{name: value.shape for name, value in group.items()} for group in groups]
+    content = {"buffer_names": ["count"], "param_shapes": shapes, **content}
+    torch.save(content, place / "user_content.pt")
+    return place, groups[0] | groups[1] | {"count": torch.tensor(3)}
+
+
+def test_parameters_are_cut_out_of_the_flat_groups_of_the_original(convert, converted, tmp_path):
+    content = {"args": argparse.Namespace(lr=1), "table": collections.defaultdict(list, {"a": [1]}), "set": {1, 2}}
+    place, expected = of_the_original(tmp_path / "theirs", content, shards=3)
+    result = convert(tmp_path / "theirs")
+    assert result.returncode == 0, result.stderr
+    found = converted()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert same(found[name], value), name
+    (place / "optimizer_0_0_1.pt").unlink()
+    result = convert(place, "--tag", "other")
+    assert result.returncode == 2 and "it has 2 of 3 files optimizer_*.pt" in result.stderr
+
+
+def test_content_that_is_no_data_is_left_and_shapes_that_do_not_fit_are_refused(convert, tmp_path):
+    place, _ = of_the_original(tmp_path / "theirs", {"param_shapes": [{"a.w": torch.Size([300, 5])}, {}]})
+    result = convert(place)
+    assert result.returncode == 2 and "has not the elements that param_shapes says" in result.stderr
+    (place / "user_content.pt").write_bytes(b"PK\3\4 nothing")
+    result = convert(place)
+    assert result.returncode == 0, result.stderr
+    assert "user_content (" in result.stdout and "no param_shapes say" in result.stdout
+
+
+def test_slices_and_folders_of_others_are_refused_with_what_to_do(convert, tmp_path):
+    place = tmp_path / "t_partial"
+    place.mkdir()
+    result = convert(place)
+    assert result.returncode == 2 and "neither .metadata" in result.stderr
+    for slice_ in range(2):
+        torch.save({"w": torch.ones(2)}, place / f"model_0_{slice_}.pt")
+    result = convert(place)
+    assert result.returncode == 2 and "tensor parallelism" in result.stderr
 
 
 class Hostile:

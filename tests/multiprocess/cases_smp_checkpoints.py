@@ -6,11 +6,13 @@ import math
 import os
 import pathlib
 import re
+import subprocess
 from collections import OrderedDict
 
 import pytest
 import torch
-from multiprocess.cases_checkpoints import Job, Net, adamw, folder, fused, lamb, require_same, sgd
+from launch.launcher_harness import command
+from multiprocess.cases_checkpoints import ROWS, Job, Net, adamw, folder, fused, lamb, require_same, sgd
 from multiprocess.trainer_calls import require_resumed
 
 import lamina
@@ -274,6 +276,134 @@ def case_the_two_forms_are_told_apart():
         assert {file.suffix for file in (path / "ours_partial").iterdir()} == {".json", ".safetensors"}
         assert {file.suffix for file in (path / "named_partial").iterdir()} == {".json", ".pt"}
         lamina.shutdown()
+
+
+def as_the_original_writes(place, placeholders=False):
+    """Makes files of ours what the specification says of the original's: without a manifest and marks of ours, where
+    parameters are sharded with placeholders for them in the model's file."""
+    lamina.barrier()
+    if lamina.rank() == 0:
+        (place / "manifest.json").unlink()
+        for file in place.glob("*.pt"):
+            held = torch.load(file, weights_only=False)
+            for mark in [key for key in held or () if str(key).startswith("_")]:
+                del held[mark]
+            getattr(held, "_metadata", {}).pop("_lamina_saved_by", None)
+            if placeholders and "module" in (held or ()):
+                of_parameters = [name for name, value in held["module"].items() if value.is_floating_point()]
+                held["module"] |= {name: torch.empty(0) for name in of_parameters if "1.first.bias" not in name}
+            torch.save(held, file)
+    lamina.barrier()
+
+
+def require_foreign(layout, placeholders=False, **keys):
+    """Files without a manifest are resumed in their layout, and refused with what to do in another one."""
+    with folder() as path:
+        job = Job(layout, **SEEDED, **keys)
+        job.train(2)
+        smp.save_checkpoint(path, "t", user_content={"a": Arguments(3)})
+        expected = copy.deepcopy(job.states())
+        as_the_original_writes(path / "t_partial", placeholders)
+        for tag in (None, "t"):
+            job.train(1)
+            assert smp.resume_from_checkpoint(path, tag)["a"] == Arguments(3)
+            require_same(job.model.state_dict(), expected[0])
+            found = job.optimizer.state_dict()
+            require_same([found["state"], found.get("masters")], [expected[1]["state"], expected[1].get("masters")])
+        lamina.shutdown()
+
+        job = Job(layout, **SEEDED, **keys)
+        assert smp.resume_from_checkpoint(path)["a"] == Arguments(3)
+        job.steps = 2
+        job.train(1)
+        job.model.state_dict()
+        lamina.shutdown()
+
+        job = Job("dp4" if layout != "dp4" else "pp4", **SEEDED, **keys)
+        with pytest.raises(lamina.UsageError, match=r"this job's ranks would have .*lamina checkpoint convert"):
+            smp.resume_from_checkpoint(path)
+        lamina.shutdown()
+
+
+def case_files_of_the_original_are_resumed_in_their_layout():
+    require_foreign("pp4", bf16=True)
+    require_foreign("dp4 shared states")
+    require_foreign("sharded 4", placeholders=True)
+    require_foreign("sharded 4", placeholders=True, bf16=True)
+
+
+def case_a_damaged_file_of_the_original_is_named():
+    with folder() as path:
+        job = Job("pp2 dp2")
+        job.train(1)
+        smp.save_checkpoint(path, "t")
+        as_the_original_writes(path / "t_partial")
+        file = path / "t_partial" / "optimizer_1.pt"
+        if lamina.rank() == 0:
+            damaged = bytearray(file.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            file.write_bytes(damaged)
+        lamina.barrier()
+        before = copy.deepcopy(job.states())
+        with pytest.raises(lamina.FormatError, match=r"optimizer_1\.pt.*checksum"):
+            smp.resume_from_checkpoint(path)
+        require_same(job.states(), before)
+        lamina.shutdown()
+
+
+def convert(path, out):
+    """Runs the command on rank 0; all ranks hear what it said."""
+    said = ""
+    if lamina.rank() == 0:
+        words = [command(), "checkpoint", "convert", str(path), str(out)]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        said = result.stdout if result.returncode == 0 else result.stderr
+    return lamina.allgather(said, lamina.WORLD)[0]
+
+
+def require_converted(first, second, make=adamw, placeholders=False, **keys):
+    """A checkpoint that the command makes of the files loads in any layout, with the optimizer."""
+    with folder() as path:
+        job = Job(first, make, **keys)
+        job.train(2)
+        smp.save_checkpoint(path, "t", user_content={"a": Arguments(3)})
+        expected = copy.deepcopy(job.states())
+        as_the_original_writes(path / "t_partial", placeholders)
+        for number, source in enumerate((path, path / "t_partial")):
+            said = convert(source, path / f"out{number}")
+            left = " head.weight" if placeholders else ""  # which is tied
+            assert f"left: user_content{left}\n" in said, said
+        lamina.shutdown()
+        job = Job(second, make, **keys)
+        assert smp.resume_from_checkpoint(path / "out1") is None
+        job.optimizer.zero_grad()
+        evaluated(job)
+        found = job.states()
+        require_same(found[0], expected[0])
+        require_same(found[1]["state"], expected[1]["state"])
+        require_same(found[1].get("masters"), expected[1].get("masters"))
+        require_same(
+            [group["lr"] for group in found[1]["param_groups"]], [g["lr"] for g in expected[1]["param_groups"]]
+        )
+        lamina.shutdown()
+
+
+def evaluated(job):
+    """Has the model partitioned without a change."""
+    batch = torch.zeros(ROWS // lamina.dp_size(), 5, dtype=torch.int64)
+    evaluate(job.model, batch)
+
+
+@lamina.step
+def evaluate(model, x):
+    return model(x).sum()
+
+
+def case_converted_files_of_the_original_load_in_any_layout():
+    require_converted("pp4", "dp4", bf16=True)
+    require_converted("dp4 shared states", "pp2 dp2", sgd)
+    require_converted("sharded 2, two copies", "pp4", lamb, bf16=True)
+    require_converted("sharded 4", "pp2 dp2", fused, placeholders=True)
 
 
 def case_damage_is_found_before_a_pickle_is_read():

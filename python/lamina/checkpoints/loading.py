@@ -89,10 +89,13 @@ def resume_from_checkpoint(
         place = os.path.join(path, tag) if tag else os.fspath(path)
         if file := everywhere(job, lambda: torch_file(place), gathered=True)[0]:
             return smp_loading.load_full(job, file, strict, translate_function, verify)
+    what = (strict, load_optimizer, load_sharded_optimizer_state)
+    foreign = lambda: smp_loading.foreign_folder(os.fspath(path), tag) if partial else None  # noqa: E731
+    if found := everywhere(job, foreign, gathered=True)[0]:
+        return smp_loading.load_partial(job, smp_loading.PartialFolder(found, None, verify), *what)
     reader, folder = _open(job, os.fspath(path), tag, verify, partial)
     if partial and smp_loading.is_partial(reader):
-        what = (strict, load_optimizer, load_sharded_optimizer_state)
-        return smp_loading.load_partial(job, reader, folder, *what, verify)
+        return smp_loading.load_partial(job, smp_loading.of_reader(reader, folder, verify), *what)
     if not load_sharded_optimizer_state and job.session.group_size("shard") > 1:
         load_optimizer = False
     content = everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/archive/plain_values.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lamina/archive/torch_dtype.h"
+#include "lamina/base/error.h"
+
+namespace lamina::archive {
+namespace {
+
+using nlohmann::json;
+using Type = PickleValue::Type;
+
+constexpr int kMostDepth = 32;
+
+[[noreturn]] void refuse() { throw base::FormatError("a value that is not plain"); }
+
+std::vector<const PickleValue*> keys_of(const PickleValue& dict) {
+  std::vector<const PickleValue*> keys;
+  for (std::size_t i = 0; i < dict.items.size(); i += 2) keys.push_back(dict.items[i]);
+  return keys;
+}
+
+}  // namespace
+
+std::optional<json> PlainValues::of(const PickleValue& value) {
+  try {
+    auto written = write(value, 0);
+    written.dump();  // throws for what is no UTF-8
+    return written;
+  } catch (const base::FormatError&) {
+    return std::nullopt;
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+json PlainValues::write(const PickleValue& value, int depth) {
+  constexpr std::uint64_t kValue = 64;
+  budget_.take(kValue + value.text.size());
+  if (depth > kMostDepth) refuse();
+  const auto list = [&](const PickleValue& of) {
+    auto items = json::array();
+    for (const auto* item : of.items) items.push_back(write(*item, depth + 1));
+    return items;
+  };
+  switch (value.type) {
+    case Type::kNone:
+      return nullptr;
+    case Type::kBool:
+      return value.integer != 0;
+    case Type::kInteger:
+      return value.integer;
+    case Type::kFloat:
+      if (std::isfinite(value.real)) return value.real;
+      return {{"float", std::isnan(value.real) ? "nan" : value.real > 0 ? "inf" : "-inf"}};
+    case Type::kText:
+      return value.text;
+    case Type::kList:
+      return list(value);
+    case Type::kTuple:
+      return {{"tuple", list(value)}};
+    case Type::kObject:
+      if (const auto shape = shape_of(value)) return {{"tuple", *shape}};
+      refuse();
+    case Type::kDict: {
+      const auto keys = keys_of(value);
+      const bool is_object = keys.size() != 1 &&
+                             std::ranges::all_of(keys, [](const auto* key) { return key->is(Type::kText); }) &&
+                             std::ranges::is_sorted(keys, {}, [](const auto* key) { return key->text; });
+      auto object = json::object(), pairs = json::array();
+      for (std::size_t i = 0; i < value.items.size(); i += 2) {
+        auto written = write(*value.items[i + 1], depth + 1);
+        if (is_object) {
+          object[value.items[i]->text] = std::move(written);
+        } else {
+          pairs.push_back(json::array({write(*value.items[i], depth + 1), std::move(written)}));
+        }
+      }
+      return is_object ? object : json{{"dict", std::move(pairs)}};
+    }
+    default:
+      refuse();
+  }
+}
+
+}  // namespace lamina::archive

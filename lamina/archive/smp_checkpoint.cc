@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+// Partial checkpoints of smdistributed.modelparallel. What their files hold stands in docs/checkpoints.md.
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/torch_file.h"
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::archive {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kFileSuffix = ".pt";
+constexpr std::string_view kMarks[] = {"_smp_is_partial", "_lamina_saved_by", "_lamina_parts", "_lamina_seeded_steps"};
+
+bool is_mark(std::string_view name) {
+  return std::ranges::any_of(kMarks, [&](auto mark) { return name == mark || name.starts_with(base::str(mark, ".")); });
+}
+
+// A file of a rank: "optimizer_0_0_1.pt" has the numbers 0, 0, 1.
+struct RankFile {
+  std::vector<int> numbers;
+  std::string name;
+  auto operator<=>(const RankFile&) const = default;
+};
+
+std::optional<RankFile> rank_file(const std::string& name, std::string_view prefix) {
+  if (!name.starts_with(prefix) || !name.ends_with(kFileSuffix)) return std::nullopt;
+  RankFile file{.name = name};
+  const auto* at = name.data() + prefix.size();
+  const auto* const end = name.data() + name.size() - kFileSuffix.size();
+  while (at <= end) {
+    int number = 0;
+    const auto [next, error] = std::from_chars(at, end, number);
+    if (error != std::errc() || number < 0 || (next != end && *next != '_')) return std::nullopt;
+    file.numbers.push_back(number);
+    at = next + 1;
+  }
+  return file;
+}
+
+std::vector<RankFile> rank_files(FileSystem& files, const Path& folder, std::string_view prefix) {
+  std::vector<RankFile> found;
+  for (const auto& entry : files.list(folder)) {
+    if (auto file = rank_file(entry.name, prefix)) found.push_back(*std::move(file));
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+// A dict as pairs, in its order.
+std::vector<std::pair<std::string, json>> pairs_of(const json& dict) {
+  std::vector<std::pair<std::string, json>> pairs;
+  const auto refuse = [] { throw base::FormatError("a dict with keys that are no names"); };
+  if (!dict.is_object()) refuse();
+  if (dict.size() != 1 || !dict.contains("dict")) {
+    for (const auto& [key, value] : dict.items()) pairs.emplace_back(key, value);
+    return pairs;
+  }
+  for (const auto& pair : dict["dict"]) {
+    if (!pair.at(0).is_string()) refuse();
+    pairs.emplace_back(pair.at(0).get<std::string>(), pair.at(1));
+  }
+  return pairs;
+}
+
+json as_object(const json& dict) {
+  auto object = json::object();
+  for (auto& [key, value] : pairs_of(dict)) object[key] = std::move(value);
+  return object;
+}
+
+// Parts of one tensor that ranks have of it in one dimension, one behind the other; the last ones may be padded.
+ForeignTensor joined(const std::vector<ForeignTensor>& parts, const layout::Shape& shape) {
+  auto whole = parts.front();
+  const auto count = layout::numel(shape);
+  whole.shape = shape;
+  whole.is_flat = true;
+  whole.chunks.clear();
+  std::int64_t at = 0;
+  for (const auto& part : parts) {
+    const auto size = std::min(part.shape.at(0), count - at);
+    if (size <= 0) break;
+    whole.chunks.push_back({part.chunks.at(0).path, part.chunks.at(0).begin, {at}, {size}});
+    at += size;
+  }
+  return whole;
+}
+
+// A tensor of a number, as checkpoints have states that are none: see python/lamina/checkpoints/states.py.
+std::optional<ForeignTensor> number_tensor(const json& value) {
+  ForeignTensor tensor;
+  const auto put = [&](layout::DType dtype, const auto& number) {
+    tensor.dtype = dtype;
+    const auto bytes = std::as_bytes(std::span(&number, 1));
+    tensor.value.assign(bytes.begin(), bytes.end());
+  };
+  if (value.is_boolean()) {
+    put(layout::DType::kBool, static_cast<std::uint8_t>(value.get<bool>() ? 1 : 0));
+  } else if (value.is_number_integer()) {
+    put(layout::DType::kInt64, value.get<std::int64_t>());
+  } else if (value.is_number_float()) {
+    put(layout::DType::kFloat64, value.get<double>());
+  } else if (value.is_null()) {
+    tensor.shape = {0};
+  } else {
+    return std::nullopt;
+  }
+  return tensor;
+}
+
+class SmpFolder {
+ public:
+  SmpFolder(FileSystem& files, const Path& folder) : files_(files), folder_(folder) {}
+
+  ForeignCheckpoint read() {
+    read_model();
+    read_content();
+    name_buffers();
+    for (const auto& file : rank_files(files_, folder_, "optimizer_")) read_optimizer(file);
+    for (const auto& file : rank_files(files_, folder_, "fp16_states_")) read_precision(file);
+    cut_flat_groups();
+    add_states();
+    add_groups();
+    return std::move(found_);
+  }
+
+ private:
+  // The user's, of any classes: one that cannot be read as data is left, with what it says of flat groups.
+  void read_content() {
+    constexpr auto kName = "user_content.pt";
+    if (!has(kName)) return;
+    std::string why;
+    try {
+      content_ = read_torch_file(files_, folder_ / kName, nullptr, Names::kAny);
+    } catch (const base::FormatError& error) {
+      why = base::str(" (", error.what(), ")");
+    }
+    found_.left.push_back({"user_content" + why, std::nullopt});
+  }
+
+  bool has(const std::string& name) {
+    return std::ranges::any_of(files_.list(folder_), [&](const auto& entry) {
+      return entry.name == name && files_.open(folder_ / name)->size() > 0;
+    });
+  }
+
+  void read_model() {
+    constexpr std::string_view kModule = "module.";
+    for (const auto& file : rank_files(files_, folder_, "model_")) {
+      if (file.numbers.size() > 1 && file.numbers.back() > 0) {
+        throw base::UsageError(base::str((folder_ / file.name).string(),
+                                         ": it has slices of tensors (tensor parallelism), which are not put together "
+                                         "here: convert what was saved with partial=False"));
+      }
+      auto model = read_torch_file(files_, folder_ / file.name);
+      const bool is_state_dict =
+          model.plain(kMarks[0]) != nullptr ||
+          !std::ranges::all_of(model.tensors, [&](const auto& each) { return each.name.starts_with(kModule); });
+      const auto own_name = [&](std::string name) { return is_state_dict ? name : name.substr(kModule.size()); };
+      for (auto& tensor : model.tensors) {
+        tensor.name = own_name(tensor.name);
+        for (auto& name : tensor.also) name = own_name(name);
+        std::erase_if(tensor.also, [&](const auto& name) { return !names_.insert(name).second; });
+        if (names_.insert(tensor.name).second) found_.tensors.push_back(std::move(tensor));
+      }
+      for (auto& value : model.left) {
+        if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
+        if (!is_mark(value.name)) found_.left.push_back(std::move(value));
+      }
+    }
+  }
+
+  void name_buffers() {
+    const auto* names = content_.plain("buffer_names");
+    if (names == nullptr || !names->is_array()) return;
+    for (auto& tensor : found_.tensors) {
+      if (std::ranges::find(*names, json(tensor.name)) != names->end()) tensor.kind = Kind::kBuffer;
+    }
+  }
+
+  // "state.h.0.weight.exp_avg" is the state exp_avg of h.0.weight: the longest name of a parameter counts.
+  std::optional<std::pair<std::string, std::string>> state_name(const std::string& name) const {
+    constexpr std::string_view kState = "state.";
+    if (!name.starts_with(kState)) return std::nullopt;
+    for (auto dot = name.rfind('.'); dot > kState.size(); dot = name.rfind('.', dot - 1)) {
+      const auto parameter = name.substr(kState.size(), dot - kState.size());
+      if (names_.contains(parameter)) return std::pair(parameter, name.substr(dot + 1));
+    }
+    return std::nullopt;
+  }
+
+  void read_optimizer(const RankFile& file) {
+    auto optimizer = read_torch_file(files_, folder_ / file.name);
+    ++optimizer_files_;
+    for (auto& tensor : optimizer.tensors) {
+      constexpr std::string_view kFlat = "fp32_flat_groups.";
+      if (auto of = state_name(tensor.name)) {
+        tensor.kind = Kind::kState;
+        std::tie(tensor.name, tensor.state) = *of;
+        parts_[{tensor.name, tensor.state}].push_back(std::move(tensor));
+      } else if (tensor.name.starts_with(kFlat)) {
+        flat_[tensor.name.substr(kFlat.size())].push_back(std::move(tensor));
+      } else {
+        found_.left.push_back({base::str(file.name, ": ", tensor.name), std::nullopt});
+      }
+    }
+    for (auto& value : optimizer.left) read_value(file, value);
+  }
+
+  void read_value(const RankFile& file, ForeignValue& value) {
+    if (value.name == "param_groups" && value.plain && take_groups(*value.plain)) return;
+    if (value.name == "partition_count" && value.plain && value.plain->is_number_integer()) {
+      partition_count_ = value.plain->get<std::int64_t>();
+      return;
+    }
+    if (const auto of = state_name(value.name); of && value.plain) {
+      if (auto tensor = number_tensor(*value.plain)) {
+        tensor->kind = Kind::kState;
+        std::tie(tensor->name, tensor->state) = std::pair(of->first, of->second + "#");
+        parts_[{tensor->name, tensor->state}].push_back(*std::move(tensor));
+        return;
+      }
+    }
+    // Empty groups of flat tensors, and dicts without entries, say nothing.
+    if (is_mark(value.name) || value.name == "fp32_flat_groups" || value.name == "state") return;
+    found_.left.push_back({base::str(file.name, ": ", value.name), std::nullopt});
+  }
+
+  // The options of groups whose parameters go by name; partitions have groups of their own parameters.
+  bool take_groups(const json& groups) {
+    auto taken = json::array();
+    for (const auto& group : groups) {
+      taken.push_back(as_object(group));
+      const auto params = taken.back().find("params");
+      if (params == taken.back().end() || !params->is_array()) return false;
+      if (!std::ranges::all_of(*params, [&](const auto& name) { return name.is_string(); })) return false;
+    }
+    if (groups_.is_null()) {
+      groups_ = std::move(taken);
+      return true;
+    }
+    if (groups_.size() != taken.size()) throw base::FormatError("its optimizer's files have not as many groups each");
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+      auto& params = groups_[i]["params"];
+      for (auto& name : taken[i]["params"]) {
+        if (std::ranges::find(params, name) == params.end()) params.push_back(std::move(name));
+      }
+    }
+    return true;
+  }
+
+  void read_precision(const RankFile& file) {
+    constexpr std::string_view kMasters = "masters.", kScale = "loss_scale";
+    auto precision = read_torch_file(files_, folder_ / file.name);
+    for (auto& tensor : precision.tensors) {
+      if (tensor.name.starts_with(kMasters) && names_.contains(tensor.name.substr(kMasters.size()))) {
+        tensor.kind = Kind::kMaster;
+        tensor.name.erase(0, kMasters.size());
+        parts_[{tensor.name, ""}].push_back(std::move(tensor));
+      } else {
+        found_.left.push_back({base::str(file.name, ": ", tensor.name), std::nullopt});
+      }
+    }
+    for (const auto& value : precision.left) {
+      if (value.name.starts_with(base::str(kScale, ".")) && value.plain) {
+        found_.about[std::string(kScale)][value.name.substr(kScale.size() + 1)] = *value.plain;
+      } else {
+        found_.left.push_back({base::str(file.name, ": ", value.name), std::nullopt});
+      }
+    }
+  }
+
+  // Each parameter's elements in float32: its shards of ceil(n / d) elements lie one behind the other in the flat
+  // tensor of its group, of which each of d files has a part. They are its master, or where the model's file has not
+  // all of a parameter the parameter itself.
+  void cut_flat_groups() {
+    const auto* shapes = content_.plain("param_shapes");
+    if (flat_.empty()) return;
+    if (shapes == nullptr) {
+      found_.left.push_back({"fp32_flat_groups, since no param_shapes say what they hold", std::nullopt});
+      return;
+    }
+    if (partition_count_ != optimizer_files_) {
+      throw base::FormatError(base::str(folder_.string(), ": it has ", optimizer_files_, " of ", partition_count_,
+                                        " files optimizer_*.pt"));
+    }
+    const auto refuse = [&](const auto& group) {
+      throw base::FormatError(base::str(folder_.string(), ": group ", group,
+                                        " of fp32_flat_groups has not the elements that param_shapes says"));
+    };
+    auto named = json::array();
+    for (std::size_t group = 0; group < shapes->size(); ++group) {
+      const auto flat = flat_.find(base::str(group));
+      auto params = json::array();
+      std::int64_t at = 0;
+      for (const auto& [name, size] : pairs_of(shapes->at(group))) {
+        if (flat == flat_.end() || std::ssize(flat->second) != partition_count_) refuse(group);
+        const auto shape = size.at("tuple").template get<layout::Shape>();
+        const auto count = layout::numel(shape), each = (count + partition_count_ - 1) / partition_count_;
+        std::vector<ForeignTensor> parts = flat->second;
+        for (auto& part : parts) {
+          if (part.shape.size() != 1 || at > part.shape[0] - each) refuse(group);
+          part.chunks.at(0).begin += static_cast<std::uint64_t>(at) * element_bytes(part.dtype);
+          part.shape = {each};
+        }
+        at += each;
+        add_flat(name, joined(parts, shape));
+        params.push_back(name);
+      }
+      named.push_back({{"params", std::move(params)}});
+    }
+    if (groups_.is_null()) groups_ = std::move(named);
+    leave_placeholders(*shapes);
+  }
+
+  // The model's file has something without elements for parameters that are sharded. Those that are in no group are
+  // tied ones, or frozen.
+  void leave_placeholders(const json& shapes) {
+    std::set<std::string> cut;
+    for (const auto& group : shapes) {
+      for (const auto& [name, _] : pairs_of(group)) cut.insert(name);
+    }
+    std::erase_if(found_.tensors, [&](const auto& tensor) {
+      const bool left =
+          tensor.kind == Kind::kParameter && tensor.shape == layout::Shape{0} && !cut.contains(tensor.name);
+      if (left) found_.left.push_back({tensor.name, std::nullopt});
+      if (left) names_.erase(tensor.name);
+      return left;
+    });
+  }
+
+  void add_flat(const std::string& name, ForeignTensor tensor) {
+    tensor.name = name;
+    const auto here = std::ranges::find_if(found_.tensors, [&](const auto& each) {
+      return each.name == name || std::ranges::find(each.also, name) != each.also.end();
+    });
+    if (here == found_.tensors.end()) {
+      names_.insert(name);
+      found_.tensors.push_back(std::move(tensor));
+    } else if (here->shape != tensor.shape) {
+      tensor.name = here->name;
+      tensor.also = std::move(here->also);
+      *here = std::move(tensor);
+    } else if (here->dtype != tensor.dtype && !parts_.contains({here->name, ""})) {
+      tensor.kind = Kind::kMaster;
+      tensor.name = here->name;
+      parts_[{tensor.name, ""}].push_back(std::move(tensor));
+    }
+  }
+
+  // States and masters, of which ranks may have parts.
+  void add_states() {
+    for (auto& [name, parts] : parts_) {
+      const auto* parameter = found_.find(name.first);
+      if (parameter == nullptr) {  // it goes by another name of the same tensor
+        const auto owner = std::ranges::find_if(found_.tensors, [&](const auto& each) {
+          return std::ranges::find(each.also, name.first) != each.also.end();
+        });
+        if (owner != found_.tensors.end()) parameter = &*owner;
+      }
+      base::internal_check(parameter != nullptr, "a state of a parameter that is not there");
+      const auto shape = parameter->shape;
+      std::int64_t all = 0;
+      for (const auto& part : parts) all += part.shape.size() == 1 ? part.shape[0] : 0;
+      const auto count = layout::numel(shape);
+      const bool in_parts = parts.front().shape != shape && parts.size() > 1 &&
+                            std::ranges::all_of(parts, [](const auto& part) { return part.shape.size() == 1; }) &&
+                            all >= count && all - count < std::ssize(parts);
+      auto tensor = in_parts ? joined(parts, shape) : std::move(parts.front());
+      tensor.name = parameter->name;
+      found_.tensors.push_back(std::move(tensor));
+    }
+  }
+
+  void add_groups() {
+    if (groups_.is_null()) return;
+    found_.about["optimizers"] = json::array({{{"groups", groups_}, {"rest", json::object()}}});
+  }
+
+  FileSystem& files_;
+  const Path folder_;
+  ForeignCheckpoint found_, content_;
+  std::set<std::string> names_;                                                      // of the model's tensors
+  std::map<std::pair<std::string, std::string>, std::vector<ForeignTensor>> parts_;  // by parameter and state
+  std::map<std::string, std::vector<ForeignTensor>> flat_;                           // by the group's number
+  std::int64_t partition_count_ = 0, optimizer_files_ = 0;
+  json groups_;
+};
+
+}  // namespace
+
+bool is_smp_checkpoint(FileSystem& files, const Path& folder) { return !rank_files(files, folder, "model_").empty(); }
+
+ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder) {
+  try {
+    return SmpFolder(files, folder).read();
+  } catch (const json::exception&) {
+    throw base::FormatError(base::str(folder.string(), ": param_shapes or param_groups are none"));
+  }
+}
+
+}  // namespace lamina::archive
