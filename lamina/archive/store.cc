@@ -115,7 +115,7 @@ void Save::commit(Manifest manifest) {
   }
   store_ = nullptr;  // from here on that folder is not to be removed: it may hold what a power cut would bring back
   files.sync_folder(root);
-  replace(files, root / kNewest, name_ + "\n", beside(place, kNaming));
+  replace(files, root / kNewest, name_, beside(place, kNaming));
   if (replaces) files.remove(rest);
 }
 

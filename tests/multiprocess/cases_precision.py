@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lamina
+from lamina.model import shards
 
 ROWS = 8  # of the whole batch
 BATCH = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(7))
@@ -166,7 +167,7 @@ def plant(model, where):
     """Puts an infinity into one gradient of this rank."""
     parameter = next(iter(model.local_parameters()), None)
     if parameter is not None and lamina.rank() == where:
-        holder = getattr(parameter, "ds_tensor", parameter)
+        holder = shards.holder(parameter)
         holder.grad.reshape(-1)[0] = math.inf
 
 
@@ -262,7 +263,17 @@ def case_training_goes_on_from_a_state_as_if_it_had_not_stopped():
 
 
 def case_what_scripts_read_of_the_optimizer():
-    start("sharded 4", fp16=True)
+    require_readable(sdp_param_persistence_threshold=0)
+
+
+def case_what_scripts_read_of_parameters_that_stay_whole():
+    """Those below sdp_param_persistence_threshold have shards as others have, which are parts of their memory."""
+    require_readable(sdp_param_persistence_threshold=10)
+    require_readable(sdp_param_persistence_threshold=10**6)
+
+
+def require_readable(**keys):
+    start("sharded 4", fp16=True, **keys)
     model = lamina.DistributedModel(network())
     sizes = [parameter.ds_tensor.ds_numel for parameter in model.parameters()]
     optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
@@ -277,7 +288,16 @@ def case_what_scripts_read_of_the_optimizer():
     train(model, share())
     optimizer.step()
     assert optimizer._global_grad_norm > 0
+    if all(shards.holder(parameter) is not parameter for parameter in model.parameters()):
+        assert torch.equal(flat, optimizer.fp32_partitioned_groups_flat[0])  # the masters' own memory
+    flat = optimizer.fp32_partitioned_groups_flat[0]
     assert torch.equal(flat.half(), torch.cat([parameter.ds_tensor for parameter in model.parameters()]))
+    for parameter, size in zip(model.parameters(), sizes, strict=True):
+        assert size == parameter.ds_tensor.numel() == math.ceil(parameter.ds_numel / 4)
+        if shards.holder(parameter) is parameter:
+            padded = nn.functional.pad(parameter.detach().flatten(), (0, 4 * size - parameter.numel()))
+            assert torch.equal(parameter.ds_tensor, padded.split(size)[lamina.rank()])
+    lamina.shutdown()
 
 
 def case_a_loss_that_was_not_scaled_is_an_error():
@@ -403,17 +423,17 @@ def case_the_same_gradients_give_the_bits_of_one_device_in_every_layout():
             lamina.shutdown()
 
 
-def give(model, name, gradient, shards):
+def give(model, name, gradient, count):
     """Has a parameter, or this rank's shard of it, that gradient."""
     parameter = dict(model.local_named_parameters()).get(name)
     if parameter is None:
         return
-    if not hasattr(parameter, "ds_tensor"):
+    if shards.holder(parameter) is parameter:
         parameter.grad = gradient.clone()
         return
     size = parameter.ds_tensor.numel()
-    padded = nn.functional.pad(gradient.flatten(), (0, shards * size - gradient.numel()))
-    parameter.ds_tensor.grad = padded.split(size)[lamina.dp_rank() % shards].clone()
+    padded = nn.functional.pad(gradient.flatten(), (0, count * size - gradient.numel()))
+    parameter.ds_tensor.grad = padded.split(size)[lamina.dp_rank() % count].clone()
 
 
 def case_states_of_parts_go_on_in_any_layout():

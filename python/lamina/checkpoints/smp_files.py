@@ -79,15 +79,10 @@ def apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return rest, {key: state[key] for key in _PRECISION if key in state}
 
 
-def flat_groups(optimizer: OptimizerState, session: _lamina.Session) -> list[torch.Tensor]:
+def flat_groups(optimizer: OptimizerState) -> list[torch.Tensor]:
     """Per group a tensor of one dimension, float32: of each parameter in the order of `fp16_groups` this rank's
     ceil(n / shards) elements, the last of which are 0 where there are no more."""
-    count, rank = shards_of(session), session.group_rank("shard")
-    flat = []
-    for group in optimizer.optimizer.param_groups:
-        parts = [_part(optimizer, place, count, rank) for place in group["params"]]
-        flat.append(torch.cat(parts) if parts else torch.zeros(0))
-    return flat
+    return [flat.float() for flat in optimizer.optimizer.fp32_partitioned_groups_flat]
 
 
 def described(job: current.Job, optimizer: OptimizerState | None) -> dict[str, Any]:
@@ -150,12 +145,3 @@ def _partition(session: _lamina.Session) -> str:
     if session.group_size("tp") > 1:
         return f"{session.group_rank('pp')}_{session.group_rank('tp')}"
     return str(session.group_rank("mp"))
-
-
-def _part(optimizer: OptimizerState, place: torch.Tensor, count: int, rank: int) -> torch.Tensor:
-    own = place.detach().reshape(-1).float()
-    if optimizer.steps.is_part(place):
-        return own
-    size = math.ceil(own.numel() / count)
-    part = own[rank * size : (rank + 1) * size]
-    return torch.nn.functional.pad(part, (0, size - part.numel()))

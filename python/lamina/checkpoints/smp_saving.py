@@ -90,7 +90,7 @@ def _states(job: current.Job, optimizer: OptimizerState | None) -> dict[str, Any
         return files
     state, precision = smp_files.apart(optimizer.local_state_dict(gather_if_shard=False))
     if sharded:
-        merging = (smp_files.shards_of(session), smp_files.flat_groups(optimizer, session))
+        merging = (smp_files.shards_of(session), smp_files.flat_groups(optimizer))
         state |= dict(zip(smp_files.FOR_MERGING, merging, strict=True))
     name, precision_name = smp_files.optimizer_files(session)
     files[name] = state

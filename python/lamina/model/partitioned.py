@@ -166,8 +166,9 @@ def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) ->
             delayed.forget(tensor)
 
     model.sharding = session.give_values(table, tree.names, make, _PORTION_BYTES)
-    if model.sharding is not None:
-        shards.name(model.sharding)
+    if session.group_size("shard") > 1:
+        own = [tensor for _, tensor, owner in model.tensors() if owner == model.partition]
+        shards.name(model.sharding, [each for each in own if isinstance(each, nn.Parameter)], session)
     return model
 
 

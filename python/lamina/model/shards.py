@@ -12,13 +12,24 @@ from lamina.errors import UsageError
 from lamina.job import current
 
 
-def name(sharding: _lamina.Sharding) -> None:
-    """Gives the parameters, which stay the same objects, attributes: `ds_tensor`, this rank's shard, a tensor of one
-    dimension, with its size as `ds_tensor.ds_numel`; `ds_shape` and `ds_numel`, of the whole."""
-    for number, (_, parameter) in enumerate(sharding.parameters):
-        own = sharding.shard(number)
-        own.ds_numel = own.numel()
-        parameter.ds_tensor, parameter.ds_shape, parameter.ds_numel = own, parameter.shape, parameter.numel()
+def name(sharding: _lamina.Sharding | None, own: Iterable[torch.Tensor], session: _lamina.Session) -> None:
+    """Gives the parameters in `own`, which stay the same objects, attributes: `ds_tensor`, this rank's shard, a tensor
+    of one dimension, with its size as `ds_tensor.ds_numel`; `ds_shape` and `ds_numel`, of the whole. Of one that stays
+    whole here the shard is a part of its memory."""
+    for parameter in own:
+        number = number_of(sharding, parameter)
+        shard = _part_of_whole(parameter, *place(session)) if number is None else sharding.shard(number)
+        shard.ds_numel = shard.numel()
+        parameter.ds_tensor, parameter.ds_shape, parameter.ds_numel = shard, parameter.shape, parameter.numel()
+
+
+def _part_of_whole(parameter: nn.Parameter, rank: int, count: int) -> torch.Tensor:
+    """Returns one of `count` parts of a parameter's memory, which becomes one that divides by them."""
+    size = -(-parameter.numel() // count)
+    memory = parameter.new_zeros(size * count)
+    memory[: parameter.numel()] = parameter.detach().reshape(-1)
+    parameter.data = memory[: parameter.numel()].view(parameter.shape)
+    return memory[rank * size : (rank + 1) * size]
 
 
 def of_job() -> _lamina.Sharding | None:

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
+from lamina import _lamina
+from lamina.job import current
+from lamina.model import shards
+
 
 def lie_together(tensors: list[torch.Tensor]) -> None:
     """Gives tensors of one dtype memory in one piece, one after the other. Each stays the same object."""
@@ -15,16 +19,23 @@ def lie_together(tensors: list[torch.Tensor]) -> None:
 
 class FlatGroups(Sequence):
     """Per group a tensor of one dimension, in float32 or more, of all that this rank updates of it: its own memory
-    where that lies together (masters do), else a copy that is made when it is asked for."""
+    where that lies together (masters do), else a copy that is made when it is asked for. Of each parameter it has the
+    same part as `ds_tensor`, also of one that stays whole on all ranks.
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    Args:
+        optimizer: whose groups they are.
+        steps: knows what stands in the groups for parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: _lamina.OptimizerSteps):
         self._groups = optimizer.param_groups
+        self._steps = steps
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def __getitem__(self, group: int) -> torch.Tensor:
-        places = [place.detach() for place in self._groups[group]["params"]]
+        places = [self._part(place) for place in self._groups[group]["params"]]
         if not places:
             return torch.zeros(0)
         at, first = 0, places[0]
@@ -34,6 +45,17 @@ class FlatGroups(Sequence):
                 return _at_least_float32(torch.cat([place.reshape(-1) for place in places]))
             at += place.numel()
         return _at_least_float32(first.as_strided((at,), (1,), first.storage_offset()))
+
+    def _part(self, place: torch.Tensor) -> torch.Tensor:
+        own, holder = place.detach(), self._steps.holder_of(place)
+        if not hasattr(holder, "ds_tensor"):  # a shard, or nothing is sharded
+            return own
+        if holder is place:
+            return holder.ds_tensor.detach()
+        rank, _ = shards.place(current.session())
+        size = holder.ds_tensor.numel()
+        part = own.reshape(-1)[rank * size : (rank + 1) * size]
+        return torch.nn.functional.pad(part, (0, size - part.numel()))
 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:

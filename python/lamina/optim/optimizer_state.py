@@ -415,7 +415,7 @@ class OptimizerState:
         ]
         if current.session().config.sharded_data_parallel_degree > 1:
             optimizer.ds_param_shard_group = groups.of_job().get("shard")
-        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer)  # whole ones until the model is cut
+        optimizer.fp32_partitioned_groups_flat = FlatGroups(optimizer, self._steps)  # whole ones until the model is cut
         for group in optimizer.param_groups:
             masters = [place for place in group["params"] if self._steps.holder_of(place).dtype != place.dtype]
             if masters and len(masters) == len(group["params"]):
