@@ -5,6 +5,8 @@
 #include <cstring>
 #include <iomanip>
 #include <map>
+#include <optional>
+#include <set>
 #include <sstream>
 
 #include "lamina/archive/checksums.h"
@@ -114,33 +116,62 @@ class BoxReader {
 
 bool is_of_model(const ForeignTensor& tensor) { return family_of(tensor.kind) == std::string_view("model"); }
 
-std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const std::string& prefix) {
+// The names that tensors have without a prefix.
+class NewNames {
+ public:
+  NewNames(const ForeignCheckpoint& from, const std::string& prefix) : prefix_(prefix) {
+    for (const auto& tensor : from.tensors) {
+      if (is_of_model(tensor) && has_prefix(tensor.name)) here_.insert(tensor.name.substr(prefix.size()));
+    }
+  }
+
+  bool has_prefix(const std::string& name) const { return name.starts_with(prefix_) && name != prefix_; }
+  bool empty() const { return here_.empty(); }
+  // The name of a parameter by the one that its optimizer has for it, which may lack the prefix; none of one that is
+  // left.
+  std::optional<std::string> of_parameter(const std::string& name) const {
+    if (has_prefix(name) && here_.contains(name.substr(prefix_.size()))) return name.substr(prefix_.size());
+    return here_.contains(name) ? std::optional(name) : std::nullopt;
+  }
+
+ private:
+  const std::string prefix_;
+  std::set<std::string> here_;
+};
+
+std::vector<ForeignTensor> chosen(const ForeignCheckpoint& from, const NewNames& names, const std::string& prefix) {
   std::vector<ForeignTensor> tensors;
   for (auto tensor : from.tensors) {
-    if (!tensor.name.starts_with(prefix) || tensor.name == prefix) continue;
-    tensor.name.erase(0, prefix.size());
-    std::erase_if(tensor.also, [&](const auto& name) { return !name.starts_with(prefix); });
-    for (auto& name : tensor.also) name.erase(0, prefix.size());
+    if (!is_of_model(tensor)) {
+      const auto name = names.of_parameter(tensor.name);
+      if (!name) continue;
+      tensor.name = *name;
+    } else if (names.has_prefix(tensor.name)) {
+      tensor.name.erase(0, prefix.size());
+      std::erase_if(tensor.also, [&](const auto& name) { return !name.starts_with(prefix); });
+      for (auto& name : tensor.also) name.erase(0, prefix.size());
+    } else {
+      continue;
+    }
     tensors.push_back(std::move(tensor));
   }
-  if (std::ranges::none_of(tensors, is_of_model)) {
-    std::string names;
-    for (std::size_t i = 0; i < std::min<std::size_t>(from.tensors.size(), 5); ++i) names += " " + from.tensors[i].name;
+  if (names.empty()) {
+    std::string some;
+    for (std::size_t i = 0; i < std::min<std::size_t>(from.tensors.size(), 5); ++i) some += " " + from.tensors[i].name;
     throw base::UsageError(
-        base::str("no tensor's name begins with \"", prefix, "\"; some are", names.empty() ? " none" : names));
+        base::str("no tensor's name begins with \"", prefix, "\"; some are", some.empty() ? " none" : some));
   }
   return tensors;
 }
 
-// The groups of optimizers, with the names that tensors have now.
-nlohmann::json renamed(nlohmann::json about, const std::string& prefix) {
+// The groups of optimizers, with the names that parameters have now.
+nlohmann::json renamed(nlohmann::json about, const NewNames& names) {
   if (!about.contains("optimizers")) return about;
   for (auto& optimizer : about["optimizers"]) {
     for (auto& group : optimizer["groups"]) {
       auto params = nlohmann::json::array();
       for (const auto& each : group["params"]) {
-        const auto name = each.get<std::string>();
-        if (name.starts_with(prefix)) params.push_back(name.substr(prefix.size()));
+        if (const auto name = names.of_parameter(each.get<std::string>())) params.push_back(*name);
       }
       group["params"] = std::move(params);
     }
@@ -173,7 +204,8 @@ std::vector<std::vector<ForeignTensor>> foreign_files(std::vector<ForeignTensor>
 
 Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::string& prefix, const Path& to,
               const std::string& tag, const std::string& id, const Progress& progress) {
-  const auto all = foreign_files(chosen(from, prefix));
+  const NewNames names(from, prefix);
+  const auto all = foreign_files(chosen(from, names, prefix));
   Store store(files, to);
   for (const auto& each : store.list()) {
     if (each.tag == tag)
@@ -181,11 +213,12 @@ Found convert(FileSystem& files, const ForeignCheckpoint& from, const std::strin
   }
   std::uint64_t bytes = 0, so_far = 0;
   Manifest manifest;
-  manifest.about = renamed(from.about, prefix);
+  manifest.about = renamed(from.about, names);
   for (const auto& file : all) {
     for (const auto& each : file) {
       manifest.tensors.push_back({.name = each.name,
                                   .kind = each.kind,
+                                  .optimizer = each.optimizer,
                                   .state = each.state,
                                   .dtype = each.dtype,
                                   .shape = each.shape,

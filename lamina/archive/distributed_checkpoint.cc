@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "lamina/archive/foreign_states.h"
 #include "lamina/archive/pickle.h"
 #include "lamina/archive/torch_dtype.h"
 #include "lamina/archive/torch_file.h"
@@ -49,9 +50,11 @@ struct Stored {
   std::string file;
   Extent extent;
 };
-using Places = std::map<std::pair<std::string, layout::Shape>, Stored>;
+struct Places {
+  std::map<std::pair<std::string, layout::Shape>, Stored> boxes;  // of tensors
+  std::map<std::string, Stored> values;                           // of what is no tensor
+};
 
-// Where each box of each tensor lies. What is no tensor has no place here.
 Places places_of(const PickleValue& metadata) {
   Places places;
   const auto& all = attribute(metadata, "storage_data", Type::kDict);
@@ -59,7 +62,6 @@ Places places_of(const PickleValue& metadata) {
     const auto &index = *all.items[i], &info = *all.items[i + 1];
     const auto* offset = index.find("offset");
     const auto shape = offset != nullptr ? shape_of(*offset) : std::nullopt;
-    if (!shape) continue;
     const auto& file = attribute(info, "relative_path", Type::kText).text;
     if (file.empty() || file == "." || file == ".." || file.find('/') != std::string::npos) {
       throw base::FormatError(base::str("its metadata names \"", file, "\", which is no file in its folder"));
@@ -71,22 +73,28 @@ Places places_of(const PickleValue& metadata) {
     const auto begin = attribute(info, "offset", Type::kInteger).integer,
                size = attribute(info, "length", Type::kInteger).integer;
     if (begin < 0 || size < 0) throw base::FormatError("its metadata has a place before the beginning of a file");
-    places[{attribute(index, "fqn", Type::kText).text, *shape}] = {
-        file, {static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(size)}};
+    const Stored stored{file, {static_cast<std::uint64_t>(begin), static_cast<std::uint64_t>(size)}};
+    const auto& name = attribute(index, "fqn", Type::kText).text;
+    if (shape) {
+      places.boxes[{name, *shape}] = stored;
+    } else {
+      places.values[name] = stored;
+    }
   }
   return places;
 }
 
 ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string& name, const PickleValue& metadata,
-                        const Places& places) {
+                        const Places& places, bool verify) {
   ForeignTensor tensor{.name = name, .shape = shape_in(metadata, "size")};
   bool first = true;
   for (const auto* chunk : attribute(metadata, "chunks", Type::kList).items) {
     const auto offsets = shape_in(*chunk, "offsets"), sizes = shape_in(*chunk, "sizes");
-    const auto place = places.find({name, offsets});
-    if (place == places.end())
+    const auto place = places.boxes.find({name, offsets});
+    if (place == places.boxes.end())
       throw base::FormatError(base::str(name, ": its metadata does not say where a part lies"));
-    const auto found = read_torch_file(files, folder / place->second.file, &place->second.extent);
+    const auto found = read_torch_file(files, folder / place->second.file,
+                                       {.name = name, .within = place->second.extent, .verify = verify});
     if (found.tensors.size() != 1 || found.tensors[0].shape != sizes ||
         (!first && found.tensors[0].dtype != tensor.dtype)) {
       throw base::FormatError(base::str(name, ": a part of it is another one than its metadata says"));
@@ -98,9 +106,24 @@ ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string
   return tensor;
 }
 
+// A value that is no tensor, where it is small and plain.
+ForeignValue value_of(FileSystem& files, const Path& folder, const std::string& name, const Places& places) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
+  const auto place = places.values.find(name);
+  if (place == places.values.end() || place->second.extent.size > kMostBytes) return {name, std::nullopt};
+  try {
+    auto found = read_torch_file(files, folder / place->second.file, {.name = name, .within = place->second.extent});
+    if (found.tensors.empty() && found.left.size() == 1 && found.left[0].name == name) {
+      return {name, std::move(found.left[0].plain)};
+    }
+  } catch (const base::FormatError&) {  // an object of another class: it is left
+  }
+  return {name, std::nullopt};
+}
+
 }  // namespace
 
-ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder) {
+ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, bool verify) {
   const auto path = folder / ".metadata";
   const auto bytes = read_all(files, path, kMostMetadataBytes);
   try {
@@ -113,11 +136,12 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
       const auto &name = *tensors.items[i], &value = *tensors.items[i + 1];
       if (!name.is(Type::kText)) throw base::FormatError("its metadata has a tensor without a name");
       if (value.is_object("torch.distributed.checkpoint.metadata.TensorStorageMetadata")) {
-        found.tensors.push_back(tensor_of(files, folder, name.text, value, places));
+        found.tensors.push_back(tensor_of(files, folder, name.text, value, places, verify));
       } else {
-        found.left.push_back({name.text, std::nullopt});
+        found.left.push_back(value_of(files, folder, name.text, places));
       }
     }
+    take_optimizers(found);
     return found;
   } catch (const base::FormatError& error) {
     throw base::FormatError(base::str(path.string(), ": ", error.what()));

@@ -10,6 +10,7 @@
 
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/tensor_reader.h"
+#include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/config/problems.h"
@@ -51,6 +52,48 @@ std::set<std::string> indexed_files(FileSystem& files, const Path& path, std::se
   return names;
 }
 
+void add_safetensors(FileSystem& files, const Path& folder, const std::string& name, bool /*verify*/,
+                     Manifest& manifest) {
+  const auto file = files.open(folder / name);
+  const auto header = read_header(*file, (folder / name).string());
+  for (const auto& entry : header.entries) {
+    SavedTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
+    tensor.pieces.push_back({manifest.files.size(), entry.begin, layout::whole(entry.shape)});
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  manifest.files.push_back({name, file->size(), {}});
+}
+
+void add_torch_file(FileSystem& files, const Path& folder, const std::string& name, bool verify, Manifest& manifest) {
+  constexpr std::string_view kPartialMark = "_smp_is_partial";  // False in a whole state dict
+  const auto path = folder / name;
+  const auto found = read_torch_file(files, path, {.verify = verify});
+  for (const auto& [value, _] : found.left) {
+    if (value != kPartialMark) throw FormatError(base::str(path.string(), ": ", value, " is no tensor"));
+  }
+  for (const auto& each : found.tensors) {
+    SavedTensor tensor{.name = each.name, .dtype = each.dtype, .shape = each.shape, .also = each.also};
+    tensor.pieces.push_back({manifest.files.size(), each.chunks.at(0).begin, layout::whole(each.shape)});
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  manifest.files.push_back({name, files.open(path)->size(), {}});
+}
+
+struct Format {
+  const char* file;
+  const char* index;
+  void (*add)(FileSystem& files, const Path& folder, const std::string& name, bool verify, Manifest& manifest);
+};
+
+// Finds out which files of a model a folder has, the better ones where it has both; nullptr for none.
+const Format* format_of(FileSystem& files, const Path& folder) {
+  static constexpr Format kFormats[] = {{kModelFile, kModelIndex, add_safetensors},
+                                        {"pytorch_model.bin", "pytorch_model.bin.index.json", add_torch_file}};
+  const auto* format = std::ranges::find_if(
+      kFormats, [&](const auto& each) { return has(files, folder, each.file) || has(files, folder, each.index); });
+  return format == std::end(kFormats) ? nullptr : format;
+}
+
 }  // namespace
 
 std::string model_index(const Manifest& manifest) {
@@ -66,29 +109,29 @@ std::string model_index(const Manifest& manifest) {
   return Json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
 }
 
-bool is_model_folder(FileSystem& files, const Path& folder) {
-  return has(files, folder, kModelFile) || has(files, folder, kModelIndex);
-}
+bool is_model_folder(FileSystem& files, const Path& folder) { return format_of(files, folder) != nullptr; }
 
-Manifest read_model_folder(FileSystem& files, const Path& folder) {
-  std::set<std::string> names{kModelFile}, tensors;
-  if (has(files, folder, kModelIndex)) names = indexed_files(files, folder / kModelIndex, tensors);
+Manifest read_model_folder(FileSystem& files, const Path& folder, bool verify) {
+  const auto* format = format_of(files, folder);
+  if (format == nullptr) throw FormatError(base::str(folder.string(), ": no folder of a model"));
+  std::set<std::string> names{format->file}, tensors;
+  const auto index = folder / format->index;
+  if (has(files, folder, format->index)) names = indexed_files(files, index, tensors);
   Manifest manifest;
-  for (const auto& name : names) {
-    const auto file = files.open(folder / name);
-    const auto header = read_header(*file, (folder / name).string());
-    for (const auto& entry : header.entries) {
-      SavedTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape};
-      tensor.pieces.push_back({manifest.files.size(), entry.begin, layout::whole(entry.shape)});
-      manifest.tensors.push_back(std::move(tensor));
-      tensors.erase(entry.name);
-    }
-    manifest.files.push_back({name, file->size(), {}});
+  for (const auto& name : names) format->add(files, folder, name, verify, manifest);
+  for (const auto& tensor : manifest.tensors) {
+    tensors.erase(tensor.name);
+    for (const auto& name : tensor.also) tensors.erase(name);
   }
   if (!tensors.empty()) {
-    throw FormatError(
-        base::str((folder / kModelIndex).string(), ": it names ", *tensors.begin(), ", which its files do not have"));
+    throw FormatError(base::str(index.string(), ": it names ", *tensors.begin(), ", which its files do not have"));
   }
+  return manifest;
+}
+
+Manifest read_model_file(FileSystem& files, const Path& path, bool verify) {
+  Manifest manifest;
+  add_torch_file(files, path.parent_path(), path.filename().string(), verify, manifest);
   return manifest;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "lamina/archive/foreign_states.h"
 #include "lamina/archive/tensor_reader.h"
 #include "lamina/archive/torch_file.h"
 #include "lamina/base/error.h"
@@ -92,31 +93,9 @@ ForeignTensor joined(const std::vector<ForeignTensor>& parts, const layout::Shap
   return whole;
 }
 
-// A tensor of a number, as checkpoints have states that are none: see python/lamina/checkpoints/states.py.
-std::optional<ForeignTensor> number_tensor(const json& value) {
-  ForeignTensor tensor;
-  const auto put = [&](layout::DType dtype, const auto& number) {
-    tensor.dtype = dtype;
-    const auto bytes = std::as_bytes(std::span(&number, 1));
-    tensor.value.assign(bytes.begin(), bytes.end());
-  };
-  if (value.is_boolean()) {
-    put(layout::DType::kBool, static_cast<std::uint8_t>(value.get<bool>() ? 1 : 0));
-  } else if (value.is_number_integer()) {
-    put(layout::DType::kInt64, value.get<std::int64_t>());
-  } else if (value.is_number_float()) {
-    put(layout::DType::kFloat64, value.get<double>());
-  } else if (value.is_null()) {
-    tensor.shape = {0};
-  } else {
-    return std::nullopt;
-  }
-  return tensor;
-}
-
 class SmpFolder {
  public:
-  SmpFolder(FileSystem& files, const Path& folder) : files_(files), folder_(folder) {}
+  SmpFolder(FileSystem& files, const Path& folder, bool verify) : files_(files), folder_(folder), verify_(verify) {}
 
   ForeignCheckpoint read() {
     read_model();
@@ -137,7 +116,7 @@ class SmpFolder {
     if (!has(kName)) return;
     std::string why;
     try {
-      content_ = read_torch_file(files_, folder_ / kName, nullptr, Names::kAny);
+      content_ = read_torch_file(files_, folder_ / kName, {.names = Names::kAny, .verify = verify_});
     } catch (const base::FormatError& error) {
       why = base::str(" (", error.what(), ")");
     }
@@ -158,7 +137,7 @@ class SmpFolder {
                                          ": it has slices of tensors (tensor parallelism), which are not put together "
                                          "here: convert what was saved with partial=False"));
       }
-      auto model = read_torch_file(files_, folder_ / file.name);
+      auto model = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
       const bool is_state_dict =
           model.plain(kMarks[0]) != nullptr ||
           !std::ranges::all_of(model.tensors, [&](const auto& each) { return each.name.starts_with(kModule); });
@@ -196,7 +175,7 @@ class SmpFolder {
   }
 
   void read_optimizer(const RankFile& file) {
-    auto optimizer = read_torch_file(files_, folder_ / file.name);
+    auto optimizer = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
     ++optimizer_files_;
     for (auto& tensor : optimizer.tensors) {
       constexpr std::string_view kFlat = "fp32_flat_groups.";
@@ -220,9 +199,8 @@ class SmpFolder {
       return;
     }
     if (const auto of = state_name(value.name); of && value.plain) {
-      if (auto tensor = number_tensor(*value.plain)) {
-        tensor->kind = Kind::kState;
-        std::tie(tensor->name, tensor->state) = std::pair(of->first, of->second + "#");
+      if (auto tensor = number_state(*value.plain)) {
+        std::tie(tensor->name, tensor->state) = std::pair(of->first, base::str(of->second, kNumberState));
         parts_[{tensor->name, tensor->state}].push_back(*std::move(tensor));
         return;
       }
@@ -257,7 +235,7 @@ class SmpFolder {
 
   void read_precision(const RankFile& file) {
     constexpr std::string_view kMasters = "masters.", kScale = "loss_scale";
-    auto precision = read_torch_file(files_, folder_ / file.name);
+    auto precision = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
     for (auto& tensor : precision.tensors) {
       if (tensor.name.starts_with(kMasters) && names_.contains(tensor.name.substr(kMasters.size()))) {
         tensor.kind = Kind::kMaster;
@@ -385,6 +363,7 @@ class SmpFolder {
 
   FileSystem& files_;
   const Path folder_;
+  const bool verify_;
   ForeignCheckpoint found_, content_;
   std::set<std::string> names_;                                                      // of the model's tensors
   std::map<std::pair<std::string, std::string>, std::vector<ForeignTensor>> parts_;  // by parameter and state
@@ -397,9 +376,9 @@ class SmpFolder {
 
 bool is_smp_checkpoint(FileSystem& files, const Path& folder) { return !rank_files(files, folder, "model_").empty(); }
 
-ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder) {
+ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, bool verify) {
   try {
-    return SmpFolder(files, folder).read();
+    return SmpFolder(files, folder, verify).read();
   } catch (const json::exception&) {
     throw base::FormatError(base::str(folder.string(), ": param_shapes or param_groups are none"));
   }

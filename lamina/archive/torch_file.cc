@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "lamina/archive/pickle.h"
 #include "lamina/archive/plain_values.h"
@@ -34,9 +35,9 @@ bool in_torch_file(std::string_view global) {
 // One file, or a part of it.
 class TorchFile {
  public:
-  TorchFile(FileSystem& files, const Path& path, const Extent* within, Names names)
-      : path_(path), file_(files.open(path)), names_(names) {
-    members_ = read_zip(*file_, within != nullptr ? *within : Extent{0, file_->size()});
+  TorchFile(FileSystem& files, const Path& path, const TorchFileOptions& options)
+      : path_(path), file_(files.open(path)), options_(options) {
+    members_ = read_zip(*file_, options.within.value_or(Extent{0, file_->size()}));
     for (const auto& [name, extent] : members_) {
       constexpr std::string_view kPickle = "/data.pkl";
       if (name.ends_with(kPickle)) root_ = name.substr(0, name.size() - kPickle.size() + 1);
@@ -49,11 +50,15 @@ class TorchFile {
   }
 
   ForeignCheckpoint read() {
-    const auto bytes = text(members_.at(root_ + "data.pkl"));
-    const Pickle pickle(bytes, names_ == Names::kAny ? [](std::string_view) { return true; } : in_torch_file);
+    const auto& member = members_.at(root_ + "data.pkl");
+    const auto bytes = text(member);
+    if (options_.verify && !is_undamaged(*file_, member)) {
+      throw base::FormatError("its data.pkl, which has the names of tensors, is damaged: its checksum is another one");
+    }
+    const Pickle pickle(bytes, options_.names == Names::kAny ? [](std::string_view) { return true; } : in_torch_file);
     PlainValues plain(bytes.size());
     plain_ = &plain;
-    add("", pickle.root(), 0);
+    add(options_.name, pickle.root(), 0);
     return std::move(found_);
   }
 
@@ -130,6 +135,9 @@ class TorchFile {
     const auto member = members_.find(base::str(root_, "data/", id->items[2]->text));
     if (member == members_.end()) refuse("its storage is not in the file");
     const auto begin = static_cast<std::uint64_t>(offset->integer), elements = member->second.size / bytes;
+    if (options_.verify && verified_.insert(member->first).second && !is_undamaged(*file_, member->second)) {
+      refuse("its elements are damaged: their checksum is another one");
+    }
     if (begin > elements || static_cast<std::uint64_t>(count) > elements - begin)
       refuse("its elements are not in its storage");
     const auto place = member->second.begin + begin * bytes;
@@ -146,11 +154,12 @@ class TorchFile {
 
   const Path path_;
   const std::unique_ptr<FileSystem::Input> file_;
-  std::map<std::string, Extent> members_;
+  std::map<std::string, ZipMember> members_;
   std::string root_;  // "archive/"
   ForeignCheckpoint found_;
   std::map<std::tuple<std::uint64_t, DType, layout::Shape>, std::size_t> by_place_;
-  const Names names_;
+  const TorchFileOptions options_;
+  std::set<std::string> verified_;  // storages
   PlainValues* plain_ = nullptr;
   std::size_t added_ = 0;
 };
@@ -167,9 +176,9 @@ const nlohmann::json* ForeignCheckpoint::plain(std::string_view name) const {
   return found != left.end() && found->plain ? &*found->plain : nullptr;
 }
 
-ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Extent* within, Names names) {
+ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const TorchFileOptions& options) {
   try {
-    return TorchFile(files, path, within, names).read();
+    return TorchFile(files, path, options).read();
   } catch (const base::FormatError& error) {
     throw base::FormatError(base::str(path.string(), ": ", error.what()));
   }

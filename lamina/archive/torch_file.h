@@ -24,6 +24,7 @@ struct ForeignChunk {
 struct ForeignTensor {
   std::string name;  // of one in dicts: "model.h.0.weight"; of a master or a state that of its parameter
   Kind kind = Kind::kParameter;
+  int optimizer = 0;  // of masters and states
   std::string state;  // "exp_avg"
   layout::DType dtype = layout::DType::kFloat32;
   layout::Shape shape;
@@ -55,18 +56,23 @@ enum class Names {
 };
 
 // The tensors in what torch.save wrote into a part of a file: in a dict, dicts and lists in it, or alone (its name is
-// then ""). Reads no elements, executes nothing. Throws base::FormatError, which names the file, where it is no such
-// file, names what it may not, or has elements that do not lie row by row.
-ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const Extent* within = nullptr,
-                                  Names names = Names::kOfTensors);
+// then that of the options). Reads no elements but to verify them, executes nothing. Throws base::FormatError, which
+// names the file, where it is no such file, names what it may not, or has elements that do not lie row by row.
+struct TorchFileOptions {
+  std::string name = {};              // of a tensor or a value that stands alone, and before those in dicts
+  std::optional<Extent> within = {};  // of the file; none: all of it
+  Names names = Names::kOfTensors;
+  bool verify = false;  // reads all, and compares it with the checksums in the file: base::FormatError names a tensor
+};
+ForeignCheckpoint read_torch_file(FileSystem& files, const Path& path, const TorchFileOptions& options = {});
 
 // Reads a folder that torch.distributed.checkpoint wrote, `.metadata` and `__*.distcp`, in the same way.
-ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder);
+ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& folder, bool verify = false);
 
 // Reads a partial checkpoint of smdistributed.modelparallel, `model_*.pt` and what is beside them, in the same way:
 // parameters, buffers, masters, and states and options of the optimizer where these go by the names of parameters.
 // Parts that ranks have of one tensor are put together.
-ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder);
+ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, bool verify = false);
 
 // True for such a folder.
 bool is_smp_checkpoint(FileSystem& files, const Path& folder);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "lamina/archive/crc32.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
@@ -95,13 +96,13 @@ class Extra {
 
 }  // namespace
 
-std::map<std::string, Extent> read_zip(const FileSystem::Input& file, Extent within) {
+std::map<std::string, ZipMember> read_zip(const FileSystem::Input& file, Extent within) {
   if (within.begin > file.size() || within.size > file.size() - within.begin)
     refuse_zip("a place beyond the file's end");
   const auto directory = find_directory(file, within);
   if (directory.size > kMostDirectoryBytes) refuse_zip("a directory of more than 256 MiB");
   const Bytes bytes(file, within, directory.begin, directory.size);
-  std::map<std::string, Extent> files;
+  std::map<std::string, ZipMember> files;
   std::uint64_t at = 0;
   for (std::uint64_t i = 0; i < directory.entries; ++i) {
     if (bytes.at<std::uint32_t>(at) != 0x02014b50) refuse_zip("an entry that is none");
@@ -118,10 +119,23 @@ std::map<std::string, Extent> read_zip(const FileSystem::Input& file, Extent wit
     const auto data = begin + kLocalBytes + local.at<std::uint16_t>(26) + local.at<std::uint16_t>(28);
     if (data > within.size || size > within.size - data) refuse_zip("a file beyond its end");
     const auto name = bytes.text(at + kEntryBytes, name_size);
-    if (!files.try_emplace(name, Extent{within.begin + data, size}).second) refuse_zip("two files of one name");
+    const ZipMember member{{within.begin + data, size}, bytes.at<std::uint32_t>(at + 16)};
+    if (!files.try_emplace(name, member).second) refuse_zip("two files of one name");
     at += kEntryBytes + name_size + extra_size + comment_size;
   }
   return files;
+}
+
+bool is_undamaged(const FileSystem::Input& file, const ZipMember& member) {
+  constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
+  Crc32 crc;
+  std::vector<std::byte> part;
+  for (std::uint64_t at = 0; at < member.size; at += part.size()) {
+    part.resize(std::min(kPart, member.size - at));
+    file.read(member.begin + at, part);
+    crc.add(part);
+  }
+  return crc.value() == member.crc;
 }
 
 }  // namespace lamina::archive

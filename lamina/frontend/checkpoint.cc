@@ -215,6 +215,18 @@ std::shared_ptr<session::CheckpointReader> open(session::Session& session, const
   return reader;
 }
 
+// All of the model that is read, under all its names.
+StateDict whole_state(const session::CheckpointReader& reader) {
+  StateDict state;
+  for (const auto& saved : reader.manifest().tensors) {
+    if (saved.kind != archive::Kind::kParameter && saved.kind != archive::Kind::kBuffer) continue;
+    const auto tensor = reader.whole(saved.name);
+    state.emplace(saved.name, tensor);
+    for (const auto& name : saved.also) state.emplace(name, tensor);
+  }
+  return state;
+}
+
 UserContent content_of(const session::CheckpointReader& reader) {
   const auto content = reader.about("user_content", /*allow_objects=*/false);
   if (content.get_if<value::None>() != nullptr) return {};
@@ -250,7 +262,10 @@ CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::s
 UserContent resume_from_checkpoint(const std::filesystem::path& path, const ResumeOptions& options) {
   auto& job = frontend::outside_step("resume_from_checkpoint()");
   auto& session = *job.session;
-  const auto& model = frontend::require_model(job, "resume_from_checkpoint()");
+  auto& model = frontend::require_model(job, "resume_from_checkpoint()");
+  if (options.partial && options.translate_function) {
+    throw base::UsageError("resume_from_checkpoint(): translate_function is for whole models: give partial = false");
+  }
   saves_of(job).end();
   const auto reader = open(session, path, options);
   UserContent content;
@@ -260,6 +275,13 @@ UserContent resume_from_checkpoint(const std::filesystem::path& path, const Resu
       options.partial && options.load_optimizer && (options.load_sharded_optimizer_state || !is_sharded);
   if (!options.partial && !frontend::optimizers_of(job).empty() && session.world().rank == base::Rank(0)) {
     base::log_warning("a whole model has no states of optimizers: those of this job stay as they are");
+  }
+  if (options.translate_function) {
+    job.waiting.reset();
+    StateDict state;
+    frontend::together(session, [&] { state = options.translate_function(whole_state(*reader)); });
+    frontend::together(session, [&] { model.load(state); });
+    return content;
   }
   auto resumption = std::make_shared<frontend::Resumption>(job, reader, options.strict, load_optimizer);
   job.waiting.reset();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +21,9 @@ class SaveUnderWay;
 
 // Numbers, flags, texts, tensors, and lists, tuples and dictionaries of these, by name.
 using UserContent = std::map<std::string, c10::IValue>;
+
+// Tensors of a model's state, by name.
+using StateDict = std::map<std::string, at::Tensor>;
 
 struct SaveOptions {
   UserContent user_content;  // of rank 0
@@ -56,12 +61,17 @@ CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::s
 
 struct ResumeOptions {
   std::optional<std::string>
-      tag;                     // none: the newest, or where that is damaged, which is said, the latest that is whole
-  bool partial = true;         // false: a whole model, saved so or a folder of Hugging Face's
+      tag;  // none: the newest, or where that is damaged, which is said, the latest that is whole
+  // false: a whole model, saved so, a folder of Hugging Face's, or a file of torch.save with a state dict, such as
+  // pytorch_model.bin, of which only tensors are read.
+  bool partial = true;
   bool strict = true;          // names of parameters and buffers have to be the same; else what is left out is told
   bool load_optimizer = true;  // states of optimizers, masters and the loss scale
   bool load_sharded_optimizer_state = true;  // false: as load_optimizer, where parameters are sharded
   bool verify = true;                        // compares all that is read with its checksums
+  // With partial = false: makes a state with the model's names of the one that is read, which each rank then has as a
+  // whole.
+  std::function<StateDict(StateDict)> translate_function;
 };
 
 // Loads what save_checkpoint() has saved, here or in Python, in this layout or any other one. Every rank calls it, when

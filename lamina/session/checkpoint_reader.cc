@@ -24,10 +24,11 @@ constexpr const char* kMixture =
     ": it was whole a moment before. What this job has is a mixture now: load it again, or another one, or begin anew";
 constexpr std::size_t kShown = 10;  // names in an error
 
-archive::Manifest manifest_at(const std::filesystem::path& place) {
+archive::Manifest manifest_at(const std::filesystem::path& place, bool verify) {
   auto& files = archive::file_system();
+  if (std::filesystem::is_regular_file(place)) return archive::read_model_file(files, place, verify);
   if (std::filesystem::exists(place / archive::kManifestName)) return archive::read_checkpoint(files, place);
-  return archive::read_model_folder(files, place);
+  return archive::read_model_folder(files, place, verify);
 }
 
 std::string listed(const std::vector<std::string>& names, std::size_t most) {
@@ -86,7 +87,8 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
     const auto place = tag ? folder / *tag : folder;
     const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName);
     if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id};
-    if (archive::is_model_folder(files, place)) return FoundCheckpoint{place, ""};
+    if (std::filesystem::is_regular_file(place) || archive::is_model_folder(files, place))
+      return FoundCheckpoint{place, ""};
   }
   archive::Store store(files, folder, form);
   const auto found = tag ? std::optional(store.find(*tag)) : store.newest(tells);
@@ -95,7 +97,8 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
 }
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool verify)
-    : reader_(archive::file_system(), place, manifest_at(place), verify) {}
+    : reader_(archive::file_system(), std::filesystem::is_regular_file(place) ? place.parent_path() : place,
+              manifest_at(place, verify), verify) {}
 
 value::Value CheckpointReader::about(const std::string& key, bool allow_objects) const {
   const auto& about = manifest().about;

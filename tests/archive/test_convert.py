@@ -3,14 +3,16 @@
 
 import argparse
 import collections
+import os
 import pickle
 import subprocess
+import sys
 import zipfile
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from launch.launcher_harness import command
+from launch.launcher_harness import ROOT, command
 from safetensors.torch import load_file
 
 
@@ -81,6 +83,75 @@ def test_a_distributed_checkpoint_is_converted(convert, converted, tmp_path):
     assert found.keys() == state.keys()
     for name, tensor in state.items():
         assert same(found[name], tensor), name
+
+
+RESUME = """
+import sys
+import torch
+import lamina
+from archive.write_distributed import Net, groups
+
+lamina.init()
+model = lamina.DistributedModel(Net())
+optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(groups(model.module)))
+lamina.resume_from_checkpoint(sys.argv[1])
+expected = torch.load(sys.argv[2], weights_only=False)
+found = model.state_dict()
+assert found.keys() == expected["model"].keys()
+assert all(torch.equal(found[name], value) for name, value in expected["model"].items())
+names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+names.sort(key=lambda name: model.module.get_parameter(name).dim() == 1)  # in the order of the groups
+state = optimizer.state_dict()
+for number, name in enumerate(names):
+    for key, value in expected["optim"]["state"][name].items():
+        assert torch.equal(state["state"][number][key], value), (name, key)
+assert [group["lr"] for group in state["param_groups"]] == [0.01, 0.02]
+lamina.shutdown()
+"""
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "tp", "flat"])
+def test_what_two_ranks_saved_is_converted_and_resumed_with_the_optimizer(convert, converted, tmp_path, mode):
+    """Shards of rows and of columns, by FSDP2 and by tensor parallelism."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words += [str(ROOT / "tests/archive/write_distributed.py"), mode, str(tmp_path / "dcp")]
+    saved = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert saved.returncode == 0, saved.stderr
+    assert {file.name[:4] for file in (tmp_path / "dcp").glob("*.distcp")} == {"__0_", "__1_"}
+    result = convert(tmp_path / "dcp", "--prefix", "model.")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1:] == ["left: extra.step"]
+    expected, found = torch.load(tmp_path / "dcp.pt", weights_only=False)["model"], converted()
+    assert found.keys() == expected.keys()
+    assert all(same(found[name], value) for name, value in expected.items())
+    words = [sys.executable, "-c", RESUME, str(tmp_path / "out"), str(tmp_path / "dcp.pt")]
+    resumed = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert resumed.returncode == 0, resumed.stderr
+    result = convert(tmp_path / "dcp", "--tag", "named")
+    assert "24 states of optimizers, whose parameters have other names: give --prefix" in result.stdout
+
+
+def test_a_flipped_bit_is_found_and_the_tensor_named(convert, tmp_path):
+    w = torch.randn(100)
+    for name, write in {
+        "x.pt": lambda place: torch.save({"a": torch.ones(3), "w": w}, place),
+        "dcp": lambda place: dcp.save({"a": torch.ones(3), "w": w}, checkpoint_id=place),
+    }.items():
+        write(tmp_path / name)
+        file = tmp_path / name if name == "x.pt" else tmp_path / name / "__0_0.distcp"
+        whole = file.read_bytes()
+        damaged = bytearray(whole)
+        damaged[whole.index(w.numpy().tobytes()) + 200] ^= 1
+        file.write_bytes(damaged)
+        result = convert(tmp_path / name)
+        assert result.returncode == 2 and f"{file}: w: its elements are damaged" in result.stderr
+        assert convert(tmp_path / name, "--no-verify", "--tag", name).returncode == 0
+    damaged = bytearray((tmp_path / "x.pt").read_bytes())
+    damaged[damaged.index(b"torch._utils") - 20] ^= 1
+    (tmp_path / "x.pt").write_bytes(damaged)
+    result = convert(tmp_path / "x.pt")
+    assert result.returncode == 2 and "data.pkl" in result.stderr and "damaged" in result.stderr
 
 
 def of_the_original(folder, content, shards=2):

@@ -2,7 +2,7 @@
 // The C++ side of tests/python/test_checkpoints_of_both_faces.py: writes a checkpoint that Python loads, or loads one
 // of Python's and compares it with a plain loop.
 //
-//     frontend_other_face write|read FOLDER
+//     frontend_other_face write|read|plain FOLDER
 #include <torch/serialize.h>
 
 #include <string>
@@ -78,13 +78,55 @@ void write(const std::string& folder) {
   save_checkpoint(folder, "cpp", {.user_content = {{"step", kSteps}, {"pair", std::make_tuple(1, 2.5)}}});
 }
 
+// Loads state dicts that torch.save wrote: each is that of write() in Python.
+void read_plain(const std::string& folder) {
+  Net plain;
+  auto theirs = adamw(plain->parameters());
+  train(plain, theirs, kSteps);
+  const auto translate = [](const StateDict& state) {
+    StateDict translated;
+    for (const auto& [name, tensor] : state) translated.emplace(name.substr(std::string("theirs.").size()), tensor);
+    return translated;
+  };
+  DistributedModel model(Net{});
+  const auto change = [&] {
+    auto state = model.state_dict();
+    for (auto& each : state) each.value().zero_();
+    model.load_state_dict(state);
+  };
+  const auto look = step([&](const Tensor& x) { return model(x); });
+  model.eval();
+  resume_from_checkpoint(folder + "/two", {.partial = false});  // waits for the cut
+  look(torch::zeros({5, 4}));
+  compare(model, plain, " of what was loaded before the cut");
+  for (const std::string place : {"one", "two", "one/pytorch_model.bin"}) {
+    change();
+    resume_from_checkpoint(folder + "/" + place, {.partial = false});
+    compare(model, plain, " of " + place);
+  }
+  change();
+  resume_from_checkpoint(folder, {.tag = "theirs.pt", .partial = false, .translate_function = translate});
+  compare(model, plain, " of translated names");
+  expect_error<FormatError>([&] { resume_from_checkpoint(folder, {.tag = "damaged", .partial = false}); },
+                            {"in.weight: its elements are damaged"});
+  expect_error<UsageError>([&] { resume_from_checkpoint(folder, {.tag = "theirs.pt", .partial = false}); },
+                           {"theirs."});
+  expect_error<FormatError>([&] { resume_from_checkpoint(folder, {.tag = "hostile", .partial = false}); },
+                            {"names posix.system"});
+  expect_error<UsageError>([&] { resume_from_checkpoint(folder, {.translate_function = translate}); },
+                           {"partial = false"});
+  compare(model, plain, " after what was refused");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const std::string mode = count == 3 ? arguments[1] : "";
-  if (mode != "read" && mode != "write") return 2;
-  init();
-  mode == "read" ? read(arguments[2]) : write(arguments[2]);
+  if (mode != "read" && mode != "write" && mode != "plain") return 2;
+  init({{"partitions", mode == "plain" ? 2 : 1}});
+  if (mode == "plain") read_plain(arguments[2]);
+  if (mode == "read") read(arguments[2]);
+  if (mode == "write") write(arguments[2]);
   shutdown();
   return exit_code();
 }

@@ -2,11 +2,13 @@
 """Checkpoints that one face writes and the other loads: model, optimizer and content, then further steps, all compared
 with a plain loop. The C++ side is tests/frontend/other_face.cc."""
 
+import json
 import os
 import subprocess
 import sys
 
-from launch.launcher_harness import ROOT
+import torch
+from launch.launcher_harness import ROOT, command
 
 PYTHON = """
 import sys
@@ -54,6 +56,7 @@ if mode == "write":
     optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
     train(model, optimizer)
     lamina.save_checkpoint(folder, "python", user_content={"step": STEPS, "pair": (1, 2.5)})
+    torch.save(model.state_dict(), folder + "/state.pt")
 else:
     optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.5))
     content = lamina.resume_from_checkpoint(folder, "cpp")
@@ -87,3 +90,28 @@ def test_python_goes_on_from_a_checkpoint_of_cpp(tmp_path):
 def test_cpp_goes_on_from_a_checkpoint_of_python(tmp_path):
     run(sys.executable, "-c", PYTHON, "write", tmp_path)
     run(program(), "read", tmp_path)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("false",)
+
+
+def test_cpp_loads_plain_state_dicts_of_torch_save(tmp_path):
+    run(sys.executable, "-c", PYTHON, "write", tmp_path)
+    state = torch.load(tmp_path / "state.pt")
+    for name in ("one", "two", "damaged", "hostile"):
+        (tmp_path / name).mkdir()
+    torch.save(state, tmp_path / "one" / "pytorch_model.bin")
+    torch.save({f"theirs.{name}": value for name, value in state.items()}, tmp_path / "theirs.pt")
+    torch.save({**state, "evil": Hostile()}, tmp_path / "hostile" / "pytorch_model.bin")
+    names, places = list(state), {}
+    for number, part in enumerate((names[:3], names[3:])):
+        file = f"pytorch_model-{number + 1:05}-of-00002.bin"
+        torch.save({name: state[name] for name in part}, tmp_path / "two" / file)
+        places |= dict.fromkeys(part, file)
+    (tmp_path / "two" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    damaged = bytearray((tmp_path / "one" / "pytorch_model.bin").read_bytes())
+    damaged[damaged.index(state["in.weight"].numpy().tobytes()) + 5] ^= 4
+    (tmp_path / "damaged" / "pytorch_model.bin").write_bytes(damaged)
+    run(command(), "run", "-n", "2", "--no-python", program(), "plain", tmp_path)

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+
+#include "lamina/archive/torch_file.h"
+
+namespace lamina::archive {
+
+// A tensor of a number, a flag or None that an optimizer has as a state, as a checkpoint holds one: its state's name
+// then ends with this mark. None for another value.
+inline constexpr std::string_view kNumberState = "#";
+std::optional<ForeignTensor> number_state(const nlohmann::json& value);
+
+// Makes states of optimizers out of what a state dict has of them under dotted names, as torch.distributed.checkpoint
+// stores them: tensors "optim.state.h.0.weight.exp_avg", options "optim.param_groups.0.lr" and names
+// "optim.param_groups.0.params", or options of each parameter, "optim.param_groups.h.0.weight.lr", of which those that
+// are alike make a group.
+void take_optimizers(ForeignCheckpoint& checkpoint);
+
+}  // namespace lamina::archive
