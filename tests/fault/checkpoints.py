@@ -23,6 +23,7 @@ WHAT, PARTITIONS, TIMEOUT_S, WORDS = sys.argv[1], int(sys.argv[2]), float(sys.ar
 FOLDER = Path(os.environ["DIR"], "checkpoints")
 FATAL = 3  # the number of the save in which it happens
 WIDTH = 256
+KEPT = 2  # checkpoints, so that saves prune
 
 
 class Training:
@@ -48,7 +49,13 @@ class Training:
     def save(self, number, tag=None, folder=FOLDER, asynchronous=False):
         self.fill(number)
         note("begun", str(number))
-        handle = lamina.save_checkpoint(folder, tag or f"save-{number}", user_content=number, asynchronous=asynchronous)
+        handle = lamina.save_checkpoint(
+            folder,
+            tag or f"save-{number}",
+            user_content=number,
+            num_kept_partial_checkpoints=KEPT,
+            asynchronous=asynchronous,
+        )
         if handle is None:
             note("saved", str(number))
         return handle
@@ -74,17 +81,18 @@ def killed():
     asynchronous, tag = WORDS[2] != "synchronous", "last" if WORDS[3] == "one" else None
     job, took, handle = Training(), 0.0, None
     for number in range(1, 1000):
-        began = time.monotonic()
-        if number == FATAL and victim in (-1, lamina.rank()):
-            threading.Timer(fraction * took, die).start()
         if handle is not None:
             handle.wait()
             note("saved", str(number - 1))
+        began = time.monotonic()
+        if number == FATAL and victim in (-1, lamina.rank()):
+            threading.Timer(fraction * took, die).start()
         handle = job.save(number, tag, asynchronous=asynchronous)
+        if number < FATAL:
+            if handle is not None:
+                handle.wait()
+            took = time.monotonic() - began
         job.train()
-        if asynchronous and number == FATAL - 1:
-            handle.wait()  # so that its time is known
-        took = time.monotonic() - began
 
 
 def next_job():

@@ -24,13 +24,15 @@ FATAL = 3
 
 @pytest.fixture(scope="session")
 def disk(tmp_path_factory):
-    """A function that gives the environment of a job whose disk fails or is slow, by disk.cc: there below a folder."""
+    """A function that gives the environment of a job whose disk fails or is slow, by disk.cc: there below a folder; or
+    that loses its first rank at a call of the system's."""
     library = tmp_path_factory.mktemp("disk") / "disk.so"
     source = Path(__file__).with_name("disk.cc")
-    subprocess.run(["c++", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
 
-    def environment(folder, how, after, rank=-1):
-        return {"LD_PRELOAD": str(library), "LAMINA_TEST_DISK": f"{rank} {how} {after} {folder}"}
+    def environment(folder, how, after, rank=-1, killed_at=None):
+        kill = {"LAMINA_TEST_KILL": f"0 {killed_at}"} if killed_at else {}
+        return {"LD_PRELOAD": str(library), "LAMINA_TEST_DISK": f"{rank} {how} {after} {folder}"} | kill
 
     return environment
 
@@ -65,11 +67,28 @@ def require_one_save(launcher, ranks, partitions, least, most, *width):
     assert not re.search(r"\.(tmp|old)-|\.lock|\.newest", names), names
 
 
+def place_met(launcher):
+    """Says by what is there how far the first rank was in a save when it was killed; the others' ends are undone."""
+    names = sorted(path.name for path in checkpoints(launcher).iterdir())
+    for unfinished in checkpoints(launcher).glob("*.tmp-*"):
+        if unfinished.name.endswith(".tmp-pruned"):
+            return "pruning"
+        manifest = unfinished / "manifest.json"
+        if not manifest.exists():
+            return "pieces"
+        newer = checkpoints(launcher) / unfinished.name.split(".tmp-")[0] / "manifest.json"
+        is_replaced = newer.exists() and newer.stat().st_mtime_ns > manifest.stat().st_mtime_ns
+        return "replaced" if is_replaced else "manifest"
+    if any(name.endswith(".newest") for name in names):
+        return "newest"
+    return "a claim" if any(name.endswith(".lock") for name in names) else "none"
+
+
 def drawn(number):
     """A layout, who is killed, when, and how it saves; the same for the same number."""
     draw = random.Random(f"checkpoint {number}")
     ranks, partitions = draw.choice(LAYOUTS)
-    victim = draw.choice([-1, *range(ranks)])
+    victim = draw.choice([-1, 0, draw.randrange(ranks)])  # the first rank commits
     how = draw.choice(["synchronous", "asynchronous"]), draw.choice(["one", "new"])
     return ranks, partitions, victim, round(1.2 * draw.random(), 3), *how
 
@@ -79,7 +98,7 @@ def drawn(number):
     [drawn(number) for number in range(100 if SOAK else 6)],
 )
 def test_a_kill_at_any_instant_leaves_the_save_before_or_this_one(
-    ranks, partitions, victim, fraction, how, tags, launcher
+    ranks, partitions, victim, fraction, how, tags, launcher, record_property
 ):
     started = launcher.start_ranks(ranks, CHECKPOINTS, "killed", partitions, 60, victim, fraction, how, tags)
     if victim < 0:
@@ -89,8 +108,41 @@ def test_a_kill_at_any_instant_leaves_the_save_before_or_this_one(
         for _, error, _ in survivors(launcher, started, victim):
             assert re.search(rf"rank {victim} (is|was) lost", error), error
     saved, begun = noted(launcher, "saved", ranks), noted(launcher, "begun", ranks)
+    record_property("met", f"{place_met(launcher)} of {begun}, after {saved}")  # of the report of a soak
     assert saved >= FATAL - 1
     require_one_save(launcher, ranks, partitions, saved, begun)
+
+
+# The first rank's call of the system, its path, the tags, and what is then there. The bytes of a file were written when
+# it is synced.
+CALLS = [
+    ("write", "*/save-3_partial.tmp-*/seen", "new", "pieces"),
+    ("write", "*/save-3_partial.tmp-*.safetensors", "new", "pieces"),
+    ("fsync", "*/save-3_partial.tmp-*/optimizer-*.safetensors", "new", "pieces"),
+    ("write", "*/save-3_partial.tmp-*/manifest.json", "new", "manifest"),
+    ("fsync", "*/save-3_partial.tmp-*/manifest.json", "new", "manifest"),
+    ("rename", "*/save-3_partial.tmp-*", "new", "manifest"),
+    ("renameat2", "*/last_partial.tmp-*", "one", "manifest"),
+    ("unlinkat", "*/last_partial.tmp-*", "one", "replaced"),
+    ("write", "*/save-3_partial.newest", "new", "newest"),
+    ("rename", "*/save-3_partial.newest", "new", "newest"),
+    ("rename", "*/save-1_partial", "new", "a claim"),
+    ("unlinkat", "*/save-1_partial.tmp-pruned/*", "new", "pruning"),
+]
+
+
+@pytest.mark.parametrize(("call", "path", "tags", "met"), some(CALLS, 4, seed=5))
+@pytest.mark.parametrize("how", some(["synchronous", "asynchronous"], 1))
+def test_a_kill_of_the_first_rank_at_any_call_leaves_the_save_before_or_this_one(
+    call, path, tags, met, how, launcher, disk
+):
+    nobody = -2
+    environment = disk(checkpoints(launcher), 0, 1000, killed_at=f"{call} {path}")
+    job = start(launcher, 2, "killed", 1, 60, nobody, 0, how, tags, env=environment)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGKILL, errors
+    assert place_met(launcher) == met
+    require_one_save(launcher, 2, 1, noted(launcher, "saved", 2), noted(launcher, "begun", 2))
 
 
 def slowly(launcher, disk, megabytes=10):
