@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import itertools
 import pathlib
 import random
 import shutil
@@ -12,7 +13,7 @@ from collections import Counter
 import pytest
 import safetensors
 import torch
-from soak import SOAK
+from soak import SOAK, some
 from torch import nn
 
 import lamina
@@ -34,11 +35,11 @@ LAYOUTS = {
 class Net(nn.Module):
     """Tied weights, a frozen one, buffers, dropout, odd sizes, an extra state."""
 
-    def __init__(self):
+    def __init__(self, dropout=0.1):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, 9)
-        self.blocks = nn.Sequential(*(Block(9) for _ in range(4)))
+        self.blocks = nn.Sequential(*(Block(9, dropout) for _ in range(4)))
         self.head = nn.Linear(9, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
         self.blocks[1].first.bias.requires_grad_(False)
@@ -48,12 +49,12 @@ class Net(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, dropout):
         super().__init__()
         self.first = nn.Linear(width, 7)
         self.second = nn.Linear(7, width)
         self.norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
 
@@ -66,6 +67,10 @@ def train(model, x):
     loss = nn.functional.cross_entropy(model(x).float().flatten(0, 1), x.flatten())
     model.backward(loss)
     return loss
+
+
+# Grows and falls several times in the steps of a case.
+SCALE = {"init_scale": 2.0**24, "scale_window": 5}
 
 
 def adamw(parameters):
@@ -91,16 +96,17 @@ def adafactor(parameters):
 
 
 class Job:
-    """A training over all ranks."""
+    """A training over all ranks, whose learning rates a scheduler sets."""
 
-    def __init__(self, layout, make=adamw, dynamic=False, **keys):
+    def __init__(self, layout, make=adamw, dynamic=False, dropout=0.1, **keys):
         keys = {"deterministic_server": True, "microbatches": 2, "timeout_s": 30} | LAYOUTS[layout] | keys
         lamina.init(**keys)
-        self.model = lamina.DistributedModel(Net())
+        self.model = lamina.DistributedModel(Net(dropout))
         self.optimizer = lamina.DistributedOptimizer(
             make(parameter for parameter in self.model.parameters() if parameter.requires_grad),
-            **({"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**8}} if dynamic else {}),
+            **({"dynamic_loss_scale": True, "dynamic_loss_args": SCALE} if dynamic else {}),
         )
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 70)
         self.steps = 0
 
     def train(self, steps):
@@ -112,8 +118,18 @@ class Job:
             self.optimizer.zero_grad()
             losses.append(float(train(self.model, batch[lamina.dp_rank() * rows :][:rows]).reduce_mean()))
             self.optimizer.step()
+            self.scheduler.step()
             self.steps += 1
         return losses
+
+    def content(self):
+        """Returns what a checkpoint of it has as user_content."""
+        return {"steps": self.steps, "scheduler": self.scheduler.state_dict()}
+
+    def resume(self, path):
+        content = lamina.resume_from_checkpoint(path)
+        self.steps = content["steps"]
+        self.scheduler.load_state_dict(content["scheduler"])
 
     def states(self):
         return self.model.state_dict(), self.optimizer.state_dict()
@@ -150,21 +166,42 @@ def require_same(found, expected, where=""):
         assert found == expected, f"{where}: {found!r} is not {expected!r}"
 
 
-def require_going_on(layout, make=adamw, **keys):
-    """Training that is saved, ended and resumed is the one that was not."""
+def require_going_on(layout, make=adamw, steps=3, **keys):
+    """Training that is saved, ended and resumed is the one that was not: bit by bit, for so many steps more."""
     with folder() as path:
         job = Job(layout, make, **keys)
         job.train(3)
-        lamina.save_checkpoint(path, "three", user_content={"steps": job.steps})
-        expected = job.train(3), job.states()
+        lamina.save_checkpoint(path, "three", user_content=job.content())
+        expected = job.train(steps), job.states(), job.scheduler.get_last_lr()
         lamina.shutdown()
 
         job = Job(layout, make, **keys)
         torch.manual_seed(99)  # which the checkpoint's generators take the place of
-        content = lamina.resume_from_checkpoint(path)
-        job.steps = content["steps"]
-        found = job.train(3), job.states()
+        job.resume(path)
+        found = job.train(steps), job.states(), job.scheduler.get_last_lr()
         require_same(found, expected)
+        lamina.shutdown()
+
+
+def whole_loss(job):
+    """The loss of the next step over the rows of all copies."""
+    losses = lamina.allgather(job.train(1)[0], lamina.CommGroup.WORLD)
+    return sum(losses) / len(losses)
+
+
+def require_same_next_loss(first, second, make=adamw, **keys):
+    """The step after a checkpoint has the same loss in another layout as in the one that saved it."""
+    with folder() as path:
+        job = Job(first, make, dropout=0.0, **keys)
+        job.train(3)
+        lamina.save_checkpoint(path, "three", user_content=job.content())
+        expected = whole_loss(job)
+        lamina.shutdown()
+
+        job = Job(second, make, dropout=0.0, **keys)
+        job.resume(path)
+        found = whole_loss(job)
+        assert abs(found - expected) <= 1e-6 * abs(expected), f"{first} to {second}: {found} is not {expected}"
         lamina.shutdown()
 
 
@@ -231,6 +268,26 @@ def case_training_goes_on_in_half_precision():
     require_going_on("pp2 dp2", adamw, bf16=True)
     require_going_on("dp4 shared states", fused, fp16=True, dynamic=True)
     require_going_on("sharded 4", lamb, bf16=True)
+
+
+def case_fifty_more_steps_are_those_of_a_training_that_never_ended():
+    require_going_on("pp2 dp2", adamw, steps=50, fp16=True, dynamic=True)
+    others = [
+        ("pp4", fused, {}),
+        ("dp4 shared states", adamw, {"bf16": True}),
+        ("sharded 2, two copies", fused, {}),
+        ("pp2 sharded 2", adamw, {"bf16": True}),
+    ]
+    for layout, make, keys in some(others, 2, seed=2):
+        require_going_on(layout, make, steps=50, **keys)
+
+
+def case_the_next_loss_is_the_same_in_any_layout():
+    pairs = list(itertools.permutations(LAYOUTS, 2))
+    for first, second in some(pairs, 6, seed=4):
+        require_same_next_loss(first, second, fused)
+    for first, second in some(pairs, 2, seed=5):
+        require_same_next_loss(first, second, adamw, bf16=True)
 
 
 def case_training_goes_on_with_a_seed():
