@@ -23,7 +23,7 @@ constexpr auto kGrace = std::chrono::seconds(10);         // for the first rank 
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
 // Words on the channel of a save: a letter, and what follows it.
-constexpr char kGoesOn = 'g', kManifest = 'm', kFailed = 'f', kDone = 'd';
+constexpr char kGoesOn = 'g', kManifest = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
 
 std::string new_id() {
   std::random_device random;
@@ -150,6 +150,36 @@ bool Save::is_over() const {
 }
 
 void Save::wait() {
+  await_end();
+  std::lock_guard guard(mutex_);
+  told_ = true;
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Save::end() {
+  {
+    std::lock_guard guard(mutex_);
+    if (told_) return;
+  }
+  wait();
+}
+
+void Save::check_before_step() {
+  {
+    std::lock_guard guard(mutex_);
+    if (told_ || (!failed_ && !error_)) {
+      ++steps_;
+      return;
+    }
+  }
+  await_end();
+  std::lock_guard guard(mutex_);
+  if (steps_++ < begun_) return;
+  told_ = true;
+  std::rethrow_exception(error_);
+}
+
+void Save::await_end() {
   std::unique_lock lock(mutex_);
   auto said = base::Deadline::Clock::now();
   std::int64_t seen = -1;
@@ -178,7 +208,6 @@ void Save::wait() {
     }
     lock.lock();
   }
-  if (error_) std::rethrow_exception(error_);
 }
 
 void Save::write() {
@@ -209,21 +238,59 @@ std::exception_ptr Save::outcome() {
     word = kFailed + to_text(std::current_exception(), peers_.rank());
   }
   if (!peers_.is_first()) {
-    word = hand_in(word);
+    try {
+      word = hand_in(word);
+    } catch (const base::CancelledError&) {  // the others agree on a step all the same
+      word = kFailed + to_text(std::current_exception(), peers_.rank());
+    }
   } else {
     std::string failure = word.front() == kFailed ? word : "";
     if (!failure.empty()) tell_others(failure);
     auto manifests = collect(std::move(own), failure);
-    if (!failure.empty()) return to_error(failure.substr(1));
-    word = kDone;
-    try {
-      commit(std::move(manifests));
-    } catch (...) {
-      word = kFailed + to_text(std::current_exception(), peers_.rank());
+    word = failure;
+    if (failure.empty()) {
+      word = kDone;
+      try {
+        commit(std::move(manifests));
+      } catch (...) {
+        word = kFailed + to_text(std::current_exception(), peers_.rank());
+      }
+      tell_others(word);
     }
-    tell_others(word);
   }
-  return word.front() == kDone ? nullptr : to_error(word.substr(1));
+  if (word.front() == kDone) return nullptr;
+  agree_on_step();
+  return to_error(word.substr(1));
+}
+
+// Agrees on the step before which all throw: the first one that no rank had begun when it had heard of the failure.
+// Where ranks cannot, it stays this rank's next one.
+void Save::agree_on_step() {
+  std::int64_t begun = 0;
+  {
+    std::lock_guard guard(mutex_);
+    failed_ = true;
+    begun = steps_;
+  }
+  const auto take = [&](base::Rank, const std::string& text) {
+    if (text.front() != kSteps) return false;
+    begun = std::max(begun, std::int64_t{std::stoll(text.substr(1))});
+    return true;
+  };
+  const auto word = [&] { return kSteps + std::to_string(begun); };
+  Silence silence{.since = {}, .most = peers_.patience.timeout};
+  for (const auto rank : peers_.world) {
+    const bool heard = peers_.is_first() ? all_handed_in_ : rank == peers_.first();
+    if (heard && rank != peers_.rank()) silence.since[rank] = base::Deadline::Clock::now();
+  }
+  try {
+    if (!peers_.is_first()) peers_.mailbox.send(peers_.first(), channel_, word());
+    if (!silence.since.empty()) hear(silence, take, [] {});
+  } catch (const base::Error&) {  // the failure itself is what is to be thrown
+  }
+  if (peers_.is_first()) tell_others(word());
+  std::lock_guard guard(mutex_);
+  begun_ = begun;
 }
 
 archive::Manifest Save::write_own() {
@@ -248,8 +315,8 @@ void Save::went_on() {
     std::rethrow_exception(to_error(text.substr(1)));
   }
   const auto now = base::Deadline::Clock::now();
-  if (now - told_ < kBeat) return;
-  told_ = now;
+  if (now - said_ < kBeat) return;
+  said_ = now;
   if (peers_.is_first()) return tell_others(std::string(1, kGoesOn));
   peers_.mailbox.send(peers_.first(), channel_, std::string(1, kGoesOn));
 }
@@ -304,8 +371,8 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
       if (word.front() == kFailed) fail(word);
     }
     const auto now = base::Deadline::Clock::now();
-    if (now - told_ < kBeat || !std::exchange(goes_on, false)) return;
-    told_ = now;
+    if (now - said_ < kBeat || !std::exchange(goes_on, false)) return;
+    said_ = now;
     tell_others(std::string(1, kGoesOn));
   };
   while (!silence.since.empty() && !dropped_) {
@@ -320,6 +387,7 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
       fail_here();
     }
   }
+  all_handed_in_ = last.size() + 1 == peers_.world.size();
   std::vector<archive::Manifest> manifests{std::move(own)};
   try {
     require_wanted();

@@ -54,6 +54,11 @@ struct SaveRequest {
 // so about every second; one that is lost, or silent for as long as the patience, ends the save, and one that hears so
 // stops. All of that may run in a thread of its own: these words have a channel of their own, and nobody else waits for
 // them.
+//
+// Where training goes on meanwhile, ranks hear of a failure at different times, and are to throw it before the same
+// step. So once one has failed, each rank tells the first one how many steps it has begun since the save was made, and
+// begins no more until it knows which step none had begun: that is the one. Steps cost nothing otherwise. Where a rank
+// is lost, silent or gives up, there is no such step: then each throws it before its next one.
 class Save {
  public:
   // Collective. Throws the same error on all ranks, before a byte of a part is written.
@@ -68,6 +73,10 @@ class Save {
   bool is_over() const;
   // Waits for the end, and throws what it ended with. An interrupt of the wait gives the save up.
   void wait();
+  // As wait(), without an error that was thrown already.
+  void end();
+  // Before each step of this rank: throws, once, what the save has failed with; on all ranks before the same step.
+  void check_before_step();
   // Has it end soon, on all ranks, unless it is about to be committed. wait() throws base::CancelledError then.
   void give_up() { dropped_ = true; }
 
@@ -92,6 +101,8 @@ class Save {
   void require_peers() const;
   std::string hand_in(const std::string& word);
   std::vector<archive::Manifest> collect(archive::Manifest own, std::string& failure);
+  void agree_on_step();
+  void await_end();
   void hear(Silence& silence, const std::function<bool(base::Rank, const std::string&)>& take,
             const std::function<void()>& attend);
   void commit(std::vector<archive::Manifest> manifests);
@@ -106,7 +117,8 @@ class Save {
   archive::Path place_;                       // where files are written
   std::optional<archive::Save> claim_;        // the first rank's
   std::string last_word_;                     // of the first rank
-  base::Deadline::Clock::time_point told_{};  // when others last heard that this rank goes on
+  base::Deadline::Clock::time_point said_{};  // when others last heard that this rank goes on
+  bool all_handed_in_ = false;                // to the first rank
 
   std::thread thread_;
   std::atomic<bool> dropped_ = false;
@@ -114,8 +126,11 @@ class Save {
   std::atomic<std::int64_t> progress_ = 0;  // grows while any rank writes
   mutable std::mutex mutex_;                // of what follows
   std::condition_variable ended_;
-  bool over_ = false;
+  bool over_ = false, told_ = false;
   std::exception_ptr error_;  // with which it ended; before, what kept it from beginning
+  bool failed_ = false;       // no step begins until it is over
+  std::int64_t steps_ = 0;    // that this rank has begun since
+  std::int64_t begun_ = 0;    // that any rank had begun when it had failed
 };
 
 }  // namespace lamina::checkpoint

@@ -15,8 +15,8 @@
 // together. Their files are those of Python's save_checkpoint: docs/checkpoints.md.
 namespace lamina {
 
-namespace frontend {
-class SaveUnderWay;
+namespace checkpoint {
+class Save;
 }
 
 // Numbers, flags, texts, tensors, and lists, tuples and dictionaries of these, by name.
@@ -36,7 +36,7 @@ struct SaveOptions {
 // A checkpoint that is saved, or is being saved while training goes on.
 class CheckpointHandle {
  public:
-  explicit CheckpointHandle(std::shared_ptr<frontend::SaveUnderWay> save) : save_(std::move(save)) {}
+  explicit CheckpointHandle(std::shared_ptr<checkpoint::Save> save) : save_(std::move(save)) {}
 
   // True when it has ended, well or not.
   bool done() const;
@@ -44,7 +44,7 @@ class CheckpointHandle {
   void wait();
 
  private:
-  std::shared_ptr<frontend::SaveUnderWay> save_;
+  std::shared_ptr<checkpoint::Save> save_;
 };
 
 // Saves model, optimizers, loss scale and random generators of the job as the checkpoint `path`/`tag`_partial. Every

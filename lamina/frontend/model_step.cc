@@ -28,7 +28,7 @@ Model& model_outside_step(const std::string& what) {
 
 std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   const auto& job = outside_step("a step function");
-  if (job.saves != nullptr) job.saves->check();
+  if (job.saves != nullptr) job.saves->check_before_step();
   pipeline::StepSpec spec{batch.microbatches, body, [] {}, call};
   return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
 }

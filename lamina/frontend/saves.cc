@@ -5,21 +5,11 @@
 
 namespace lamina::frontend {
 
-void SaveUnderWay::wait() {
-  try {
-    save_->wait();
-  } catch (...) {
-    told_ = save_->is_over();
-    throw;
-  }
-}
-
-std::shared_ptr<SaveUnderWay> Saves::begin(session::Session& session, checkpoint::SaveRequest request,
-                                           bool with_snapshot) {
-  auto save =
-      std::make_unique<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
-  save->start(with_snapshot ? &snapshot_ : nullptr);
-  under_way_ = std::make_shared<SaveUnderWay>(std::move(save));
+std::shared_ptr<checkpoint::Save> Saves::begin(session::Session& session, checkpoint::SaveRequest request,
+                                               bool with_snapshot) {
+  under_way_ =
+      std::make_shared<checkpoint::Save>(archive::file_system(), std::move(request), session::peers_of(session));
+  under_way_->start(with_snapshot ? &snapshot_ : nullptr);
   return under_way_;
 }
 
@@ -27,8 +17,8 @@ void Saves::end() {
   if (const auto ending = std::exchange(under_way_, nullptr)) ending->end();
 }
 
-void Saves::check() {
-  if (under_way_ != nullptr && under_way_->is_over()) end();
+void Saves::check_before_step() {
+  if (under_way_ != nullptr) under_way_->check_before_step();
 }
 
 }  // namespace lamina::frontend

@@ -98,7 +98,9 @@ void bind_checkpoint(py::module_& module) {
       .def_property_readonly("is_over", &checkpoint::Save::is_over)
       .def_property_readonly("tag", &checkpoint::Save::tag)
       .def("give_up", &checkpoint::Save::give_up)
-      .def("wait", &checkpoint::Save::wait, py::call_guard<Release>());
+      .def("wait", &checkpoint::Save::wait, py::call_guard<Release>())
+      .def("end", &checkpoint::Save::end, py::call_guard<Release>())
+      .def("check_before_step", &checkpoint::Save::check_before_step, py::call_guard<Release>());
   module.def("require_content", &require_content, py::arg("object"), py::arg("allow_objects"));
   module.def("begin_save", &begin_save, py::arg("session"), py::arg("parts"), py::arg("folder"), py::arg("tag"),
              py::arg("partial"), py::arg("about"), py::arg("allow_objects"), py::arg("texts"), py::arg("keep"),

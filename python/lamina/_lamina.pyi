@@ -773,6 +773,12 @@ class Save:
     def tag(self) -> str: ...
     def wait(self) -> None:
         """Waits for its end, and raises what it ended with, alike on all ranks."""
+    def end(self) -> None:
+        """As `wait`, without an error that was raised already."""
+    def check_before_step(self) -> None:
+        """Raises, once, what it has failed with: on all ranks before the same step."""
+    def give_up(self) -> None:
+        """Has it end soon, on all ranks, unless it is about to be committed."""
 
 def require_content(object: Any, allow_objects: bool) -> None:
     """UsageError where an object cannot be saved."""

@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <fstream>
 
 #include "lamina/archive/verify.h"
@@ -170,6 +171,52 @@ TEST(Save, OfFilesThatRanksMakeKnowsTheirBytes) {
     EXPECT_EQ(damage.front().file, "file_1");
     std::ofstream(found.folder / "file_1", std::ios::in | std::ios::out) << "s";
   }
+}
+
+// Ranks have begun 0, 3 and 6 steps when the last one's file fails.
+TEST(Save, ThatFailsThrowsOnceBeforeTheSameStepOnAllRanks) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  std::barrier all(kRanks + 1);
+  std::vector<int> begun(kRanks);
+  const auto errors = boxes.run([&](int rank) {
+    SaveRequest request{.folder = folder / "c", .tag = "a"};
+    request.about = nlohmann::json::object();
+    if (rank == 2) {
+      request.own_files.push_back({"file", 8, [&](const OwnFile::Write&) {
+                                     all.arrive_and_wait();
+                                     throw base::UsageError("nothing to say");
+                                   }});
+    }
+    Save save(archive::file_system(), std::move(request), peers_of(boxes, rank));
+    save.start();
+    for (; begun[rank] < 3 * rank; ++begun[rank]) save.check_before_step();
+    all.arrive_and_wait();
+    try {
+      for (;; ++begun[rank]) save.check_before_step();
+    } catch (const base::UsageError&) {
+      save.check_before_step();
+      save.end();
+      throw;
+    }
+  });
+  for (const auto& error : errors) EXPECT_TRUE(text_of(error).ends_with("on rank 2: nothing to say"));
+  EXPECT_GE(begun[0], 6);
+  EXPECT_EQ(begun, std::vector<int>(kRanks, begun[0]));
+}
+
+// One rank ends before the others know that the save has failed: nobody waits for it.
+TEST(Save, ThatARankGivesUpThrowsAtTheNextStep) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  const auto errors = boxes.run([&](int rank) {
+    Save save(archive::file_system(), request_of(folder / "c", "a", rank, 1), peers_of(boxes, rank));
+    if (rank == 1) save.give_up();
+    save.start();
+    if (rank == 1) return;
+    while (true) save.check_before_step();
+  });
+  for (const int rank : {0, 2}) EXPECT_NE(text_of(errors[rank]).find("was interrupted"), std::string::npos);
 }
 
 TEST(Save, KeepsAsManyAsItIsTold) {

@@ -208,6 +208,25 @@ def case_an_error_of_an_asynchronous_save_is_raised_once_on_every_rank():
         lamina.save_checkpoint(path, "b")
 
 
+def case_an_error_of_an_asynchronous_save_is_raised_before_the_same_step_on_every_rank():
+    with folder() as path:
+        job = Job("pp2 dp2", nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
+        job.train()
+        for tag in "abcde":
+            lamina.save_checkpoint(path, tag, user_content=torch.zeros(1 << 18), asynchronous=True)
+            if lamina.rank() == 0:
+                for each in path.glob(f"{tag}_partial.tmp-*"):
+                    each.rename(path / f"moved {tag}")
+            steps = 0
+            with pytest.raises(lamina.Error, match="tmp-"):
+                while True:
+                    job.train()
+                    steps += 1
+            assert len(set(lamina.allgather(steps, lamina.CommGroup.WORLD))) == 1
+        job.train()
+        lamina.save_checkpoint(path, "f")
+
+
 def case_one_rank_that_cannot_say_what_it_saves_is_an_error_on_all():
     class Refuses(nn.Linear):
         def get_extra_state(self):

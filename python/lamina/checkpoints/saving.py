@@ -30,7 +30,6 @@ class CheckpointHandle:
 
     def __init__(self, save: _lamina.Save):
         self._save = save
-        self._told = False
 
     def done(self) -> bool:
         """True when it has ended, well or not."""
@@ -38,50 +37,37 @@ class CheckpointHandle:
 
     def wait(self) -> None:
         """Returns when the checkpoint is on the disk; raises what kept it from getting there, on every rank."""
-        try:
-            self._save.wait()
-        finally:
-            self._told = self._save.is_over
-
-    def end(self) -> None:
-        """As `wait()`, without an error that was raised there already."""
-        if not self._told:
-            self.wait()
-
-    def give_up(self) -> None:
-        """Has it end soon, on every rank, unless it is about to be there."""
-        self._save.give_up()
+        self._save.wait()
 
 
 class Saves:
     """The saves of a job: one at a time."""
 
     def __init__(self) -> None:
-        self._under_way: CheckpointHandle | None = None
+        self._under_way: _lamina.Save | None = None
         self.snapshot = _lamina.Snapshot()
 
     def end(self) -> None:
-        """Waits for the one that is under way, and raises what it ended with."""
-        handle, self._under_way = self._under_way, None
-        if handle is not None:
-            handle.end()
+        """Waits for the one that is under way, and raises what it ended with, unless that was raised already."""
+        save, self._under_way = self._under_way, None
+        if save is not None:
+            save.end()
 
-    def check(self) -> None:
-        """Raises what a save has failed with that has ended since."""
-        if self._under_way is not None and self._under_way.done():
-            self.end()
+    def check_before_step(self) -> None:
+        """Raises what it has failed with: on every rank before the same step."""
+        if self._under_way is not None:
+            self._under_way.check_before_step()
 
     def drop(self) -> None:
         """Gives up the one that is under way."""
-        handle, self._under_way = self._under_way, None
-        if handle is not None:
-            handle.give_up()
+        if self._under_way is not None:
+            self._under_way.give_up()
             with contextlib.suppress(Error):
-                handle.end()
+                self.end()
 
     def begin(self, save: _lamina.Save) -> CheckpointHandle:
-        self._under_way = CheckpointHandle(save)
-        return self._under_way
+        self._under_way = save
+        return CheckpointHandle(save)
 
 
 def of_job(job: current.Job) -> Saves:
@@ -122,8 +108,8 @@ def save_checkpoint(
             where lamina has put modules of its own into the places of Hugging Face's.
         num_kept_partial_checkpoints: so many checkpoints of this folder stay, the latest ones; None: all.
         asynchronous: returns when the ranks have copied what they save, and writes while training goes on. The next
-            save, the handle's `wait()`, or the end of the job waits for it; an error is raised there, or at the next
-            step, on every rank.
+            save, the handle's `wait()`, or the end of the job waits for it; an error is raised there, or before the
+            next step of a step function, the same one on every rank.
         allow_pickle: whether objects of other classes may be pickled, which then is to be said where they are loaded.
         form: "lamina", the default, or "smp": files of torch.save as scripts for smdistributed.modelparallel read them,
             `path`/`tag`_partial, or with `partial=False` the file `path`/`tag`. In that form user_content is anything

@@ -106,7 +106,7 @@ class StepFunction:
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
         job = current.outside_step(f"the step function {self._function.__qualname__}")
         if job.saves is not None:
-            job.saves.check()
+            job.saves.check_before_step()
         seeds.check(job)
         first_call = job.cut.enter_step() if job.cut is not None else None
         if job.pipelined:
