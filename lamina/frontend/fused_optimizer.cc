@@ -35,7 +35,7 @@ struct FusedState : torch::optim::OptimizerParamState {
     if (!state.started) return;
     std::size_t tensor = 0, number = 0;
     for (const auto& field : functional.declaration().states) {
-      if (field.kind == fused::StateKind::kNumber) {
+      if (fused::is_number(field.kind)) {
         archive.write(field.name, c10::IValue(state.numbers.at(number++)));
       } else if (const auto& value = state.tensors.at(tensor++); value.defined()) {
         archive.write(field.name, value, /*is_buffer=*/true);
@@ -46,7 +46,7 @@ struct FusedState : torch::optim::OptimizerParamState {
   void serialize(InputArchive& archive) override {
     state = {};
     for (const auto& field : functional.declaration().states) {
-      if (field.kind == fused::StateKind::kNumber) {
+      if (fused::is_number(field.kind)) {
         c10::IValue value;
         const bool found = archive.try_read(field.name, value);
         state.numbers.push_back(found ? value.toDouble() : 0);

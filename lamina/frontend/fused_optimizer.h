@@ -57,8 +57,8 @@ class FusedOptions : public torch::optim::OptimizerOptions {
 //     lamina::FusedOptimizer lamb("LAMB", {{weights, {}}, {biases, {{"weight_decay", 0.0}}}}, {{"lr", 1e-3}});
 //
 // Names, hyper-parameters and presets are those of Python's lamina.optim; a tuple of torch's is as many numbers (beta1
-// and beta2). Parameters lie on the CPU. Throws base::UsageError for what the optimizer does not take; step() does for
-// sparse gradients, and parameters whose elements overlap in memory.
+// and beta2). Parameters may lie on any device. Throws base::UsageError for what the optimizer does not take; step()
+// does for sparse gradients, and parameters whose elements overlap in memory.
 class FusedOptimizer : public torch::optim::Optimizer {
  public:
   // Parameters with the hyper-parameters that differ from the optimizer's.

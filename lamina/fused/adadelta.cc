@@ -12,7 +12,7 @@ struct Hyperparameters {
 
 constexpr HyperField kHyper[] = {
     lr(1), {"rho", 0.9, Bound::kUpToOne, "rho value"}, eps(1e-6), weight_decay(0), flag("maximize")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"square_avg"}, {"acc_delta"}};
+constexpr StateField kStateFields[] = {{"step", StateKind::kTorchsNumber}, {"square_avg"}, {"acc_delta"}};
 
 struct Adadelta {
   template <class T>
@@ -26,7 +26,7 @@ struct Adadelta {
       gradient *= sign;
       if (weight_decay != 0) gradient += weight_decay * parameter;
       square = rho * square + rest * gradient * gradient;
-      const T delta = std::sqrt(deltas + eps) / std::sqrt(square + eps) * gradient;
+      const T delta = sqrt(deltas + eps) / sqrt(square + eps) * gradient;
       deltas = rho * deltas + rest * delta * delta;
       parameter -= lr * delta;
     }

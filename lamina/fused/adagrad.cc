@@ -14,7 +14,7 @@ constexpr HyperField kHyper[] = {
     lr(1e-2),        {"lr_decay", 0, Bound::kNotNegative, "lr_decay value"},
     weight_decay(0), {"initial_accumulator_value", 0, Bound::kNotNegative, "initial_accumulator_value value"},
     eps(1e-10),      flag("maximize")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber},
+constexpr StateField kStateFields[] = {{"step", StateKind::kTorchsNumber},
                                        {"sum", StateKind::kLikeParameter, "initial_accumulator_value"}};
 
 struct Adagrad {
@@ -28,7 +28,7 @@ struct Adagrad {
       gradient *= sign;
       if (weight_decay != 0) gradient += weight_decay * parameter;
       sum += gradient * gradient;
-      parameter -= lr * gradient / (std::sqrt(sum) + eps);
+      parameter -= lr * gradient / (sqrt(sum) + eps);
     }
   };
 };

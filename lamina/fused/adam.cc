@@ -20,7 +20,8 @@ constexpr HyperField kHyper[] = {lr(1e-3),
                                  flag("maximize"),
                                  flag("bias_correction", true),
                                  flag("decoupled_weight_decay", Decoupled)};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}};
+constexpr StateField kStateFields[] = {
+    {"step", StateKind::kTorchsNumber}, {"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}};
 
 template <bool Amsgrad>
 struct Adam {
@@ -39,7 +40,7 @@ struct Adam {
       square = beta2 * square + rest2 * gradient * gradient;
       T second = square;
       if constexpr (Amsgrad) second = states[2] = larger(states[2], square);
-      parameter -= lr * average / (std::sqrt(second) * scale2 + eps);
+      parameter -= lr * average / (sqrt(second) * scale2 + eps);
     }
   };
 };

@@ -11,7 +11,7 @@ struct Hyperparameters {
 };
 
 constexpr HyperField kHyper[] = {lr(2e-3), beta1(), beta2(), eps(1e-8), weight_decay(0), flag("maximize")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg"}, {"exp_inf"}};
+constexpr StateField kStateFields[] = {{"step", StateKind::kTorchsNumber}, {"exp_avg"}, {"exp_inf"}};
 
 struct Adamax {
   template <class T>
@@ -25,7 +25,7 @@ struct Adamax {
       gradient *= sign;
       if (weight_decay != 0) gradient += weight_decay * parameter;
       average = beta1 * average + rest1 * gradient;
-      largest = larger(beta2 * largest, std::abs(gradient) + eps);
+      largest = larger(beta2 * largest, abs(gradient) + eps);
       parameter -= lr * average / largest;
     }
   };

@@ -26,9 +26,11 @@ inline double combined(Combine how, double a, double b) {
 
 enum class StateKind : std::uint8_t {
   kLikeParameter,  // an element for each of the parameter's
-  kNumber,         // one number, as a count of steps
+  kNumber,         // one number
+  kTorchsNumber,   // one that torch's classes keep in its default type, as a count of steps
   kOwnShape,
 };
+inline bool is_number(StateKind kind) { return kind == StateKind::kNumber || kind == StateKind::kTorchsNumber; }
 
 struct StateField {
   const char* name;  // as torch's state dicts have it

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over memory for rules that say what happens to one element. [Note: steps] A rule is a struct with a member
+// Loops over memory, and operations on arrays ([Note: values]), for rules that say what happens to one element.
+// [Note: steps] A rule is a struct with a member
 // template `Step` over the type of its coefficients, which are all its members; with a constant `kStates`, and
 //
 //   void operator()(T& parameter, T gradient, std::array<T, kStates>& states) const;
@@ -11,15 +12,22 @@
 // double over fixed blocks and lanes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <type_traits>
+#include <utility>
 
 #include "lamina/fused/rule.h"
 
 namespace lamina::fused {
+
+// Functions of elements; those of a Value are found beside it.
+using std::abs;
+using std::sqrt;
 
 // The larger one; NaN, if there is one.
 template <class T>
@@ -44,6 +52,13 @@ auto step_of(const Coefficients& coefficients) {
   std::array<T, sizeof(Step) / sizeof(T)> values;
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(coefficients[i]);
   return std::bit_cast<Step>(values);
+}
+
+template <class Of>
+auto step_of(std::span<const Value> coefficients) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return typename Of::template Step<Value>{coefficients[I]...};
+  }(std::make_index_sequence<sizeof(Exact<Of>) / sizeof(double)>());
 }
 
 // The hyper-parameters of a rule as a struct of doubles in their order.
@@ -83,6 +98,21 @@ void update_chunk(const Coefficients& coefficients, const Chunk<T>& chunk) {
       parameters[i] = parameter;
     });
   });
+}
+
+template <std::size_t States>
+std::array<Value, States> states_of(Operands& operands) {
+  std::array<Value, States> states;
+  std::move(operands.states.begin(), operands.states.begin() + States, states.begin());
+  return states;
+}
+
+template <class Of>
+void update_arrays(std::span<const Value> coefficients, Operands& operands) {
+  using Step = typename Of::template Step<Value>;
+  auto states = states_of<Step::kStates>(operands);
+  step_of<Of>(coefficients)(operands.parameter, operands.gradient, states);
+  std::ranges::move(states, operands.states.begin());
 }
 
 inline constexpr std::size_t kLanes = 64;
@@ -125,20 +155,38 @@ struct Measure {
       ((norms[First + k] = norm_of<Combines>(values[k], chunk.count), ++k), ...);
     });
   }
+
+  static std::array<Value, kMostNorms> arrays(std::span<const Value> coefficients, Operands& operands) {
+    using Step = typename Of::template Step<Value>;
+    auto states = states_of<Step::kStates>(operands);
+    auto measured = step_of<Of>(coefficients).measured(operands.parameter, operands.gradient, states);
+    std::ranges::move(states, operands.states.begin());
+    std::array<Value, kMostNorms> norms;
+    std::ranges::move(measured, norms.begin() + First);
+    return norms;
+  }
 };
 
 // The loops of a rule that needs elements alone.
 template <class Of>
 Kernel elements_kernel(std::uint32_t states) {
-  return {states, &update_chunk<Of, float>, &update_chunk<Of, double>};
+  return {.states = states,
+          .update_float = &update_chunk<Of, float>,
+          .update_double = &update_chunk<Of, double>,
+          .update_arrays = &update_arrays<Of>};
 }
 
 // The loops of a rule that needs norms: of those declared, from First on, the ones that are combined so.
 template <class Of, std::size_t First, Combine... Combines>
 Kernel norms_kernel(std::uint32_t states) {
   using Measured = Measure<Of, First, Combines...>;
-  return {states, &update_chunk<Of, float>, &update_chunk<Of, double>, &Measured::template chunk<float>,
-          &Measured::template chunk<double>};
+  return {.states = states,
+          .update_float = &update_chunk<Of, float>,
+          .update_double = &update_chunk<Of, double>,
+          .measure_float = &Measured::template chunk<float>,
+          .measure_double = &Measured::template chunk<double>,
+          .update_arrays = &update_arrays<Of>,
+          .measure_arrays = &Measured::arrays};
 }
 
 }  // namespace lamina::fused

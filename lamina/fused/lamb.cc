@@ -20,7 +20,7 @@ constexpr HyperField kHyper[] = {lr(1e-3),
                                  flag("grad_averaging", true),
                                  {"max_grad_norm", 1, Bound::kNotNegative, "max_grad_norm value"},
                                  flag("use_nvlamb")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg"}, {"exp_avg_sq"}};
+constexpr StateField kStateFields[] = {{"step", StateKind::kTorchsNumber}, {"exp_avg"}, {"exp_avg_sq"}};
 constexpr Combine kNorms[] = {Combine::kSum, Combine::kSum};  // of the parameter and of the direction
 
 // The first pass advances the averages; the second computes the direction from them once more, which costs as much
@@ -46,7 +46,7 @@ struct Lamb {
     }
 
     T direction(T parameter, const std::array<T, 2>& states) const {
-      const T adam = states[0] * scale1 / (std::sqrt(states[1] * scale2) + eps);
+      const T adam = states[0] * scale1 / (sqrt(states[1] * scale2) + eps);
       return decay != 0 ? adam + decay * parameter : adam;
     }
   };

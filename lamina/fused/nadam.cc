@@ -19,7 +19,7 @@ constexpr HyperField kHyper[] = {lr(2e-3),
                                  flag("decoupled_weight_decay"),
                                  flag("maximize")};
 constexpr StateField kStateFields[] = {
-    {"step", StateKind::kNumber}, {"mu_product", StateKind::kNumber}, {"exp_avg"}, {"exp_avg_sq"}};
+    {"step", StateKind::kTorchsNumber}, {"mu_product", StateKind::kTorchsNumber}, {"exp_avg"}, {"exp_avg_sq"}};
 
 struct NAdam {
   template <class T>
@@ -35,7 +35,7 @@ struct NAdam {
       parameter *= decay;
       average = beta1 * average + rest1 * gradient;
       square = beta2 * square + rest2 * gradient * gradient;
-      parameter -= (lr_gradient * gradient + lr_average * average) / (std::sqrt(square) * scale2 + eps);
+      parameter -= (lr_gradient * gradient + lr_average * average) / (sqrt(square) * scale2 + eps);
     }
   };
 };
@@ -51,7 +51,9 @@ constexpr Rule kNAdam{
           const bool decoupled = h.decoupled_weight_decay != 0;
           const double step = ++numbers[0];
           const auto mu = [&](double at) { return h.beta1 * (1 - 0.5 * std::pow(0.96, at * h.momentum_decay)); };
-          const double product = numbers[1] = (moment.first ? 1 : numbers[1]) * mu(step);
+          const double before = moment.first ? 1 : numbers[1];
+          const double product = numbers[1] =
+              moment.double_numbers ? before * mu(step) : static_cast<float>(before) * static_cast<float>(mu(step));
           return coefficients<NAdam>({.sign = h.maximize != 0 ? -1.0 : 1.0,
                                       .l2 = decoupled ? 0 : h.weight_decay,
                                       .decay = decoupled ? 1 - h.lr * h.weight_decay : 1,

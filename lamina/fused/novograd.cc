@@ -21,7 +21,8 @@ constexpr HyperField kHyper[] = {lr(1e-3),
                                  {"norm_type", 2},  // 2, or 0 for the largest absolute value
                                  flag("init_zero")};
 // The second average is of the gradient's norm, not of its square.
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg_sq", StateKind::kNumber}, {"exp_avg"}};
+constexpr StateField kStateFields[] = {
+    {"step", StateKind::kTorchsNumber}, {"exp_avg_sq", StateKind::kNumber}, {"exp_avg"}};
 constexpr Combine kNorms[] = {Combine::kSum, Combine::kMax};
 
 struct NovoGrad {

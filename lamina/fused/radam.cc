@@ -12,7 +12,7 @@ struct Hyperparameters {
 
 constexpr HyperField kHyper[] = {
     lr(1e-3), beta1(), beta2(), eps(1e-8), weight_decay(0), flag("decoupled_weight_decay"), flag("maximize")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"exp_avg"}, {"exp_avg_sq"}};
+constexpr StateField kStateFields[] = {{"step", StateKind::kTorchsNumber}, {"exp_avg"}, {"exp_avg_sq"}};
 
 struct RAdam {
   template <class T>
@@ -28,7 +28,7 @@ struct RAdam {
       parameter *= decay;
       average = beta1 * average + rest1 * gradient;
       square = beta2 * square + rest2 * gradient * gradient;
-      const T divisor = adapts != 0 ? std::sqrt(square) + eps : T(1);
+      const T divisor = adapts != 0 ? sqrt(square) + eps : T(1);
       parameter -= lr * average / divisor;
     }
   };

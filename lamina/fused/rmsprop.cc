@@ -14,7 +14,8 @@ constexpr HyperField kHyper[] = {lr(1e-2),        {"alpha", 0.99, Bound::kNotNeg
                                  eps(1e-8),       weight_decay(0),
                                  momentum(0),     flag("centered"),
                                  flag("maximize")};
-constexpr StateField kStateFields[] = {{"step", StateKind::kNumber}, {"square_avg"}, {"momentum_buffer"}, {"grad_avg"}};
+constexpr StateField kStateFields[] = {
+    {"step", StateKind::kTorchsNumber}, {"square_avg"}, {"momentum_buffer"}, {"grad_avg"}};
 
 template <bool WithMomentum, bool Centered>
 struct RmsProp {
@@ -34,7 +35,7 @@ struct RmsProp {
         average = alpha * average + rest * gradient;
         variance -= average * average;
       }
-      const T direction = gradient / (std::sqrt(variance) + eps);
+      const T direction = gradient / (sqrt(variance) + eps);
       if constexpr (WithMomentum) {
         states[1] = momentum * states[1] + direction;
         parameter -= lr * states[1];

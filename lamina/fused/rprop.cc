@@ -17,13 +17,19 @@ constexpr HyperField kHyper[] = {lr(1e-2),
                                  {"step_size_max", 50},
                                  flag("maximize")};
 constexpr StateField kStateFields[] = {
-    {"step", StateKind::kNumber}, {"prev"}, {"step_size", StateKind::kLikeParameter, "lr"}};
+    {"step", StateKind::kTorchsNumber}, {"prev"}, {"step_size", StateKind::kLikeParameter, "lr"}};
 
 // As torch's: what is no number has the sign of zero, and moves nothing.
 template <class T>
 T by_sign(T decides, T negative, T zero, T positive) {
   const T not_positive = decides < 0 ? negative : zero;
   return decides > 0 ? positive : not_positive;
+}
+
+template <class T>
+T bounded(T value, T least, T most) {
+  value = value < least ? least : value;
+  return value > most ? most : value;
 }
 
 struct Rprop {
@@ -38,9 +44,8 @@ struct Rprop {
       gradient *= sign;
       const T agreement = gradient * before;
       size *= by_sign(agreement, eta_minus, T(1), eta_plus);
-      size = size < least ? least : size;
-      size = size > most ? most : size;
-      before = agreement < 0 ? T(0) : gradient;
+      size = bounded(size, least, most);
+      before = by_sign(agreement, T(0), gradient, gradient);
       parameter -= by_sign(before, T(-1), T(0), T(1)) * size;
     }
   };

@@ -4,8 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "lamina/fused/declaration.h"
+#include "lamina/fused/value.h"
 #include "lamina/fused/vectors.h"
 
 namespace lamina::fused {
@@ -29,6 +31,12 @@ struct Chunk {
   const void* context = nullptr;  // the rule's
 };
 
+// Parameters that are updated together, with their gradients and states, as arrays.
+struct Operands {
+  Value parameter, gradient;
+  std::array<Value, kMostStates> states;  // as Chunk's
+};
+
 // The loops of a rule over memory, for one choice of its flags.
 struct Kernel {
   std::uint32_t states = 0;  // a bit for each that lies like the parameter and is used
@@ -38,6 +46,10 @@ struct Kernel {
   // where the rule needs elements alone.
   void (*measure_float)(const Coefficients&, const Chunk<float>&, double* norms) = nullptr;
   void (*measure_double)(const Coefficients&, const Chunk<double>&, double* norms) = nullptr;
+  // Does it with arrays; see [Note: values]. Null where a shared library has loops alone.
+  void (*update_arrays)(std::span<const Value> coefficients, Operands&) = nullptr;
+  // Elements of which the norms are; a number where a norm is not used.
+  std::array<Value, kMostNorms> (*measure_arrays)(std::span<const Value> coefficients, Operands&) = nullptr;
 };
 
 inline constexpr std::size_t kBlock = 1024;
@@ -47,6 +59,7 @@ struct Moment {
   const void* context = nullptr;  // the rule's
   bool first = false;             // its states are new
   double gradient_norm = 0;       // of all gradients of the step, where the declaration asks for it
+  bool double_numbers = true;     // torch's classes keep numbers in double precision rather than in float32
 };
 
 // An optimizer as functions of numbers and memory, all of them pure: a table, so that a shared library can give one.

@@ -45,7 +45,7 @@ class Pass {
 bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 Coefficients prepared(const Call& call, const Part& part, Numbers& numbers) {
-  return call.rule.prepare(call.hyper, {call.rule.context, part.first, call.gradient_norm}, numbers);
+  return call.rule.prepare(call.hyper, call.moment(part.first), numbers);
 }
 
 // A part's memory as chunks of T, the type that it is computed in.
@@ -220,8 +220,7 @@ void update(const Call& call, std::span<Part> parts, const Workers& workers) {
   for (Part& part : parts) {
     auto coefficients = prepared(call, part, part.numbers);
     if (call.rule.finish != nullptr) {
-      call.rule.finish(call.hyper, part.norms, {call.rule.context, part.first, call.gradient_norm}, part.numbers,
-                       coefficients);
+      call.rule.finish(call.hyper, part.norms, call.moment(part.first), part.numbers, coefficients);
     }
     pass.add(part, coefficients, workers.chunk);
   }

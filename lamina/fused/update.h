@@ -32,6 +32,9 @@ struct Call {
   Hyper hyper;                // checked: see check
   double gradient_scale = 1;  // gradients are multiplied by it first
   double gradient_norm = 0;   // of all gradients of the step so scaled, where the declaration asks for it
+  bool double_numbers = true;
+
+  Moment moment(bool first) const { return {rule.context, first, gradient_norm, double_numbers}; }
 };
 
 // The threads and loops that do it. Results are the same bits whatever stands here.

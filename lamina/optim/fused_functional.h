@@ -6,12 +6,21 @@
 
 namespace lamina::optim {
 
-// A rule over memory as an optimizer of tensors: real or complex ones, whose numbers are pairs of reals, on the CPU.
-// What lies in another order than its parameter, or is no dense block, goes through a dense copy.
+// The way in which tensors are updated: those of the CPU in one loop over their memory, others by operations on whole
+// tensors.
+enum class Way : std::uint8_t {
+  kByDevice,
+  kWholeTensors,           // all of them
+  kWholeTensorsByTheRule,  // and torch's own operations for an update are not taken
+};
+
+// A rule as an optimizer of tensors: real or complex ones, whose numbers are pairs of reals, on any device. It waits
+// for a device other than the CPU when norms are measured alone, once for a list. What lies in another order than its
+// parameter, or is no dense block, goes through a dense copy.
 class FusedFunctional final : public Functional {
  public:
   // `rule` outlives it.
-  explicit FusedFunctional(const fused::Rule& rule) : rule_(rule) {}
+  explicit FusedFunctional(const fused::Rule& rule, Way way = Way::kByDevice) : rule_(rule), way_(way) {}
 
   const Declaration& declaration() const override { return rule_.declaration; }
   void check(Hyper hyper) const override { fused::check(rule_, hyper); }
@@ -19,7 +28,14 @@ class FusedFunctional final : public Functional {
   void update(const Step& step, std::span<Update> updates, Threads& threads) const override;
 
  private:
+  struct Divided {
+    std::vector<Update*> in_memory, whole;
+  };
+  // Those that have a gradient. Throws UsageError for what cannot be updated.
+  Divided divided(std::span<Update> updates, Hyper hyper) const;
+
   const fused::Rule& rule_;
+  const Way way_;
 };
 
 }  // namespace lamina::optim

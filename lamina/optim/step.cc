@@ -2,7 +2,6 @@
 #include "lamina/optim/step.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
@@ -12,6 +11,7 @@
 #include "lamina/base/str.h"
 #include "lamina/fused/rules.h"
 #include "lamina/optim/fused_functional.h"
+#include "lamina/optim/update_tensors.h"
 
 namespace lamina::optim {
 
@@ -24,10 +24,6 @@ std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     const auto dense = tensors[i].is_sparse() ? tensors[i].coalesce().values() : tensors[i];
-    if (!dense.is_cpu()) {
-      squares[i] = std::pow(at::linalg_vector_norm(dense, 2, std::nullopt, false, at::kDouble).item<double>(), 2);
-      continue;
-    }
     measured.push_back({.parameter = dense, .gradient = dense, .state = &none[i]});
     places.push_back(i);
   }
@@ -83,6 +79,9 @@ void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor>
   }
   Step given{.hyper = hyper};
   if (functional.declaration().gradient_norm) {
+    for (const Update& update : updates) {
+      if (update.gradient.defined()) check_update(functional.declaration(), update);
+    }
     given.gradient_norm = std::sqrt(squared_gradient_norm(updates, 1, threads));
   }
   functional.measure(given, updates, threads);

@@ -11,7 +11,7 @@
 namespace lamina::optim {
 
 // Sums of squares: of the elements of each tensor, 0 for an undefined one. In float64, and the same bits with any
-// number of threads; those of other devices than the CPU are torch's.
+// number of threads. Waits for other devices than the CPU once.
 std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& threads);
 
 // As many threads as torch would use, which a program may change: the process's own, kept until it ends.

@@ -18,6 +18,7 @@
 #include "lamina/optim/functional.h"
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
+#include "lamina/optim/update_tensors.h"
 #include "lamina/session/optimizer_steps.h"
 #include "python/bindings/bindings.h"
 
@@ -60,8 +61,8 @@ struct Fields {
   std::vector<py::str> names;
 };
 
-// A parameter with its state, as `optimizer.state` has it: one entry per field that is in use. Counts of steps are
-// float32, as torch's, other numbers float64.
+// A parameter with its state, as `optimizer.state` has it: one entry per field that is in use. Numbers lie on the CPU,
+// those of torch's classes in the type that they have there, others in float64.
 class Slot {
  public:
   Slot(py::object parameter, const py::dict& states) : key_(std::move(parameter)) {
@@ -87,13 +88,14 @@ class Slot {
     fields_.resize(fields.all.size());
     std::size_t tensor = 0, number = 0;
     for (std::size_t i = 0; i < fields_.size(); ++i) {
-      if (fields.all[i].kind != StateKind::kNumber) {
+      if (!fused::is_number(fields.all[i].kind)) {
         put(fields.names[i], fields_[i], state_.tensors.at(tensor++), states);
         continue;
       }
       const double value = state_.numbers.at(number++);
       if (!fields_[i].defined()) {
-        const auto type = std::string_view(fields.all[i].name) == "step" ? at::kFloat : at::kDouble;
+        const bool is_torchs = fields.all[i].kind == StateKind::kTorchsNumber;
+        const auto type = is_torchs && !optim::torchs_numbers_are_double() ? at::kFloat : at::kDouble;
         put(fields.names[i], fields_[i], at::scalar_tensor(value, type), states);
       }
       set_number(fields_[i], value);
@@ -120,11 +122,14 @@ class Slot {
       auto* found = PyDict_GetItemWithError(entry_.ptr(), fields.names[i].ptr());
       if (found != nullptr && THPVariable_Check(found)) {
         if (const auto& tensor = THPVariable_Unpack(found); !fields_[i].is_same(tensor)) fields_[i] = tensor;
+        if (fused::is_number(fields.all[i].kind) && !fields_[i].is_cpu() && !fields_[i].is_meta()) {
+          entry_[fields.names[i]] = fields_[i] = fields_[i].cpu();  // waits for the device this once
+        }
       } else {
         fields_[i].reset();
       }
       any = any || fields_[i].defined();
-      if (fields.all[i].kind != StateKind::kNumber) {
+      if (!fused::is_number(fields.all[i].kind)) {
         state_.tensors.push_back(fields_[i]);
       } else if (found != nullptr && (PyFloat_Check(found) || PyLong_Check(found))) {
         state_.numbers.push_back(PyFloat_AsDouble(found));
@@ -161,10 +166,6 @@ class OptimizerGroup {
     each_once_ = std::ranges::adjacent_find(objects) == objects.end();
   }
 
-  // They may have been moved.
-  bool on_cpu() const {
-    return std::ranges::all_of(slots_, [](const auto& slot) { return slot.parameter().is_cpu(); });
-  }
   bool each_once() const { return each_once_; }
   const Functional& functional() const { return *functional_; }
 
@@ -307,7 +308,6 @@ void bind_optim(py::module_& module) {
   py::class_<OptimizerGroup>(module, "OptimizerGroup")
       .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
            py::arg("states"))
-      .def_property_readonly("on_cpu", &OptimizerGroup::on_cpu)
       .def_property_readonly("each_once", &OptimizerGroup::each_once)
       .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"));
   py::class_<StateEntries>(module, "StateEntries")

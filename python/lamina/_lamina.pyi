@@ -528,8 +528,6 @@ class OptimizerGroup:
         states: dict[torch.Tensor, Any],
     ) -> None: ...
     @property
-    def on_cpu(self) -> bool: ...
-    @property
     def each_once(self) -> bool:
         """False where a parameter is listed twice."""
     def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:

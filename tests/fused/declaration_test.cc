@@ -65,7 +65,7 @@ TEST(Declaration, SaysWhatEachRuleNeeds) {
     EXPECT_EQ(rule->declaration.needs, norms ? Needs::kNorms : Needs::kElements) << rule->declaration.name;
     EXPECT_EQ(rule->declaration.norms.empty(), !norms);
     EXPECT_EQ(rule->declaration.gradient_norm, rule == &kLamb);
-    const auto numbers = std::ranges::count(rule->declaration.states, StateKind::kNumber, &StateField::kind);
+    const auto numbers = std::ranges::count_if(rule->declaration.states, is_number, &StateField::kind);
     EXPECT_EQ(numbers, rule == &kSgd || rule == &kQhm ? 0 : rule == &kNovoGrad || rule == &kNAdam ? 2 : 1);
   }
 }

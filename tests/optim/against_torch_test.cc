@@ -54,17 +54,17 @@ std::vector<Case> cases() {
   };
 }
 
-class AgainstTorch : public ::testing::TestWithParam<std::tuple<Case, at::ScalarType>> {};
+class AgainstTorch : public ::testing::TestWithParam<std::tuple<Case, at::ScalarType, Way>> {};
 
 TEST_P(AgainstTorch, StaysTheSameToRoundingOver50Steps) {
-  const auto& [given, dtype] = GetParam();
+  const auto& [given, dtype, way] = GetParam();
   at::manual_seed(1);
   Params theirs, ours;
   for (const auto& shape : std::vector<std::vector<std::int64_t>>{{}, {0, 3}, {7}, {33, 65}, {2, 3, 5}}) {
     theirs.push_back(at::randn(shape, dtype).requires_grad_());
     ours.push_back(theirs.back().detach().clone());
   }
-  Optimizer optimizer(given.name, given.given);
+  Optimizer optimizer(given.name, given.given, way);
   const auto reference = given.torchs(theirs);
   for (int i = 0; i < 50; ++i) {
     Params gradients;
@@ -82,9 +82,11 @@ TEST_P(AgainstTorch, StaysTheSameToRoundingOver50Steps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AgainstTorch,
-                         ::testing::Combine(::testing::ValuesIn(cases()), ::testing::Values(at::kFloat, at::kDouble)),
+                         ::testing::Combine(::testing::ValuesIn(cases()), ::testing::Values(at::kFloat, at::kDouble),
+                                            ::testing::ValuesIn(kWays)),
                          [](const auto& info) {
-                           return std::get<0>(info.param).label + at::toString(std::get<1>(info.param));
+                           return std::get<0>(info.param).label + at::toString(std::get<1>(info.param)) +
+                                  name_of(std::get<2>(info.param));
                          });
 
 }  // namespace

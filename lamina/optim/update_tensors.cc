@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/optim/update_tensors.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Utils.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <optional>
+
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
+
+namespace lamina::optim {
+namespace {
+
+using base::UsageError;
+using layout::DType;
+
+std::optional<DType> reals_in(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kComplexFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+    case at::kComplexDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      return {};
+  }
+}
+
+// Refuses what belongs to a parameter and does not fit it.
+void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const char* what, const char* optimizer) {
+  if (tensor.layout() != at::kStrided) {
+    throw UsageError(base::str(optimizer, " does not support sparse gradients, please consider SparseAdam instead"));
+  }
+  if (tensor.device() != parameter.device()) {
+    throw UsageError(base::str(optimizer, ": a ", what, " on ", tensor.device(), " for a parameter on ",
+                               parameter.device(), "; move it there before the step"));
+  }
+  if (!reals_in(tensor.scalar_type())) {
+    throw UsageError(base::str(optimizer, " updates floating-point and complex parameters; a ", what, " is of type ",
+                               tensor.scalar_type()));
+  }
+  if (tensor.sizes() != parameter.sizes() || tensor.is_complex() != parameter.is_complex()) {
+    throw UsageError(base::str(optimizer, ": a ", what, " of shape ", tensor.sizes(), " and type ",
+                               tensor.scalar_type(), " for a parameter of shape ", parameter.sizes(), " and type ",
+                               parameter.scalar_type()));
+  }
+}
+
+// Refuses a parameter of which several elements are one in memory: they cannot all have their values.
+void check_alone(const at::Tensor& parameter, const char* optimizer) {
+  if (at::has_internal_overlap(parameter) != at::MemOverlap::Yes) return;
+  throw UsageError(base::str(optimizer, ": unsupported operation: more than one element of a parameter of shape ",
+                             parameter.sizes(), " refers to a single memory location; clone() it before"));
+}
+
+// A complex number has the value in both of its parts.
+at::Tensor filled(const at::Tensor& like, double value) {
+  if (value == 0) return at::zeros_like(like);
+  return at::full_like(like, like.is_complex() ? c10::Scalar(c10::complex<double>(value, value)) : c10::Scalar(value));
+}
+
+bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.strides() == like.strides() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
+  auto dense = at::empty_strided(like.sizes(), like.strides(), tensor.options());
+  dense.copy_(tensor);
+  return dense;
+}
+
+}  // namespace
+
+DType reals_of(const at::Tensor& tensor) { return reals_in(tensor.scalar_type()).value(); }
+
+void check_update(const Declaration& declaration, const Update& update) {
+  const char* name = declaration.name;
+  const at::Tensor& parameter = update.parameter;
+  check_fits(parameter, parameter, "parameter", name);
+  if (!parameter.is_same(update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
+  check_fits(update.gradient, parameter, "gradient", name);
+  if (update.copy.defined()) check_fits(update.copy, parameter, "copy", name);
+  for (const at::Tensor& tensor : update.state->tensors) {
+    if (tensor.defined()) check_fits(tensor, parameter, "state", name);
+  }
+}
+
+bool torchs_numbers_are_double() { return at::get_default_dtype_as_scalartype() == at::kDouble; }
+
+at::Tensor dense_like(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense() ? parameter : at::empty_like(parameter);
+}
+
+void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like,
+                 State& state) {
+  std::size_t tensors = 0, numbers = 0;
+  for (const auto& field : declaration.states) {
+    const double initial = *field.initial == '\0' ? 0 : hyper[fused::hyper_index(declaration, field.initial)];
+    if (fused::is_number(field.kind)) {
+      if (state.numbers.size() == numbers++) state.numbers.push_back(initial);
+      continue;
+    }
+    if (state.tensors.size() == tensors) state.tensors.emplace_back();
+    at::Tensor& tensor = state.tensors[tensors];
+    if ((used >> tensors++ & 1) == 0) continue;
+    if (!tensor.defined()) tensor = filled(like, initial);
+    if (tensor.scalar_type() != like.scalar_type()) tensor = tensor.to(like.scalar_type());
+  }
+}
+
+const at::Tensor& DenseCopies::writable(const at::Tensor& tensor, const at::Tensor& like) {
+  if (lies_like(tensor, like)) return tensor;
+  return copies_.emplace_back(tensor, dense_copy(tensor, like)).second;
+}
+
+const at::Tensor& DenseCopies::readable(const at::Tensor& tensor, const at::Tensor& like) {
+  if (lies_like(tensor, like)) return tensor;
+  return kept_.emplace_back(dense_copy(tensor, like));
+}
+
+void DenseCopies::write_back() {
+  for (auto& [original, dense] : copies_) original.copy_(dense);
+}
+
+}  // namespace lamina::optim
