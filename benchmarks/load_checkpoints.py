@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part of checkpoints.py: loads the checkpoints that another number of ranks has saved, in turns, and prints as JSON the
-seconds and the MiB on top of each time.
+"""Part of checkpoints.py: loads the checkpoints that another number of ranks has saved, in turns, and prints as JSON
+the seconds and the MiB on top of each time.
 
     lamina run -n 2 benchmarks/load_checkpoints.py FOLDER
 """

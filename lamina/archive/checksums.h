@@ -19,6 +19,11 @@ inline constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
 
 using Checksum = std::uint64_t;  // XXH3, 64 bits
 
+// One of so many equal parts of the blocks of each file.
+struct Share {
+  std::uint64_t index = 0, of = 1;
+};
+
 Checksum checksum(std::span<const std::byte> bytes);
 
 // Sixteen digits each.
@@ -60,12 +65,14 @@ class CheckedInput {
   std::uint64_t block_size(std::uint64_t number) const { return std::min(kBlock, size_ - number * kBlock); }
   // Fills `to`. Reads the blocks that it touches whole, and throws base::FormatError where one is not what was written.
   void read(std::uint64_t offset, std::span<std::byte> to) const;
-  // The blocks, by number, that are not what was written. `read_bytes` is told of each block's size when it was read.
+  // The blocks of a share, by number, that are not what was written. `read_bytes` is told of each block's size when it
+  // was read.
   template <class Told>
-  std::vector<std::uint64_t> damaged(const Told& read_bytes) const {
+  std::vector<std::uint64_t> damaged(const Share& share, const Told& read_bytes) const {
     std::vector<std::uint64_t> found;
     std::vector<std::byte> block(kBlock);
-    for (std::uint64_t number = 0; number < checksums_.size(); ++number) {
+    const auto first = [&](std::uint64_t index) { return checksums_.size() * index / share.of; };
+    for (auto number = first(share.index); number < first(share.index + 1); ++number) {
       const auto bytes = std::span(block).first(block_size(number));
       if (!holds(number, bytes)) found.push_back(number);
       read_bytes(bytes.size());

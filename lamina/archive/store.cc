@@ -278,6 +278,13 @@ std::optional<Found> Store::newest(const std::function<void(const std::string&)>
   return find(all.front().tag);
 }
 
+std::string Store::before(const std::string& tag) {
+  const auto all = list();
+  auto found = std::ranges::find(all, tag, &Listed::tag);
+  if (found == all.end() || ++found == all.end() || !found->damage.empty()) return "";
+  return found->tag;
+}
+
 std::int64_t Store::next_number() {
   const auto all = list();
   return all.empty() ? 1 : all.front().number + 1;

@@ -84,6 +84,9 @@ class Store {
   // has none. base::FormatError where all are damaged.
   std::optional<Found> newest(const std::function<void(const std::string&)>& tells);
 
+  // The tag of the latest one that is whole of those saved before that of a tag; "" where there is none.
+  std::string before(const std::string& tag);
+
   struct Listed {
     std::string tag;
     std::int64_t number = 0;  // 0 where it is damaged

@@ -27,11 +27,11 @@ std::vector<std::string> tensors_in(const Manifest& manifest, std::size_t file, 
 }
 
 void verify_file(FileSystem& files, const Path& folder, const Manifest& manifest, std::size_t number,
-                 const std::function<void(std::uint64_t)>& was_read, std::vector<Damage>& damage) {
+                 const Share& share, const std::function<void(std::uint64_t)>& was_read, std::vector<Damage>& damage) {
   const auto& file = manifest.files[number];
   try {
     const CheckedInput input(files.open(folder / file.name), file.name, file.bytes, file.checksums);
-    for (const auto block : input.damaged(was_read)) {
+    for (const auto block : input.damaged(share, was_read)) {
       const auto begin = block * kBlock, end = std::min(begin + kBlock, file.bytes);
       damage.push_back({file.name, base::str(end - begin, " bytes at ", begin, " are not those that were written"),
                         tensors_in(manifest, number, begin, end)});
@@ -42,6 +42,15 @@ void verify_file(FileSystem& files, const Path& folder, const Manifest& manifest
 }
 
 }  // namespace
+
+std::vector<Damage> verify_share(FileSystem& files, const Path& folder, const Manifest& manifest, const Share& share,
+                                 const std::function<void(std::uint64_t)>& was_read) {
+  std::vector<Damage> damage;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    verify_file(files, folder, manifest, i, share, was_read, damage);
+  }
+  return damage;
+}
 
 std::vector<Damage> verify(FileSystem& files, const Path& folder,
                            const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
@@ -67,7 +76,7 @@ std::vector<Damage> verify(FileSystem& files, const Path& folder,
     if (links.contains(file.name)) {
       damage.push_back({file.name, "a link, where a file was written", tensors_in(manifest, i, 0, file.bytes)});
     } else {
-      verify_file(files, folder, manifest, i, was_read, damage);
+      verify_file(files, folder, manifest, i, {}, was_read, damage);
     }
   }
   if (damage.empty()) {  // the sizes are those of real files, which bounds how long this takes

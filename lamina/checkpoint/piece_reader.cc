@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/chunks.h"
@@ -45,7 +46,7 @@ const archive::SavedTensor* PieceReader::find(const std::string& name, Kind kind
   return found == by_key_.end() ? nullptr : found->second;
 }
 
-// Of one file at a time.
+// The reader of one file at a time.
 class PieceReader::OpenFile {
  public:
   explicit OpenFile(const PieceReader& reader) : reader_(reader) {}
@@ -107,6 +108,18 @@ void PieceReader::for_each_run(std::span<const Wanted> wanted, const std::functi
     }
     went_on();
   }
+}
+
+void PieceReader::check(const archive::Share& share, const std::function<void()>& went_on) const {
+  if (!verify_) return;
+  const auto damage =
+      archive::verify_share(files_, folder_, manifest_, share, [&](std::uint64_t /*bytes*/) { went_on(); });
+  if (damage.empty()) return;
+  const auto& first = damage.front();
+  const auto tensors = first.tensors.empty() ? "" : base::str(" (", first.tensors.front(), ")");
+  throw base::FormatError(
+      base::str((folder_ / first.file).string(), ": ", first.what, ": the file is damaged", tensors),
+      base::Code{"checkpoint-damaged"});
 }
 
 at::Tensor PieceReader::read(const archive::SavedTensor& tensor) const {

@@ -21,7 +21,7 @@ namespace lamina::checkpoint {
 struct Wanted {
   const archive::SavedTensor* tensor = nullptr;
   layout::Region region;
-  // Of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone.
+  // Memory of the host, contiguous, of the tensor's dtype: region.size elements, of which padding is left alone.
   at::Tensor into;
 };
 
@@ -43,6 +43,8 @@ class PieceReader {
   void read(std::span<const Wanted> wanted, const std::function<void()>& went_on) const;
   // As read(), into nothing, for what is to be read later; does nothing where nothing is checked.
   void check(std::span<const Wanted> wanted, const std::function<void()>& went_on) const;
+  // Throws as read() for a share of all files, of which nothing is kept; as check().
+  void check(const archive::Share& share, const std::function<void()>& went_on) const;
   // All of a tensor.
   at::Tensor read(const archive::SavedTensor& tensor) const;
 

@@ -188,21 +188,26 @@ class Everything {
   std::vector<at::Tensor> tensors_;
 };
 
-// The checkpoint that world rank 0 finds, on every rank. Collective.
-std::shared_ptr<session::CheckpointReader> open(session::Session& session, const std::filesystem::path& path,
-                                                const ResumeOptions& options) {
+struct Opened {
+  std::shared_ptr<session::CheckpointReader> reader;
+  std::string tag;
+};
+
+// The checkpoint that world rank 0 finds of a tag, or the newest, on every rank. Collective.
+Opened open(session::Session& session, const std::filesystem::path& path, const std::optional<std::string>& tag,
+            const ResumeOptions& options) {
   std::optional<session::FoundCheckpoint> found;
   const auto tells = [](const std::string& line) { base::log_warning(line); };
   frontend::together(session, [&] {
     if (session.world().rank != base::Rank(0)) return;
-    found = session::find_checkpoint(path, options.tag, form_of(options.partial), tells);
+    found = session::find_checkpoint(path, tag, form_of(options.partial), tells);
     if (found) return;
     throw base::UsageError(base::str("resume_from_checkpoint(): there is no checkpoint in ", path.string(),
                                      ": give the folder that save_checkpoint() got"),
                            base::Code{"checkpoint-not-there"});
   });
   Value word;
-  if (found) word = value::Tuple{{found->folder.string(), found->id}};
+  if (found) word = value::Tuple{{found->folder.string(), found->id, found->tag}};
   const auto words = session.mailbox().all_gather(session.members(topology::Group::kWorld), word, session.patience());
   const auto& place = words.front().as<value::Tuple>().items;
   std::shared_ptr<session::CheckpointReader> reader;
@@ -212,7 +217,17 @@ std::shared_ptr<session::CheckpointReader> open(session::Session& session, const
     if (reader->manifest().id == place.at(1).as<std::string>()) return;
     throw base::FormatError(base::str(folder, ": another checkpoint has taken this one's place meanwhile: load again"));
   });
-  return reader;
+  return {std::move(reader), place.at(2).as<std::string>()};
+}
+
+// The tag of the latest whole checkpoint before that one, on every rank; "" where there is none. Collective.
+std::string before(session::Session& session, const std::filesystem::path& path, const std::string& tag) {
+  std::string found;
+  frontend::together(session, [&] {
+    if (session.world().rank == base::Rank(0)) found = archive::Store(archive::file_system(), path).before(tag);
+  });
+  const auto words = session.mailbox().all_gather(session.members(topology::Group::kWorld), found, session.patience());
+  return words.front().as<std::string>();
 }
 
 // All of the model that is read, under all its names.
@@ -235,6 +250,42 @@ UserContent content_of(const session::CheckpointReader& reader) {
     if (std::ranges::all_of(dict->items, is_named)) return frontend::to_fields(content);
   }
   return {{"", frontend::to_ivalue(content)}};
+}
+
+UserContent load(Current& job, const std::shared_ptr<session::CheckpointReader>& reader, const ResumeOptions& options) {
+  auto& session = *job.session;
+  auto& model = *job.model;
+  UserContent content;
+  frontend::together(session, [&] { content = content_of(*reader); });
+  const bool is_sharded = session.topology().size(topology::Group::kShard) > 1;
+  const bool load_optimizer =
+      options.partial && options.load_optimizer && (options.load_sharded_optimizer_state || !is_sharded);
+  if (!options.partial && !frontend::optimizers_of(job).empty() && session.world().rank == base::Rank(0)) {
+    base::log_warning("a whole model has no states of optimizers: those of this job stay as they are");
+  }
+  if (options.translate_function) {
+    job.waiting.reset();
+    StateDict state;
+    frontend::together(session, [&] { state = options.translate_function(whole_state(*reader)); });
+    frontend::together(session, [&] { model.load(state); });
+    return content;
+  }
+  auto resumption = std::make_shared<frontend::Resumption>(job, reader, options.strict, load_optimizer);
+  job.waiting.reset();
+  if (model.partitioned()) {
+    resumption->load();
+  } else {
+    frontend::WaitingCheckpoint waiting{.load = [resumption] { resumption->load(); }};
+    // Damage is found here, where another one can be taken.
+    frontend::together(session, [&] { reader->check_share(session); });
+    frontend::together(session, [&] {
+      resumption->check();
+      waiting.partition = resumption->partition();
+    });
+    job.waiting = std::move(waiting);
+  }
+  if (options.partial) frontend::together(session, [&] { resumption->go_on(); });
+  return content;
 }
 
 }  // namespace
@@ -262,41 +313,28 @@ CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::s
 UserContent resume_from_checkpoint(const std::filesystem::path& path, const ResumeOptions& options) {
   auto& job = frontend::outside_step("resume_from_checkpoint()");
   auto& session = *job.session;
-  auto& model = frontend::require_model(job, "resume_from_checkpoint()");
+  frontend::require_model(job, "resume_from_checkpoint()");
   if (options.partial && options.translate_function) {
     throw base::UsageError("resume_from_checkpoint(): translate_function is for whole models: give partial = false");
   }
   saves_of(job).end();
-  const auto reader = open(session, path, options);
-  UserContent content;
-  frontend::together(session, [&] { content = content_of(*reader); });
-  const bool is_sharded = session.topology().size(topology::Group::kShard) > 1;
-  const bool load_optimizer =
-      options.partial && options.load_optimizer && (options.load_sharded_optimizer_state || !is_sharded);
-  if (!options.partial && !frontend::optimizers_of(job).empty() && session.world().rank == base::Rank(0)) {
-    base::log_warning("a whole model has no states of optimizers: those of this job stay as they are");
+  for (auto tag = options.tag;;) {
+    const auto opened = open(session, path, tag, options);
+    try {
+      return load(job, opened.reader, options);
+    } catch (const base::Error& error) {
+      const bool is_format = dynamic_cast<const base::FormatError*>(&error) != nullptr;
+      const bool is_damage = is_format || dynamic_cast<const base::FileError*>(&error) != nullptr;
+      if (!options.partial || !is_damage) throw;
+      const auto older = before(session, path, opened.tag);
+      if (older.empty() || (options.tag && !is_format)) throw;
+      if (options.tag) throw base::FormatError(base::str(error.what(), "; the latest whole one before it is ", older));
+      if (session.world().rank == base::Rank(0)) {
+        base::log_warning(base::str(error.what(), ": the latest whole one before it, ", older, ", is taken"));
+      }
+      tag = older;
+    }
   }
-  if (options.translate_function) {
-    job.waiting.reset();
-    StateDict state;
-    frontend::together(session, [&] { state = options.translate_function(whole_state(*reader)); });
-    frontend::together(session, [&] { model.load(state); });
-    return content;
-  }
-  auto resumption = std::make_shared<frontend::Resumption>(job, reader, options.strict, load_optimizer);
-  job.waiting.reset();
-  if (model.partitioned()) {
-    resumption->load();
-  } else {
-    frontend::WaitingCheckpoint waiting{.load = [resumption] { resumption->load(); }};
-    frontend::together(session, [&] {
-      resumption->check();
-      waiting.partition = resumption->partition();
-    });
-    job.waiting = std::move(waiting);
-  }
-  if (options.partial) frontend::together(session, [&] { resumption->go_on(); });
-  return content;
 }
 
 }  // namespace lamina

@@ -82,11 +82,11 @@ void together(session::Session& session, const std::function<void()>& act) {
   }
   const std::string word = error ? checkpoint::to_text(error, session.world().rank) : "";
   const auto words = session.mailbox().all_gather(session.members(topology::Group::kWorld), word, session.patience());
-  if (error) std::rethrow_exception(error);
-  for (const auto& each : words) {
-    if (const auto& text = each.as<std::string>(); !text.empty()) {
-      std::rethrow_exception(checkpoint::to_error(text));
-    }
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const auto& text = words[rank].as<std::string>();
+    if (text.empty()) continue;
+    const bool is_own = session.world().rank == base::Rank(static_cast<std::int64_t>(rank));
+    std::rethrow_exception(is_own ? error : checkpoint::to_error(text));
   }
 }
 

@@ -86,14 +86,14 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
   if (form == archive::Store::Form::kFull) {
     const auto place = tag ? folder / *tag : folder;
     const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName);
-    if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id};
+    if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id, ""};
     if (std::filesystem::is_regular_file(place) || archive::is_model_folder(files, place))
-      return FoundCheckpoint{place, ""};
+      return FoundCheckpoint{place, "", ""};
   }
   archive::Store store(files, folder, form);
   const auto found = tag ? std::optional(store.find(*tag)) : store.newest(tells);
   if (!found) return std::nullopt;
-  return FoundCheckpoint{found->folder, found->manifest.id};
+  return FoundCheckpoint{found->folder, found->manifest.id, found->tag};
 }
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& place, bool verify)
@@ -204,6 +204,11 @@ at::Tensor CheckpointReader::whole(const std::string& name) const {
   const auto* found = find(name, Kind::kParameter);
   base::internal_check(found != nullptr, "all of nothing");
   return reader_.read(*found);
+}
+
+void CheckpointReader::check_share(const Session& session) const {
+  const auto of = session.members(topology::Group::kWorld).size();
+  reader_.check({static_cast<std::uint64_t>(session.world().rank.value), of}, interruption(session));
 }
 
 void CheckpointReader::read(const Session& session) {

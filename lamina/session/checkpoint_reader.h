@@ -20,6 +20,7 @@ namespace lamina::session {
 struct FoundCheckpoint {
   std::filesystem::path folder;
   std::string id;
+  std::string tag;
 };
 
 // Finds the one of a tag in a folder of checkpoints, or the newest of that form; a whole model may be one of others,
@@ -55,6 +56,10 @@ class CheckpointReader {
   // parameter here is more precise than the one that was saved.
   std::pair<archive::Kind, int> best_source(const std::string& name, at::ScalarType dtype) const;
 
+  // Compares this rank's share of all files with their checksums: all ranks together read each byte once. For a
+  // checkpoint of which nobody knows yet what goes where.
+  void check_share(const Session& session) const;
+
   // List what this rank is to have. Throw base::UsageError where the whole has another shape.
   //
   // A parameter's or buffer's elements, which fill_model() puts into `into`, as this rank holds it.
@@ -83,7 +88,7 @@ class CheckpointReader {
   void fill_optimizers(const Session& session);
 
  private:
-  // What is wanted of a tensor, without memory for it.
+  // Says what is wanted of a tensor, without memory for it.
   checkpoint::Wanted wanted(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
                             layout::Region region) const;
   void fill(std::vector<checkpoint::Wanted> places, const Session& session) const;

@@ -67,11 +67,11 @@ py::object find(const CheckpointReader& reader, const std::string& name, Kind ki
   return py::make_tuple(py::tuple(py::cast(found->shape)), checkpoint::scalar_type(found->dtype));
 }
 
-// (folder, id) of the checkpoint that is to be loaded; none where there is none.
+// (folder, id, tag) of the checkpoint that is to be loaded; none where there is none.
 py::object find_checkpoint(const std::filesystem::path& folder, const std::optional<std::string>& tag, bool partial,
                            const std::function<void(const std::string&)>& tells) {
   const auto found = session::find_checkpoint(folder, tag, form_of(partial), tells);
-  return found ? py::make_tuple(found->folder.string(), found->id) : py::object(py::none());
+  return found ? py::make_tuple(found->folder.string(), found->id, found->tag) : py::object(py::none());
 }
 
 }  // namespace
@@ -140,9 +140,16 @@ void bind_checkpoint(py::module_& module) {
            py::arg("place"), py::arg("held").none(true))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))
       .def("whole", &CheckpointReader::whole, py::arg("name"), py::call_guard<Release>())
+      .def("check_share", &CheckpointReader::check_share, py::arg("session"), py::call_guard<Release>())
       .def("read", &CheckpointReader::read, py::arg("session"), py::call_guard<Release>())
       .def("fill_model", &CheckpointReader::fill_model, py::arg("session"), py::call_guard<Release>())
       .def("fill_optimizers", &CheckpointReader::fill_optimizers, py::arg("session"), py::call_guard<Release>());
+  module.def(
+      "checkpoint_before",
+      [](const std::filesystem::path& folder, const std::string& tag) {
+        return archive::Store(archive::file_system(), folder).before(tag);
+      },
+      py::arg("folder"), py::arg("tag"));
   module.def("find_checkpoint", &find_checkpoint, py::arg("folder"), py::arg("tag").none(true), py::arg("partial"),
              py::arg("tells"));
 }

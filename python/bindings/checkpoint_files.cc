@@ -111,7 +111,7 @@ std::filesystem::path checked_file(const std::filesystem::path& folder, const st
     throw base::FormatError(base::str(path.string(), ": the checkpoint has no such file"));
   if (!verify) return path;
   const archive::CheckedInput input(files.open(path), path.string(), file->bytes, file->checksums);
-  if (const auto damaged = input.damaged([](std::uint64_t) {}); !damaged.empty()) {
+  if (const auto damaged = input.damaged({}, [](std::uint64_t) {}); !damaged.empty()) {
     throw base::FormatError(base::str(path.string(), ": the MiB at ", damaged.front() * archive::kBlock,
                                       " is not what was written; of ", damaged.size(), " such ones the first"));
   }

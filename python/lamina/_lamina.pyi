@@ -832,9 +832,7 @@ class CheckpointReader:
         self, name: str, kind: SavedKind, optimizer: int = 0, state: str = ""
     ) -> tuple[tuple[int, ...], torch.dtype] | None:
         """-> (shape, dtype) of a tensor; a parameter may have been a buffer."""
-    def want_row(
-        self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor
-    ) -> None:
+    def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor) -> None:
         """Has `fill_model` put this rank's elements of a parameter or buffer, of its master with that kind, into a
         tensor."""
     def want_master(
@@ -853,6 +851,8 @@ class CheckpointReader:
     def want_content(self, name: str) -> torch.Tensor: ...
     def whole(self, name: str) -> torch.Tensor:
         """All of a parameter or buffer, now."""
+    def check_share(self, session: Session) -> None:
+        """Compares this rank's share of all files with their checksums."""
     def read(self, session: Session) -> None:
         """Raises FormatError, which names file and tensor, for what is not as it was written, and for what `fill_model`
         and `fill_optimizers` are to read."""
@@ -861,8 +861,11 @@ class CheckpointReader:
 
 def find_checkpoint(
     folder: str, tag: str | None, partial: bool, tells: Callable[[str], None]
-) -> tuple[str, str] | None:
-    """-> (folder, id) of the checkpoint that is to be loaded; None where there is none."""
+) -> tuple[str, str, str] | None:
+    """-> (folder, id, tag) of the checkpoint that is to be loaded; None where there is none."""
+
+def checkpoint_before(folder: str, tag: str) -> str:
+    """The tag of the latest one that is whole of those saved before that of a tag; "" where there is none."""
 
 # Recordings of what the ranks do in steps, and when: lamina/observe.
 

@@ -62,7 +62,7 @@ RC_GTEST_PROP(CheckedFile, IsTheSameHoweverItIsWrittenAndRead, ()) {
   input.read(offset, part);
   RC_ASSERT(std::ranges::equal(part, std::span(bytes).subspan(offset, part.size())));
   std::uint64_t read = 0;
-  RC_ASSERT(input.damaged([&](auto count) { read += count; }).empty());
+  RC_ASSERT(input.damaged({}, [&](auto count) { read += count; }).empty());
   RC_ASSERT(read == size);
 }
 
@@ -87,7 +87,13 @@ TEST(CheckedFile, DamageIsFoundByWhoReadsItsBlockAndNamed) {
   EXPECT_THAT(message_of<base::FormatError>([&] { input.read(3 * kBlock, std::span(part).first(11)); }),
               HasSubstr("11 bytes at 3145728 are not in its 3145738"));
   EXPECT_THROW(input.read(~0ULL, std::span(part).first(2)), base::FormatError);
-  EXPECT_THAT(input.damaged([](auto) {}), ElementsAre(1, 3));
+  EXPECT_THAT(input.damaged({}, [](auto) {}), ElementsAre(1, 3));
+  std::vector<std::uint64_t> of_shares;
+  for (std::uint64_t index = 0; index < 3; ++index) {
+    const auto found = input.damaged({.index = index, .of = 3}, [](auto) {});
+    of_shares.insert(of_shares.end(), found.begin(), found.end());
+  }
+  EXPECT_THAT(of_shares, ElementsAre(1, 3));
   EXPECT_THAT(message_of<base::FormatError>([&] { CheckedInput(files.open("/f"), "f", 5, {1}); }),
               HasSubstr("f: 3145738 bytes, where 5 were written"));
 }

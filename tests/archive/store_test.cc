@@ -51,6 +51,18 @@ TEST(Store, ListsTheLatestFirstAndTheDamagedLast) {
   EXPECT_THAT(store.list().back().damage, HasSubstr("/checkpoints/c_partial/manifest.json: "));
 }
 
+TEST(Store, TheOneBeforeIsTheLatestWholeOneSavedEarlier) {
+  SimulatedFiles files;
+  for (std::uint64_t i = 0; i < 4; ++i) save(files, kFolder, std::string(1, "bdca"[i]), {.seed = i + 1});
+  overwrite(files, kFolder / "c_partial" / kManifestName, "{");
+  Store store(files, kFolder);
+  EXPECT_EQ(store.before("a"), "d");
+  EXPECT_EQ(store.before("d"), "b");
+  EXPECT_EQ(store.before("b"), "");
+  EXPECT_EQ(store.before("c"), "");
+  EXPECT_EQ(store.before("x"), "");
+}
+
 TEST(Store, TheNewestIsWhatWasSavedLastAlsoUnderAnOlderTag) {
   SimulatedFiles files;
   save(files, kFolder, "a", {.seed = 1});

@@ -122,6 +122,8 @@ TEST(PieceReader, ReadsNoMoreThanTheBlocksOfWhatIsWantedEachOnce) {
     ASSERT_TRUE(at::equal(wanted[static_cast<std::size_t>(i)].into, at::arange(i * 100, (i + 1) * 100)));
   }
   EXPECT_EQ(files.bytes, std::int64_t{1} << 20);  // 800,000 bytes behind a header
+  reader.check(wanted, [] {});
+  EXPECT_EQ(files.bytes, std::int64_t{2} << 20);
 }
 
 TEST(PieceReader, NamesFileAndTensorOfWhatIsNotAsItWasWritten) {
@@ -143,7 +145,11 @@ TEST(PieceReader, NamesFileAndTensorOfWhatIsNotAsItWasWritten) {
     EXPECT_NE(text.find(path.string()), std::string::npos) << text;
     EXPECT_NE(text.find("(w)"), std::string::npos) << text;
   }
+  const std::vector<Wanted> wanted{{reader.find("w", archive::Kind::kParameter), layout::whole({1000}), at::Tensor()}};
+  EXPECT_THROW(reader.check(wanted, [] {}), base::FormatError);
+  EXPECT_THROW(reader.check(archive::Share{}, [] {}), base::FormatError);
   const PieceReader trusting(archive::file_system(), folder / "a", manifest, false);
+  trusting.check(wanted, [] {});
   EXPECT_EQ(trusting.read(*trusting.find("w", archive::Kind::kParameter)).numel(), 1000);
 }
 

@@ -8,6 +8,7 @@ import pathlib
 import random
 import shutil
 import tempfile
+import unittest.mock
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from soak import SOAK, some
 from torch import nn
 
 import lamina
+from lamina import _lamina
 
 ROWS = 8  # of the whole batch
 VOCABULARY = 1009  # divides by nothing
@@ -439,27 +441,80 @@ def case_a_folder_that_one_rank_does_not_see_is_refused():
         assert not list(path.iterdir())
 
 
+def two_saves(path, layout="pp2 dp2"):
+    """A job that has saved "a" and then "b"."""
+    job = Job(layout)
+    for tag in "ab":
+        job.train(1)
+        lamina.save_checkpoint(path, tag, user_content=tag)
+    return job
+
+
+def flip(folder, pattern="model-*"):
+    """Changes a bit of a file."""
+    if lamina.rank() == 0:
+        data = next(folder.glob(pattern))
+        bytes_ = bytearray(data.read_bytes())
+        bytes_[-3] ^= 1
+        data.write_bytes(bytes_)
+    lamina.barrier()
+
+
 def case_a_damaged_one_is_named_and_the_one_before_is_taken():
     with folder() as path:
-        job = Job("pp2 dp2")
-        job.train(1)
-        lamina.save_checkpoint(path, "a", user_content="a")
-        job.train(1)
-        lamina.save_checkpoint(path, "b", user_content="b")
-        if lamina.rank() == 0:
-            data = next((path / "b_partial").glob("model-*"))
-            bytes_ = bytearray(data.read_bytes())
-            bytes_[-3] ^= 1
-            data.write_bytes(bytes_)
-        lamina.barrier()
+        job = two_saves(path)
+        flip(path / "b_partial")
         before = job.states()
-        with pytest.raises(lamina.FormatError, match=r"model-.*damaged"):
+        with pytest.raises(lamina.FormatError, match=r"model-.*damaged.*the latest whole one before it is 'a'"):
             lamina.resume_from_checkpoint(path, "b")
         require_same(job.states(), before)
+        assert lamina.resume_from_checkpoint(path) == "a"
         if lamina.rank() == 0:
-            data.unlink()
+            next((path / "b_partial").glob("model-*")).unlink()
         lamina.barrier()
         assert lamina.resume_from_checkpoint(path) == "a"
+
+
+def case_damage_is_found_before_the_model_is_partitioned():
+    with folder() as path:
+        two_saves(path)
+        flip(path / "b_partial", "optimizer-*")
+        lamina.shutdown()
+        job = Job("pp2 dp2")
+        with pytest.raises(lamina.FormatError, match=r"optimizer-.*damaged.*before it is 'a'"):
+            lamina.resume_from_checkpoint(path, "b")
+        assert lamina.resume_from_checkpoint(path) == "a"
+        job.train(1)
+        found = job.states()
+        lamina.shutdown()
+        job = Job("pp2 dp2")
+        assert lamina.resume_from_checkpoint(path, "a") == "a"
+        job.train(1)
+        require_same(found, job.states())
+
+
+@contextlib.contextmanager
+def damaged_after_it_was_read(folder):
+    """Changes a file between the two reads of it."""
+    read = _lamina.CheckpointReader.read
+
+    def read_then_flip(reader, session):
+        read(reader, session)
+        flip(folder)
+
+    with unittest.mock.patch.object(_lamina.CheckpointReader, "read", read_then_flip):
+        yield
+
+
+def case_what_is_damaged_between_its_two_reads_is_said_to_have_left_a_mixture():
+    with folder() as path:
+        job = two_saves(path, "sharded 4")
+        before = job.states()
+        with damaged_after_it_was_read(path / "b_partial"), pytest.raises(lamina.FormatError, match="is a mixture now"):
+            lamina.resume_from_checkpoint(path, "b")
+        flip(path / "b_partial")
+        assert lamina.resume_from_checkpoint(path) == "b"
+        require_same(job.states(), before)
 
 
 def require_whole_model(layout, **keys):

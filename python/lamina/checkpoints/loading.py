@@ -18,7 +18,7 @@ from lamina.checkpoints.plain import from_plain
 from lamina.checkpoints.saving import of_job
 from lamina.checkpoints.together import everywhere, tell
 from lamina.checkpoints.torch_files import torch_file
-from lamina.errors import FormatError, UsageError
+from lamina.errors import FileError, FormatError, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
@@ -89,30 +89,69 @@ def resume_from_checkpoint(
         place = os.path.join(path, tag) if tag else os.fspath(path)
         if file := everywhere(job, lambda: torch_file(place), gathered=True)[0]:
             return smp_loading.load_full(job, file, strict, translate_function, verify)
-    what = (strict, load_optimizer, load_sharded_optimizer_state)
     foreign = lambda: smp_loading.foreign_folder(os.fspath(path), tag) if partial else None  # noqa: E731
     if found := everywhere(job, foreign, gathered=True)[0]:
+        what = (strict, load_optimizer, load_sharded_optimizer_state)
         return smp_loading.load_partial(job, smp_loading.PartialFolder(found, None, verify), *what)
-    reader, folder = _open(job, os.fspath(path), tag, verify, partial)
-    if partial and smp_loading.is_partial(reader):
-        return smp_loading.load_partial(job, smp_loading.of_reader(reader, folder, verify), *what)
-    if not load_sharded_optimizer_state and job.session.group_size("shard") > 1:
-        load_optimizer = False
-    content = everywhere(job, lambda: from_plain(reader.about("user_content", allow_pickle)))
-    if not partial and job.optimizers and job.session.rank == 0:
-        tell("a whole model has no states of optimizers: those of this job stay as they are")
-    if not partial and translate_function is not None:
-        _load_state(job, everywhere(job, lambda: _whole(reader)), translate_function, strict)
-        return content
-    resumption = Resumption(job, reader, strict, load_optimizer and partial, allow_pickle)
-    if job.model.partitioned:
-        resumption.load()
-    else:
-        everywhere(job, resumption.check)
-        job.cut.resumption = resumption
-    if partial:
-        everywhere(job, resumption.go_on)
+
+    def load(reader: _lamina.CheckpointReader, folder: str) -> Any:
+        if partial and smp_loading.is_partial(reader):
+            what = (strict, load_optimizer, load_sharded_optimizer_state)
+            return smp_loading.load_partial(job, smp_loading.of_reader(reader, folder, verify), *what)
+        whole_states = load_sharded_optimizer_state or job.session.group_size("shard") == 1
+        resumption = Resumption(job, reader, strict, partial and load_optimizer and whole_states, allow_pickle)
+        return _load_job(resumption) if partial else _load_model(resumption, translate_function, strict)
+
+    return _load_newest_whole(job, os.fspath(path), tag, verify, partial, load)
+
+
+def _load_job(resumption: "Resumption") -> Any:
+    content = everywhere(resumption.job, resumption.content)
+    resumption.begin()
+    everywhere(resumption.job, resumption.go_on)
     return content
+
+
+def _load_model(resumption: "Resumption", translate: Callable | None, strict: bool) -> Any:
+    job, reader = resumption.job, resumption.reader
+    content = everywhere(job, resumption.content)
+    if job.optimizers and job.session.rank == 0:
+        tell("a whole model has no states of optimizers: those of this job stay as they are")
+    if translate is None:
+        resumption.begin()
+    else:
+        _load_state(job, everywhere(job, lambda: _whole(reader)), translate, strict)
+    return content
+
+
+def _load_newest_whole(
+    job: current.Job,
+    path: str,
+    tag: str | None,
+    verify: bool,
+    partial: bool,
+    load: Callable[[_lamina.CheckpointReader, str], Any],
+) -> Any:
+    """Loads the checkpoint of a tag, or with None the newest that is not damaged; returns what `load` does."""
+    chosen = tag
+    while True:
+        reader, folder, found = _open(job, path, chosen, verify, partial)
+        try:
+            return load(reader, folder)
+        except (FormatError, FileError) as error:
+            chosen = _before(job, path, found) if partial else ""
+            if not chosen or (tag is not None and isinstance(error, FileError)):
+                raise
+            if tag is not None:
+                raise FormatError(f"{error}; the latest whole one before it is {chosen!r}") from None
+            if job.session.rank == 0:
+                tell(f"{error}: the latest whole one before it, {chosen!r}, is taken")
+
+
+def _before(job: current.Job, path: str, tag: str) -> str:
+    """The tag of the latest whole checkpoint before that one; "" where there is none."""
+    find = lambda: _lamina.checkpoint_before(path, tag) if job.session.rank == 0 else ""  # noqa: E731
+    return everywhere(job, find, gathered=True)[0]
 
 
 def _whole(reader: _lamina.CheckpointReader) -> dict[str, torch.Tensor]:
@@ -126,10 +165,10 @@ def _load_state(job: current.Job, state: dict[str, torch.Tensor], translate: Cal
 
 def _open(
     job: current.Job, path: str, tag: str | None, verify: bool, partial: bool
-) -> tuple[_lamina.CheckpointReader, str]:
-    """The checkpoint that world rank 0 finds, and its folder, on every rank."""
+) -> tuple[_lamina.CheckpointReader, str, str]:
+    """The checkpoint that world rank 0 finds, its folder and its tag, on every rank."""
 
-    def find() -> tuple[str, str] | None:
+    def find() -> tuple[str, str, str] | None:
         # Others may have another working directory.
         return _lamina.find_checkpoint(os.path.abspath(path), tag, partial, tell) if job.session.rank == 0 else None
 
@@ -139,7 +178,7 @@ def _open(
             f"resume_from_checkpoint(): there is no checkpoint in {path}: give the folder that save_checkpoint() got",
             code="checkpoint-not-there",
         )
-    folder, name = found
+    folder, name, found_tag = found
 
     def read() -> _lamina.CheckpointReader:
         reader = _lamina.CheckpointReader(folder, verify)
@@ -147,7 +186,7 @@ def _open(
             raise FormatError(f"{folder}: another checkpoint has taken this one's place meanwhile: load again")
         return reader
 
-    return everywhere(job, read), folder
+    return everywhere(job, read), folder, found_tag
 
 
 class Resumption:
@@ -167,7 +206,7 @@ class Resumption:
         load_optimizer: bool,
         allow_pickle: bool,
     ):
-        self._job, self._reader = job, reader
+        self.job, self.reader = job, reader
         self._extra_states: dict[str, Any] = {}
         self._allow_pickle = allow_pickle
         self._strict, self._load_optimizer = strict, load_optimizer
@@ -175,31 +214,43 @@ class Resumption:
     @property
     def partition(self) -> dict[str, int]:
         """The partition of each module, where the job has as many partitions as the saved one; else {}."""
-        saved = self._reader.about("layout", False) or {}
+        saved = self.reader.about("layout", False) or {}
         return (
-            self._reader.about("partition", False) or {}
-            if saved.get("pp") == self._job.session.group_size("pp")
-            else {}
+            self.reader.about("partition", False) or {} if saved.get("pp") == self.job.session.group_size("pp") else {}
         )
+
+    def content(self) -> Any:
+        """The user_content that was saved."""
+        return from_plain(self.reader.about("user_content", self._allow_pickle))
+
+    def begin(self) -> None:
+        """Loads it into a model that is cut, or has it wait for the cut; collective over the world."""
+        if self.job.model.partitioned:
+            self.load()
+            return
+        # Damage is found here, where another one can be taken.
+        everywhere(self.job, lambda: self.reader.check_share(self.job.session))
+        everywhere(self.job, self.check)
+        self.job.cut.resumption = self
 
     def check(self) -> None:
         """UsageError where the checkpoint does not fit the model and the optimizers."""
-        left_out = self._reader.check_model(self._named(), self._strict)
-        if left_out and self._job.session.rank == 0:
+        left_out = self.reader.check_model(self._named(), self._strict)
+        if left_out and self.job.session.rank == 0:
             tell(left_out)
-        self._extra_states = from_plain(self._reader.about("extra_state", self._allow_pickle) or {})
+        self._extra_states = from_plain(self.reader.about("extra_state", self._allow_pickle) or {})
         if self._load_optimizer:
             self._check_optimizers()
 
     def _named(self) -> list[tuple[list[str], torch.Tensor]]:
         """Each tensor of the model's state, with its names."""
         by_tensor: dict[int, tuple[list[str], torch.Tensor]] = {}
-        for name, tensor in persistent(self._job.model.module):
+        for name, tensor in persistent(self.job.model.module):
             by_tensor.setdefault(id(tensor), ([], tensor))[0].append(name)
         return list(by_tensor.values())
 
     def _check_optimizers(self) -> None:
-        saved, here = self._about_optimizers, self._job.optimizers
+        saved, here = self._about_optimizers, self.job.optimizers
         if len(saved) != len(here):
             raise UsageError(
                 f"the checkpoint has the states of {len(saved)} optimizers, and there are {len(here)} here: make them "
@@ -225,11 +276,11 @@ class Resumption:
 
     @functools.cached_property
     def _about_optimizers(self) -> list[dict[str, Any]]:
-        return from_plain(self._reader.about("optimizers", False) or [])
+        return from_plain(self.reader.about("optimizers", False) or [])
 
     def load(self) -> None:
         """Loads it, into a model that is cut; collective over the world."""
-        job, reader = self._job, self._reader
+        job, reader = self.job, self.reader
         model = job.cut.model
         job.cut.make_again()
         plan = everywhere(job, lambda: self._planned(model))
@@ -249,31 +300,31 @@ class Resumption:
         self.check()
         plan = _Plan(model, {name: self._extra(name, value) for name, value in self._extra_states.items()})
         names = {id(tensor): names for names, tensor in self._named()}
-        parts = _lamina.CheckpointParts(self._job.session, model.table)
+        parts = _lamina.CheckpointParts(self.job.session, model.table)
         for name, tensor, owner in model.tensors():
             if owner != model.partition or id(tensor) not in names:
                 continue
-            if (saved := self._reader.saved_name(names[id(tensor)])) is None:
+            if (saved := self.reader.saved_name(names[id(tensor)])) is None:
                 continue
-            kind, optimizer = self._reader.best_source(saved, tensor.dtype)
+            kind, optimizer = self.reader.best_source(saved, tensor.dtype)
             if saved != name:
                 raise UsageError(
                     f"{name} is tied, and saved as {saved}, which is another tensor here", code="checkpoint-names"
                 )
-            self._reader.want_row(parts, name, kind, optimizer, shards.holder(tensor))
+            self.reader.want_row(parts, name, kind, optimizer, shards.holder(tensor))
         if self._load_optimizer:
             saved_states = self._saved_states()
-            for number, optimizer in enumerate(self._job.optimizers):
+            for number, optimizer in enumerate(self.job.optimizers):
                 plan.optimizers.append(self._planned_optimizer(parts, number, optimizer, saved_states[number]))
         return plan
 
     def _extra(self, name: str, value: Any) -> tuple[nn.Module, Any]:
-        return self._job.model.module.get_submodule(name), value
+        return self.job.model.module.get_submodule(name), value
 
     def _saved_states(self) -> dict[int, dict[str, list[str]]]:
         """The names of states, by optimizer and parameter."""
         found: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for name, kind, optimizer, state in self._reader.tensors:
+        for name, kind, optimizer, state in self.reader.tensors:
             if kind == SavedKind.STATE:
                 found[optimizer][name].append(state)
         return found
@@ -286,10 +337,10 @@ class Resumption:
 
         for name, place, state, is_master in optimizer.own():
             if is_master:
-                has_master = self._reader.find(name, SavedKind.MASTER, number) is not None
+                has_master = self.reader.find(name, SavedKind.MASTER, number) is not None
                 kind = SavedKind.MASTER if has_master else SavedKind.PARAMETER
                 of = _lamina.StateName(number, "", name)
-                self._reader.want_master(parts, optimizer.steps, of, place, kind)
+                self.reader.want_master(parts, optimizer.steps, of, place, kind)
             if name in saved and optimizer.has_state_of(place):
                 plan.states[name] = {
                     key: self._want_state(parts, optimizer, _lamina.StateName(number, key, name), place, state.get(key))
@@ -306,11 +357,11 @@ class Resumption:
         held: Any,
     ) -> torch.Tensor:
         held = held if isinstance(held, torch.Tensor) else None
-        return self._reader.want_state(parts, optimizer.steps, of, place, held)
+        return self.reader.want_state(parts, optimizer.steps, of, place, held)
 
     def go_on(self) -> None:
         """Has counters and generators go on where they were, in the layout of the checkpoint."""
-        job, reader = self._job, self._reader
+        job, reader = self.job, self.reader
         scale = reader.about("loss_scale", False) if self._load_optimizer else None
         if scale is not None and job.loss_scale is not None and job.loss_scale.is_dynamic:
             job.loss_scale.state = from_plain(scale)
@@ -325,7 +376,7 @@ class Resumption:
 
 
 class _OptimizerPlan:
-    """What an optimizer is to have on this rank beside its masters."""
+    """Says what an optimizer is to have on this rank beside its masters."""
 
     def __init__(self, optimizer: OptimizerState, groups: list[dict[str, Any]], rest: dict[str, Any]):
         self._optimizer, self._groups, self._rest = optimizer, groups, rest
@@ -341,7 +392,7 @@ class _OptimizerPlan:
 
 
 class _Plan:
-    """What this rank is to have beside the tensors that the reader fills."""
+    """Says what this rank is to have beside the tensors that the reader fills."""
 
     def __init__(self, model: PartitionedModel, extra: dict[str, tuple[nn.Module, Any]]):
         self._model, self._extra = model, extra

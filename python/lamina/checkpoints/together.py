@@ -26,9 +26,9 @@ def everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) 
         kind = type(raised).__name__ if isinstance(raised, Error) else ""
         problem = (kind, f"on rank {job.session.rank}: {raised}")
     words = job.session.all_gather("world", (problem, result if gathered else None))
-    if error is not None:
-        raise error
-    for found, _ in words:
+    for rank, (found, _) in enumerate(words):
         if found is not None:
+            if rank == job.session.rank:
+                raise error
             raise {"FormatError": FormatError, "FileError": FileError}.get(found[0], UsageError)(found[1])
     return [each for _, each in words] if gathered else result
