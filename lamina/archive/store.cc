@@ -2,12 +2,15 @@
 #include "lamina/archive/store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/base/wait.h"
 
 namespace lamina::archive {
 namespace {
@@ -19,6 +22,12 @@ constexpr std::string_view kSuffix = "_partial", kUnfinished = ".tmp-", kReplace
                            kNaming = ".newest";
 constexpr auto kNewest = "newest";
 
+// A name as an error can show it: what ends or garbles a line is a ?.
+std::string printable(std::string name) {
+  std::ranges::replace_if(name, [](unsigned char byte) { return byte < ' ' || byte == 0x7f; }, '?');
+  return name;
+}
+
 void check_part(const std::string& part, std::size_t most, const char* what) {
   const bool fine = !part.empty() && part.size() <= most && part.front() != '.' &&
                     part.find('/') == std::string::npos && part.find('\0') == std::string::npos &&
@@ -26,7 +35,7 @@ void check_part(const std::string& part, std::size_t most, const char* what) {
                     !part.ends_with(kLock) && !part.ends_with(kNaming) && part != kNewest;
   if (!fine) {
     throw UsageError(base::str(
-        "\"", part, "\" is no ", what, ": it becomes part of the name of a folder, so it has 1 to ", most,
+        "\"", printable(part), "\" is no ", what, ": it becomes part of the name of a folder, so it has 1 to ", most,
         " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ", kLock, ")"));
   }
 }
@@ -63,10 +72,11 @@ Manifest read_checkpoint(FileSystem& files, const Path& folder) {
   return manifest;
 }
 
-Save::Save(Store& store, std::string name, std::string id, std::unique_ptr<FileSystem::Lock> lock)
+Save::Save(Store& store, std::string name, std::string id, std::string who, std::unique_ptr<FileSystem::Lock> lock)
     : store_(&store),
       name_(std::move(name)),
       id_(std::move(id)),
+      who_(std::move(who)),
       folder_(store.folder_ / base::str(name_, kUnfinished, id_)),
       lock_(std::move(lock)) {}
 
@@ -74,6 +84,7 @@ Save::Save(Save&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       name_(std::move(other.name_)),
       id_(std::move(other.id_)),
+      who_(std::move(other.who_)),
       folder_(std::move(other.folder_)),
       lock_(std::move(other.lock_)) {}
 
@@ -88,6 +99,7 @@ Save::~Save() {
 
 void Save::commit(Manifest manifest) {
   auto& files = store_->files_;
+  const auto turn = store_->await_turn(who_);
   manifest.id = id_;
   manifest.number = store_->next_number();
   const auto text = write_manifest(manifest);
@@ -156,7 +168,7 @@ Save Store::begin(const std::string& tag, const std::string& id, const std::stri
                                ": wait for it, or take another tag"));
   }
   remove_leftovers(name, who);
-  Save save(*this, name, id, std::move(lock));
+  Save save(*this, name, id, who, std::move(lock));
   files_.make_folder(save.folder());
   return save;
 }
@@ -283,6 +295,24 @@ std::string Store::before(const std::string& tag) {
   auto found = std::ranges::find(all, tag, &Listed::tag);
   if (found == all.end() || ++found == all.end() || !found->damage.empty()) return "";
   return found->tag;
+}
+
+// Commits take moments: they sync a manifest and folders, and remove what was replaced.
+std::unique_ptr<FileSystem::Lock> Store::await_turn(const std::string& who) {
+  constexpr std::chrono::seconds kMost(10);
+  constexpr std::chrono::milliseconds kPause(5);
+  const auto until = base::Deadline::after(kMost);
+  const auto path = folder_ / base::str(kNewest, kLock);
+  while (true) {
+    std::string holder;
+    if (auto lock = files_.try_lock(path, who, &holder)) return lock;
+    if (until.expired()) {
+      throw UsageError(base::str(path.string(), ": another save into this folder", holder.empty() ? "" : ", by ",
+                                 holder, ", is about to end since ", kMost.count(),
+                                 " s: look whether it is stopped, or take another folder"));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 std::int64_t Store::next_number() {

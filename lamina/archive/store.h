@@ -15,13 +15,14 @@ namespace lamina::archive {
 // [Note: commit] A folder of checkpoints, each a folder of its own:
 //
 //   TAG_partial/           of a save of parts; TAG/ of a whole model: manifest.json and data files: whole, or it would
-//   not be there TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same
-//   tag, when all
+//                          not be there
+//   TAG_partial.tmp-ID/    being written; its save renames it, or exchanges it with the one of the same tag, when all
 //                          is on the disk. What a save leaves that died, the next one of that tag removes
 //   TAG_partial.old-ID/    the one it replaced, until it is removed. Where the system cannot exchange folders, both are
 //                          renamed in turn, and between that this one is the checkpoint
 //   TAG_partial.lock       who saves there; the claim ends with the process
 //   newest                 the name of the folder that was saved last
+//   newest.lock            who commits: one after the other, so that numbers are in that order and all different
 //   TAG_partial.newest     that file, before it takes its name
 //
 // So after the end of any process, and of the machine's power, at any instant, each tag is exactly what one save wrote.
@@ -56,10 +57,10 @@ class Save {
 
  private:
   friend class Store;
-  Save(Store& store, std::string name, std::string id, std::unique_ptr<FileSystem::Lock> lock);
+  Save(Store& store, std::string name, std::string id, std::string who, std::unique_ptr<FileSystem::Lock> lock);
 
   Store* store_;
-  std::string name_, id_;
+  std::string name_, id_, who_;
   Path folder_;
   std::unique_ptr<FileSystem::Lock> lock_;
 };
@@ -103,6 +104,7 @@ class Store {
 
   Path place_of(const std::string& name);  // where a checkpoint lies: see `.old-` above; "" where there is none
   Manifest read_place(const std::string& name, Path* place);
+  std::unique_ptr<FileSystem::Lock> await_turn(const std::string& who);  // to commit
   std::int64_t next_number();
   std::string newest_name();  // of either kind
   void remove_leftovers(const std::string& name, const std::string& who);

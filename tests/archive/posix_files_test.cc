@@ -8,6 +8,8 @@
 
 #include <csignal>
 #include <fstream>
+#include <set>
+#include <thread>
 
 #include "lamina/archive/file_failure.h"
 #include "lamina/archive/file_system.h"
@@ -167,6 +169,27 @@ TEST(PosixFiles, TheClaimOfAKilledProcessEndsAndWhatItLeftGoes) {
   claimer.kill();
   save(files(), temp / "c", "b", {.seed = 3});
   EXPECT_THAT(names_in(temp / "c"), ElementsAre("b_partial", "newest"));
+}
+
+TEST(PosixFiles, SavesOfSeveralTagsAtOnceGetNumbersThatDiffer) {
+  const TempFolder temp;
+  constexpr std::uint64_t kThreads = 4, kSaves = 8;
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint64_t thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&temp, thread] {
+        for (std::uint64_t i = 0; i < kSaves; ++i) {
+          save(files(), temp / "c", std::to_string(thread) + "-" + std::to_string(i), {.seed = thread * kSaves + i});
+        }
+      });
+    }
+  }
+  Store store(files(), temp / "c");
+  std::set<std::int64_t> numbers;
+  for (const auto& each : store.list()) numbers.insert(each.number);
+  EXPECT_EQ(numbers.size(), kThreads * kSaves);
+  EXPECT_EQ(*numbers.rbegin(), store.newest([](const auto&) {})->manifest.number);
+  EXPECT_THAT(names_in(temp / "c"), ::testing::Not(::testing::Contains(HasSubstr(".lock"))));
 }
 
 }  // namespace
