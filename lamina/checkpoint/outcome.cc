@@ -38,8 +38,10 @@ Json described(const std::exception_ptr& error) {
 }  // namespace
 
 std::string to_text(const std::exception_ptr& error, base::Rank rank) {
+  constexpr auto kMetOn = "on rank ";
   auto json = described(error);
-  json["text"] = base::str("on rank ", rank, ": ", json["text"].get<std::string>());
+  const auto text = json["text"].get<std::string>();
+  if (!text.starts_with(kMetOn)) json["text"] = base::str(kMetOn, rank, ": ", text);
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -19,11 +19,10 @@ using value::Value;
 
 constexpr auto kToken = "seen";  // a file that shows that all ranks see one folder
 constexpr auto kBeat = std::chrono::seconds(1);
-constexpr auto kGrace = std::chrono::seconds(10);         // for the first rank to say whom it has waited for
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;  // of manifest and headers, beside the bytes of parts
 
 // Words on the channel of a save: a letter, and what follows it.
-constexpr char kGoesOn = 'g', kManifest = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
+constexpr char kGoesOn = 'g', kWaits = 'w', kManifest = 'm', kFailed = 'f', kDone = 'd', kSteps = 's';
 
 std::string new_id() {
   std::random_device random;
@@ -211,6 +210,7 @@ void Save::await_end() {
 }
 
 void Save::write() {
+  heard_ = base::Deadline::Clock::now();
   std::exception_ptr error;
   try {
     error = outcome();
@@ -309,6 +309,7 @@ void Save::went_on() {
     const auto word = peers_.mailbox.poll(peers_.first(), channel_);
     if (!word) break;
     const auto& text = word->as<std::string>();
+    heard_ = base::Deadline::Clock::now();
     if (text.front() != kFailed) continue;
     last_word_ = text;
     decided_ = true;
@@ -336,9 +337,9 @@ void Save::require_peers() const {
 // Gives the first rank this one's last word, and hears from it how it ended, unless that is known.
 std::string Save::hand_in(const std::string& word) {
   peers_.mailbox.send(peers_.first(), channel_, word);
-  Silence silence{.since = {{peers_.first(), base::Deadline::Clock::now()}}, .most = peers_.patience.timeout + kGrace};
+  Silence silence{.since = {{peers_.first(), heard_}}, .most = peers_.patience.timeout};
   const auto take = [&](base::Rank, const std::string& text) {
-    if (text.front() == kGoesOn) return false;
+    if (text.front() == kGoesOn || text.front() == kWaits) return false;
     last_word_ = text;
     return decided_ = true;
   };
@@ -371,9 +372,9 @@ std::vector<archive::Manifest> Save::collect(archive::Manifest own, std::string&
       if (word.front() == kFailed) fail(word);
     }
     const auto now = base::Deadline::Clock::now();
-    if (now - said_ < kBeat || !std::exchange(goes_on, false)) return;
+    if (now - said_ < kBeat) return;
     said_ = now;
-    tell_others(std::string(1, kGoesOn));
+    tell_others(std::string(1, std::exchange(goes_on, false) ? kGoesOn : kWaits));
   };
   while (!silence.since.empty() && !dropped_) {
     try {
@@ -408,8 +409,9 @@ void Save::hear(Silence& silence, const std::function<bool(base::Rank, const std
   std::vector<base::Rank> from;
   for (const auto& [rank, since] : silence.since) from.push_back(rank);
   const auto heard = [&](base::Rank rank, const Value& value) {
-    ++progress_;
-    const bool enough = take(rank, value.as<std::string>());
+    const auto& text = value.as<std::string>();
+    if (text.front() != kWaits) ++progress_;
+    const bool enough = take(rank, text);
     if (enough) silence.since.erase(rank);
     if (!enough) silence.since[rank] = base::Deadline::Clock::now();
     return enough;
@@ -452,7 +454,7 @@ void Save::commit(std::vector<archive::Manifest> manifests) {
 
 // Says a word to all that are there to hear it.
 void Save::tell_others(const std::string& word) {
-  if (word.front() != kGoesOn) decided_ = true;
+  if (word.front() != kGoesOn && word.front() != kWaits) decided_ = true;
   for (const auto rank : peers_.world) {
     if (rank == peers_.rank()) continue;
     try {

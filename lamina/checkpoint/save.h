@@ -51,9 +51,9 @@ struct SaveRequest {
 // space, and on an id. Then each writes its parts and hands in to the first rank which files these are. That one
 // commits
 // ([Note: commit]) and tells the others how it ended: well, or with the same error on all. While a rank writes it says
-// so about every second; one that is lost, or silent for as long as the patience, ends the save, and one that hears so
-// stops. All of that may run in a thread of its own: these words have a channel of their own, and nobody else waits for
-// them.
+// so about every second, and the first one that it waits for others; one that is lost, or silent for as long as the
+// patience, ends the save, and one that hears so stops. All of that may run in a thread of its own: these words have a
+// channel of their own, and nobody else waits for them.
 //
 // Where training goes on meanwhile, ranks hear of a failure at different times, and are to throw it before the same
 // step. So once one has failed, each rank tells the first one how many steps it has begun since the save was made, and
@@ -118,6 +118,7 @@ class Save {
   std::optional<archive::Save> claim_;        // the first rank's
   std::string last_word_;                     // of the first rank
   base::Deadline::Clock::time_point said_{};  // when others last heard that this rank goes on
+  base::Deadline::Clock::time_point heard_;   // when this one last heard the first rank
   bool all_handed_in_ = false;                // to the first rank
 
   std::thread thread_;

@@ -11,6 +11,7 @@
 #include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/checkpoint/outcome.h"
 #include "lamina/checkpoint/piece_reader.h"
 #include "tests/archive/temp_folder.h"
 #include "tests/messaging/mailboxes.h"
@@ -217,6 +218,11 @@ TEST(Save, ThatARankGivesUpThrowsAtTheNextStep) {
     while (true) save.check_before_step();
   });
   for (const int rank : {0, 2}) EXPECT_NE(text_of(errors[rank]).find("was interrupted"), std::string::npos);
+}
+
+TEST(Outcome, NamesTheRankThatHasMetAnErrorOnce) {
+  const auto met = to_text(std::make_exception_ptr(base::UsageError("no room")), base::Rank(2));
+  EXPECT_EQ(text_of(to_error(to_text(to_error(met), base::Rank(0)))), "on rank 2: no room");
 }
 
 TEST(Save, KeepsAsManyAsItIsTold) {

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lamina import _lamina
-from lamina.checkpoints import generators, smp_files, smp_saving, states
+from lamina.checkpoints import generators, smp_files, smp_saving, states, together
 from lamina.checkpoints.job_state import layout, optimizers_of, persistent, require_ready, version
 from lamina.checkpoints.plain import sorted_plain, to_plain
 from lamina.errors import Error, UsageError
@@ -198,7 +198,7 @@ class _Everything:
             word = (to_plain(generator_states), to_plain(dict(self._extra_state())), known)
         except Exception as error:  # which all ranks are to hear of
             self._error = error
-        self._word = ("" if self._error is None else f"on rank {job.session.rank}: {self._error}", word)
+        self._word = ("" if self._error is None else together.met_on(job.session.rank, self._error), word)
 
     def agree(self) -> None:
         """Hears what the other ranks have, and raises what keeps one of them from saving; collective over the world."""

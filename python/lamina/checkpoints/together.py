@@ -14,6 +14,12 @@ def tell(line: str) -> None:
     print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
+def met_on(rank: int, error: Exception) -> str:
+    """Returns the words by which other ranks hear of an error: the rank that has met it, and its own words."""
+    words = str(error)
+    return words if words.startswith("on rank ") else f"on rank {rank}: {words}"
+
+
 def everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) -> Any:
     """Returns what `do` does, once it has succeeded on all ranks, or of all of them; else the first rank's error on
     every rank. Collective over the world."""
@@ -24,7 +30,7 @@ def everywhere(job: current.Job, do: Callable[[], Any], gathered: bool = False) 
     except Exception as raised:
         error = raised
         kind = type(raised).__name__ if isinstance(raised, Error) else ""
-        problem = (kind, f"on rank {job.session.rank}: {raised}")
+        problem = (kind, met_on(job.session.rank, raised))
     words = job.session.all_gather("world", (problem, result if gathered else None))
     for rank, (found, _) in enumerate(words):
         if found is not None:
