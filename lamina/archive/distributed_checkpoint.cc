@@ -85,16 +85,16 @@ Places places_of(const PickleValue& metadata) {
 }
 
 ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string& name, const PickleValue& metadata,
-                        const Places& places, bool verify) {
+                        Places& places, bool verify) {
   ForeignTensor tensor{.name = name, .shape = shape_in(metadata, "size")};
   bool first = true;
   for (const auto* chunk : attribute(metadata, "chunks", Type::kList).items) {
     const auto offsets = shape_in(*chunk, "offsets"), sizes = shape_in(*chunk, "sizes");
-    const auto place = places.boxes.find({name, offsets});
-    if (place == places.boxes.end())
-      throw base::FormatError(base::str(name, ": its metadata does not say where a part lies"));
-    const auto found = read_torch_file(files, folder / place->second.file,
-                                       {.name = name, .within = place->second.extent, .verify = verify});
+    const auto place = places.boxes.extract({name, offsets});  // once: the metadata may name a part in many places
+    if (place.empty()) throw base::FormatError(base::str(name, ": its metadata does not say where a part lies"));
+    const auto& stored = place.mapped();
+    const auto found =
+        read_torch_file(files, folder / stored.file, {.name = name, .within = stored.extent, .verify = verify});
     if (found.tensors.size() != 1 || found.tensors[0].shape != sizes ||
         (!first && found.tensors[0].dtype != tensor.dtype)) {
       throw base::FormatError(base::str(name, ": a part of it is another one than its metadata says"));
@@ -107,12 +107,13 @@ ForeignTensor tensor_of(FileSystem& files, const Path& folder, const std::string
 }
 
 // A value that is no tensor, where it is small and plain.
-ForeignValue value_of(FileSystem& files, const Path& folder, const std::string& name, const Places& places) {
+ForeignValue value_of(FileSystem& files, const Path& folder, const std::string& name, Places& places) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
-  const auto place = places.values.find(name);
-  if (place == places.values.end() || place->second.extent.size > kMostBytes) return {name, std::nullopt};
+  const auto place = places.values.extract(name);
+  if (place.empty() || place.mapped().extent.size > kMostBytes) return {name, std::nullopt};
+  const auto& stored = place.mapped();
   try {
-    auto found = read_torch_file(files, folder / place->second.file, {.name = name, .within = place->second.extent});
+    auto found = read_torch_file(files, folder / stored.file, {.name = name, .within = stored.extent});
     if (found.tensors.empty() && found.left.size() == 1 && found.left[0].name == name) {
       return {name, std::move(found.left[0].plain)};
     }
@@ -129,7 +130,7 @@ ForeignCheckpoint read_distributed_checkpoint(FileSystem& files, const Path& fol
   try {
     const Pickle pickle(bytes, in_metadata);
     const auto& metadata = pickle.root();
-    const auto places = places_of(metadata);
+    auto places = places_of(metadata);
     const auto& tensors = attribute(metadata, "state_dict_metadata", Type::kDict);
     ForeignCheckpoint found;
     for (std::size_t i = 0; i + 1 < tensors.items.size(); i += 2) {

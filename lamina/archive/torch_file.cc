@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "lamina/archive/budget.h"
 #include "lamina/archive/pickle.h"
 #include "lamina/archive/plain_values.h"
 #include "lamina/archive/torch_dtype.h"
@@ -19,7 +20,6 @@ using Type = PickleValue::Type;
 using layout::DType;
 
 constexpr int kMostDepth = 32;
-constexpr std::size_t kMostNames = 10'000'000;
 
 bool in_torch_file(std::string_view global) {
   constexpr std::string_view kAllowed[] = {"collections.OrderedDict",
@@ -58,6 +58,7 @@ class TorchFile {
     const Pickle pickle(bytes, options_.names == Names::kAny ? [](std::string_view) { return true; } : in_torch_file);
     PlainValues plain(bytes.size());
     plain_ = &plain;
+    budget_.emplace(bytes.size(), std::uint64_t{64} << 20);
     add(options_.name, pickle.root(), 0);
     return std::move(found_);
   }
@@ -72,7 +73,8 @@ class TorchFile {
   }
 
   void add(const std::string& name, const PickleValue& value, int depth) {
-    if (depth > kMostDepth || ++added_ > kMostNames) throw base::FormatError("it has too many dicts in dicts");
+    if (depth > kMostDepth) throw base::FormatError("it has too many dicts in dicts");
+    budget_->take(sizeof(ForeignValue) + name.size());  // a value may stand in many places
     if (value.is_object("torch._utils._rebuild_parameter")) {
       const auto* data = value.argument(0);
       if (data == nullptr) throw base::FormatError(name + ": a parameter without a tensor");
@@ -146,6 +148,7 @@ class TorchFile {
       found_.tensors[first->second].also.push_back(name);
       return;
     }
+    budget_->take(sizeof(ForeignTensor));
     found_.tensors.push_back({.name = name,
                               .dtype = *dtype,
                               .shape = *shape,
@@ -161,7 +164,7 @@ class TorchFile {
   const TorchFileOptions options_;
   std::set<std::string> verified_;  // storages
   PlainValues* plain_ = nullptr;
-  std::size_t added_ = 0;
+  std::optional<Budget> budget_;
 };
 
 }  // namespace

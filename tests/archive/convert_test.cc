@@ -7,6 +7,7 @@
 #include "lamina/archive/pickle.h"
 #include "lamina/base/error.h"
 #include "tests/archive/any_checkpoint.h"
+#include "tests/archive/foreign_files.h"
 #include "tests/archive/simulated_files.h"
 #include "tests/message_of.h"
 
@@ -120,6 +121,45 @@ TEST(Pickle, OfManyValuesTakesBoundedMemory) {
   EXPECT_THAT(pickle_error(std::string(20'000'000, '(')), HasSubstr("bytes of memory"));
   EXPECT_THAT(pickle_error("Nq" + std::string(1, '\0') + std::string(40'000'000, '\x94')),
               HasSubstr("bytes of memory"));
+}
+
+TEST(TorchFile, HasTheTensorsInDicts) {
+  SimulatedFiles files;
+  write_file(files, "/f", torch_file(pickle(dict(text("a") + dict(text("w") + tensor()) + text("n") + integer(3)))));
+  const auto found = read_torch_file(files, "/f");
+  ASSERT_EQ(found.tensors.size(), 1);
+  EXPECT_EQ(found.tensors[0].name, "a.w");
+  EXPECT_EQ(found.tensors[0].shape, layout::Shape{2});
+  ASSERT_EQ(found.left.size(), 1);
+  EXPECT_EQ(found.left[0].name, "n");
+}
+
+// Each dict has the one before twice: some hundred bytes name as many values as there is memory for.
+TEST(TorchFile, OfDictsThatAreInDictsTwiceTakesBoundedMemory) {
+  std::string nested = dict(text("a") + "N");
+  for (char depth = 1; depth < 30; ++depth) {
+    const std::string same = std::string("q") + depth + "0", again = std::string("h") + depth;
+    nested += same + dict(text("a") + again + text("b") + again);
+  }
+  SimulatedFiles files;
+  write_file(files, "/f", torch_file(pickle(nested)));
+  EXPECT_THAT(message_of<base::FormatError>([&] { read_torch_file(files, "/f"); }), HasSubstr("bytes of memory"));
+}
+
+TEST(DistributedCheckpoint, HasItsTensors) {
+  SimulatedFiles files;
+  const auto file = torch_file(pickle(tensor()));
+  write_distributed(files, "/d", metadata(file.size()), file);
+  const auto made = convert(files, read_distributed_checkpoint(files, "/d"), "", "/out", "a", "1", kNoProgress);
+  EXPECT_EQ(tensors_of(files, made), (Tensors{{"w", std::vector<std::byte>(8, std::byte('x'))}}));
+}
+
+TEST(DistributedCheckpoint, ThatNamesAPartOfATensorTwiceIsRefused) {
+  SimulatedFiles files;
+  const auto file = torch_file(pickle(tensor()));
+  write_distributed(files, "/d", metadata(file.size(), chunk() + chunk()), file);
+  EXPECT_THAT(message_of<base::FormatError>([&] { read_distributed_checkpoint(files, "/d"); }),
+              HasSubstr("does not say where"));
 }
 
 }  // namespace

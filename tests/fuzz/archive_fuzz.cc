@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Manifests, headers of safetensors files, pickles and zip archives as a fuzzer makes them: with clang a libFuzzer
-// target, else a program that damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a
-// value or a FormatError ends it.
+// Manifests, headers of safetensors files, pickles, zip archives, files of torch.save and metadata of
+// torch.distributed.checkpoint as a fuzzer makes them: with clang a libFuzzer target, else a program that damages
+// samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a FormatError ends it; of what
+// is converted, also one that says that no checkpoint can be made of it.
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iostream>
 #include <random>
 
 #include "lamina/archive/checksums.h"
+#include "lamina/archive/convert.h"
 #include "lamina/archive/manifest.h"
 #include "lamina/archive/pickle.h"
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/zip_file.h"
 #include "lamina/base/error.h"
+#include "tests/archive/foreign_files.h"
+#include "tests/archive/simulated_files.h"
 
 namespace {
 
 using namespace lamina;
 using namespace lamina::archive;
+using namespace lamina::archive::testing;
 
 class TextInput : public FileSystem::Input {
  public:
@@ -25,7 +30,7 @@ class TextInput : public FileSystem::Input {
   std::uint64_t size() const override { return text_.size(); }
   void read(std::uint64_t offset, std::span<std::byte> to) const override {
     if (offset > size() || to.size() > size() - offset) throw base::FormatError("ends too early");
-    std::memcpy(to.data(), text_.data() + offset, to.size());
+    std::ranges::copy(std::as_bytes(std::span(text_.substr(offset, to.size()))), to.begin());
   }
 
  private:
@@ -54,11 +59,47 @@ void read_as_pickle(std::string_view bytes) {
 }
 void read_as_zip(std::string_view bytes) { read_zip(TextInput(bytes), {0, bytes.size()}); }
 
+void convert_all(FileSystem& files, const ForeignCheckpoint& found) {
+  try {
+    convert(files, found, "", "/out", "a", "1", [](auto, auto) {});
+  } catch (const base::UsageError&) {   // no tensors
+  } catch (const base::ConfigError&) {  // more elements than a number holds
+  }
+}
+
+// As the whole file, and as the pickle in one.
+void read_as_torch_file(std::string_view bytes) {
+  for (const auto& file : {std::string(bytes), torch_file(std::string(bytes))}) {
+    SimulatedFiles files;
+    write_file(files, "/f", file);
+    try {
+      convert_all(files, read_torch_file(files, "/f"));
+    } catch (const base::FormatError&) {
+    }
+  }
+}
+
+// As the metadata of a folder, and as the file in one.
+void read_as_distributed(std::string_view bytes) {
+  static const auto whole = torch_file(pickle(tensor()));
+  for (const auto& [metadata, file] :
+       {std::pair(std::string(bytes), whole), std::pair(testing::metadata(bytes.size()), std::string(bytes))}) {
+    SimulatedFiles files;
+    write_distributed(files, "/d", metadata, file);
+    try {
+      convert_all(files, read_distributed_checkpoint(files, "/d"));
+    } catch (const base::FormatError&) {
+    } catch (const base::FileError&) {  // it names a file that is not there
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  for (const auto read : {read_as_manifest, read_as_header, read_as_pickle, read_as_zip}) {
+  for (const auto read :
+       {read_as_manifest, read_as_header, read_as_pickle, read_as_zip, read_as_torch_file, read_as_distributed}) {
     try {
       read(text);
     } catch (const base::FormatError&) {
@@ -98,7 +139,7 @@ std::string sample_header() {
 
 // {"w": a tensor of two elements, "n": (1.5, None, [True])}, as torch.save has it.
 std::string sample_pickle() {
-  const std::string_view bytes(
+  constexpr char bytes[] =
       "\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01"
       "ctorch._utils\n_rebuild_tensor_v2\nq\x02((X\x07\x00\x00\x00storageq\x03"
       "ctorch\nFloatStorage\nq\x04X\x01\x00\x00\x00"
@@ -106,9 +147,8 @@ std::string sample_pickle() {
       "cpuq\x06K\x02tq\x07QK\x00K\x02\x85q\x08"
       "K\x01\x85q\x09\x89"
       "ccollections\nOrderedDict\nq\n)Rq\x0btq\x0cRq\x0dX\x01\x00\x00\x00nG?\xf8\x00\x00\x00\x00\x00\x00N]\x88"
-      "a\x87u.",
-      222);
-  return std::string(bytes);
+      "a\x87u.";
+  return {bytes, sizeof(bytes) - 1};
 }
 
 // An archive of one empty file "a".
@@ -132,7 +172,9 @@ std::string sample_zip() {
 int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
-  const std::string wholes[] = {sample_manifest(), sample_header(), sample_pickle(), sample_zip()};
+  const auto file = torch_file(pickle(tensor()));
+  const std::string wholes[] = {sample_manifest(),    sample_header(), sample_pickle(), sample_zip(), file,
+                                metadata(file.size())};
   constexpr std::string_view kParts[] = {"{",      "}",
                                          "[",      "]",
                                          ",",      "\"",

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/archive/file_system.h"
+
+// Files of torch's, as bytes: parts of pickles of protocol 2, archives that hold them, folders.
+namespace lamina::archive::testing {
+
+template <class T>
+std::string little(T value) {
+  std::string bytes(sizeof(T), '\0');
+  std::memcpy(bytes.data(), &value, sizeof(T));
+  return bytes;
+}
+
+inline std::string text(const std::string& words) {
+  return "X" + little(static_cast<std::uint32_t>(words.size())) + words;
+}
+inline std::string integer(std::int32_t value) { return "J" + little(value); }
+inline std::string tuple(const std::string& items) { return "(" + items + "t"; }
+inline std::string list(const std::string& items) { return "](" + items + "e"; }
+inline std::string dict(const std::string& items) { return "}(" + items + "u"; }
+inline std::string global(const std::string& module, const std::string& name) {
+  return "c" + module + "\n" + name + "\n";
+}
+inline std::string call(const std::string& function, const std::string& arguments) {
+  return function + tuple(arguments) + "R";
+}
+inline std::string pickle(const std::string& value) { return "\x80\x02" + value + "."; }
+
+// A tensor of two elements in the storage "0".
+inline std::string tensor() {
+  const auto storage = tuple(text("storage") + global("torch", "FloatStorage") + text("0") + text("cpu") + integer(2));
+  return call(global("torch._utils", "_rebuild_tensor_v2"), storage + "Q" + integer(0) + tuple(integer(2)) +
+                                                                tuple(integer(1)) + "\x89" +
+                                                                call(global("collections", "OrderedDict"), ""));
+}
+
+// A zip archive of these files, none of them compressed, with sums of zero: nobody looks at them.
+inline std::string zip(const std::vector<std::pair<std::string, std::string>>& files) {
+  std::string bytes, directory;
+  for (const auto& [name, content] : files) {
+    const auto size = little(static_cast<std::uint32_t>(content.size())),
+               begin = little(static_cast<std::uint32_t>(bytes.size()));
+    const auto named = little(static_cast<std::uint16_t>(name.size()));
+    const auto described = std::string(16, '\0') + size + size + named;
+    bytes += std::string("PK\x03\x04") + described.substr(2) + std::string(2, '\0') + name + content;
+    directory += std::string("PK\x01\x02") + described + std::string(12, '\0') + begin + name;
+  }
+  const auto count = little(static_cast<std::uint16_t>(files.size()));
+  const auto places =
+      little(static_cast<std::uint32_t>(directory.size())) + little(static_cast<std::uint32_t>(bytes.size()));
+  return bytes + directory + std::string("PK\x05\x06") + std::string(4, '\0') + count + count + places +
+         std::string(2, '\0');
+}
+
+// Returns what torch.save writes of an object.
+inline std::string torch_file(const std::string& pickle) {
+  return zip({{"archive/data.pkl", pickle}, {"archive/data/0", std::string(8, 'x')}});
+}
+
+// The metadata of torch.distributed.checkpoint: of the tensor "w" of two elements, which lies in one file of so many
+// bytes, with these chunks.
+inline std::string chunk() {
+  return call(global("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"), "") +
+         dict(text("offsets") + tuple(integer(0)) + text("sizes") + tuple(integer(2))) + "b";
+}
+inline std::string metadata(std::size_t file_bytes, const std::string& chunks = chunk()) {
+  const std::string module = "torch.distributed.checkpoint.metadata";
+  const auto tensor = call(global(module, "TensorStorageMetadata"), "") +
+                      dict(text("size") + tuple(integer(2)) + text("chunks") + list(chunks)) + "b";
+  const auto index = call(global(module, "MetadataIndex"), "") +
+                     dict(text("fqn") + text("w") + text("offset") + tuple(integer(0)) + text("index") + integer(0)) +
+                     "b";
+  const auto place = call(global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), "") +
+                     dict(text("relative_path") + text("__0_0.distcp") + text("offset") + integer(0) + text("length") +
+                          integer(static_cast<std::int32_t>(file_bytes))) +
+                     "b";
+  return pickle(
+      call(global(module, "Metadata"), "") +
+      dict(text("state_dict_metadata") + dict(text("w") + tensor) + text("storage_data") + dict(index + place)) + "b");
+}
+
+inline void write_file(FileSystem& files, const Path& path, const std::string& bytes) {
+  files.create(path)->write(std::as_bytes(std::span(bytes)));
+}
+
+// Writes that folder.
+inline void write_distributed(FileSystem& files, const Path& folder, const std::string& metadata,
+                              const std::string& file) {
+  files.make_folder(folder);
+  write_file(files, folder / ".metadata", metadata);
+  write_file(files, folder / "__0_0.distcp", file);
+}
+
+}  // namespace lamina::archive::testing
