@@ -149,9 +149,8 @@ std::pair<Kind, int> CheckpointReader::best_source(const std::string& name, at::
   base::internal_check(saved != nullptr, "a source of nothing");
   const auto& about = manifest().about;
   const auto optimizers = about.contains("optimizers") ? static_cast<int>(about["optimizers"].size()) : 0;
-  const bool is_finer =
-      at::isFloatingType(dtype) && c10::elementSize(dtype) > c10::elementSize(checkpoint::scalar_type(saved->dtype));
-  for (int optimizer = 0; is_finer && optimizer < optimizers; ++optimizer) {
+  const bool is_other = at::isFloatingType(dtype) && dtype != checkpoint::scalar_type(saved->dtype);
+  for (int optimizer = 0; is_other && optimizer < optimizers; ++optimizer) {
     if (find(name, Kind::kMaster, optimizer) != nullptr) return {Kind::kMaster, optimizer};
   }
   return {Kind::kParameter, 0};

@@ -53,7 +53,7 @@ class CheckpointReader {
   // `strict`, other names. Returns what is left out else: a line, or "".
   std::string check_model(const std::vector<NamesOf>& model, bool strict) const;
   // Says where a parameter of this dtype has its value from: the master of an optimizer, where there is one, and the
-  // parameter here is more precise than the one that was saved.
+  // parameter that was saved has another dtype, which would have rounded it first.
   std::pair<archive::Kind, int> best_source(const std::string& name, at::ScalarType dtype) const;
 
   // Compares this rank's share of all files with their checksums: all ranks together read each byte once. For a

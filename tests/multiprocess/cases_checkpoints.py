@@ -207,26 +207,26 @@ def require_same_next_loss(first, second, make=adamw, **keys):
         lamina.shutdown()
 
 
-def require_carried(first, second, make=adamw, dtypes=({}, {})):
+def require_carried(first, second, make=adamw, keys=({}, {})):
     """States of one layout are those of another one that loads them, and of the first that loads them back."""
     with folder() as path:
-        job = Job(first, make, **dtypes[0])
+        job = Job(first, make, **keys[0])
         job.train(2)
         expected = job.states()
         lamina.save_checkpoint(path, "a")
         lamina.shutdown()
 
-        job = Job(second, make, **dtypes[1])
+        job = Job(second, make, **keys[1])
         lamina.resume_from_checkpoint(path, "a")
         if not job.model.partitioned:
             evaluate(job)
         found = job.states()
-        if dtypes[0] == dtypes[1]:
+        if all(keys[0].get(name) == keys[1].get(name) for name in ("bf16", "fp16")):
             require_same(found, expected)
         lamina.save_checkpoint(path, "b")
         lamina.shutdown()
 
-        job = Job(first, make, **dtypes[0])
+        job = Job(first, make, **keys[0])
         lamina.resume_from_checkpoint(path, "b")
         if not job.model.partitioned:
             evaluate(job)
@@ -321,6 +321,23 @@ def case_masters_go_along():
     require_carried("dp4 shared states", "sharded 4", fused, (half, half))
     require_carried("pp2 dp2", "dp4", adamw, (half, half))
     require_carried("dp4", "sharded 2, two copies", adamw, (half, {}))
+
+
+def case_half_precision_of_another_kind_is_that_of_the_masters():
+    found = {}
+    with folder() as path:
+        job = Job("dp4 shared states", fused, fp16=True)
+        job.train(2)
+        lamina.save_checkpoint(path, "a")
+        lamina.shutdown()
+        for name, keys in {"whole": {}, "half": {"bf16": True}}.items():
+            job = Job("pp2 dp2", fused, **keys)
+            lamina.resume_from_checkpoint(path)
+            evaluate(job)
+            found[name] = job.model.state_dict()
+            lamina.shutdown()
+    for name, value in found["whole"].items():
+        require_same(found["half"][name], value.bfloat16() if value.is_floating_point() else value, name)
 
 
 def case_the_saved_partition_is_kept_in_a_job_with_as_many():
@@ -579,16 +596,23 @@ def case_files_of_torch_are_loaded_as_whole_models():
 MAKERS = (adamw, fused, sgd, lamb, adafactor)
 
 
+DTYPES = ({}, {"bf16": True}, {"fp16": True})
+# Where partitions cut the model as they are told, the others stay empty.
+CUTS = ({}, {}, {"auto_partition": False, "default_partition": 0})
+
+
 def case_any_drawn_layout_carries_states_to_any_other():
-    rest = random.Random(7)
+    draw = random.Random(7)
     for _ in range(60 if SOAK else 4):
-        first, second = rest.choice(list(LAYOUTS)), rest.choice(list(LAYOUTS))
-        dtypes = {"bf16": True} if rest.random() < 0.4 else {}
-        make = rest.choice(MAKERS)
+        first, second = draw.choice(list(LAYOUTS)), draw.choice(list(LAYOUTS))
+        make = draw.choice(MAKERS)
+        dtypes = draw.choice(DTYPES)
+        others = dtypes if draw.random() < 0.6 else {}  # from which a frozen parameter comes back as it was
+        keys = dtypes | draw.choice(CUTS), others | draw.choice(CUTS)
         try:
-            require_carried(first, second, make, (dtypes, dtypes))
-        except AssertionError as error:
-            raise AssertionError(f"{first} to {second}, {make.__name__}, {dtypes}: {error}") from error
+            require_carried(first, second, make, keys)
+        except Exception as error:
+            raise AssertionError(f"{first} to {second}, {make.__name__}, {keys}: {error}") from error
 
 
 @lamina.step
