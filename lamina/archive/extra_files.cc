@@ -5,6 +5,7 @@
 #include <set>
 
 #include "lamina/archive/checksums.h"
+#include "lamina/archive/model_folder.h"
 
 namespace lamina::archive {
 
@@ -17,7 +18,7 @@ std::vector<DataFile> copy_extra_files(FileSystem& files, const Found& from, con
   std::vector<std::byte> part(kBlock);
   for (std::size_t i = 0; i < from.manifest.files.size(); ++i) {
     const auto& file = from.manifest.files[i];
-    if (with_tensors.contains(i) || file.name.ends_with(".safetensors")) continue;
+    if (with_tensors.contains(i) || file.name.ends_with(".safetensors") || file.name == kModelIndex) continue;
     const CheckedInput input(files.open(from.folder / file.name), (from.folder / file.name).string(), file.bytes,
                              file.checksums);
     CheckedOutput output(files.create(to / file.name));

@@ -5,8 +5,8 @@
 
 namespace lamina::archive {
 
-// Copies what a checkpoint has beside its tensors (`config.json`) into a folder, checked as it is read. Returns the
-// files, as a manifest lists them.
+// Copies what a checkpoint has beside its tensors (`config.json`) into a folder, checked as it is read, but for the
+// index of its own files. Returns the files, as a manifest lists them.
 std::vector<DataFile> copy_extra_files(FileSystem& files, const Found& from, const Path& to);
 
 }  // namespace lamina::archive

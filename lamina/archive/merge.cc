@@ -42,7 +42,12 @@ std::vector<Output> outputs_of(const Found& from, const MergeOptions& options) {
     }
     outputs.push_back(std::move(output));
   }
-  if (outputs.empty()) throw UsageError(base::str(from.folder.string(), " has no parameters: there is no model in it"));
+  if (outputs.empty()) {
+    throw UsageError(base::str(from.folder.string(), " has no parameters: ",
+                               from.manifest.about.contains("form") ? "it holds files of torch.save; make a checkpoint "
+                                                                      "of it first, by `lamina checkpoint convert`"
+                                                                    : "there is no model in it"));
+  }
   return outputs;
 }
 

@@ -136,6 +136,11 @@ Found reshard(FileSystem& files, const Found& from, const Path& to, std::size_t 
   if (writers < 1 || writers > kMostWriters) {
     throw base::UsageError(base::str("a checkpoint of ", writers, " writers; expected 1 to ", kMostWriters));
   }
+  if (from.manifest.tensors.empty()) {
+    throw base::UsageError(base::str(from.folder.string(),
+                                     " lists no tensors that could be cut into shards; files of "
+                                     "torch.save become a checkpoint by `lamina checkpoint convert`"));
+  }
   Store store(files, to);
   for (const auto& each : store.list()) {
     if (each.tag != from.tag) continue;

@@ -8,6 +8,7 @@
 #include "lamina/archive/diff.h"
 #include "lamina/archive/floats.h"
 #include "lamina/archive/merge.h"
+#include "lamina/archive/model_folder.h"
 #include "lamina/archive/reshard.h"
 #include "lamina/archive/safetensors.h"
 #include "lamina/archive/verify.h"
@@ -125,6 +126,24 @@ TEST(Merge, WritesAnIndexWhereThereAreSeveralFiles) {
   const auto index = nlohmann::json::parse(read_all(files, "/out/model.safetensors.index.json", 10000));
   EXPECT_EQ(index["metadata"]["total_size"], 2 * 8 * 64);
   EXPECT_EQ(index["weight_map"]["h.1.weight"], "model-00002-of-00002.safetensors");
+}
+
+TEST(Merge, HasNoIndexOfTheFilesThatTheCheckpointHad) {
+  SimulatedFiles files;
+  Store store(files, "/c");
+  auto save = store.begin("a", "1", "a test");
+  auto manifest = write_files(files, save.folder(), {.names = {"h.0.weight", "h.1.weight"}});
+  CheckedOutput output(files.create(save.folder() / kModelIndex));
+  output.write(bytes_of(std::string("{}")));
+  output.finish();
+  manifest.files.push_back({kModelIndex, output.size(), output.checksums()});
+  save.commit(manifest);
+  merge(files, store.find("a"), "/one", {}, kNoProgress);
+  EXPECT_THAT(names_in(files, "/one"), ElementsAre("model.safetensors"));
+  merge(files, store.find("a"), "/two", {.most_file_bytes = 600}, kNoProgress);
+  EXPECT_THAT(read_all(files, Path("/two") / kModelIndex, 10000), HasSubstr("model-00002-of-00002.safetensors"));
+  const auto made = reshard(files, store.find("a"), "/other", 2, "2", kNoProgress);
+  EXPECT_THAT(names_in(files, made.folder), ::testing::Not(::testing::Contains(kModelIndex)));
 }
 
 TEST(Merge, RefusesWhatItCannotWrite) {
