@@ -31,7 +31,7 @@ constexpr auto kPathHelp = "the folder of a checkpoint, or of several, whose new
 void tell(const std::string& text) { std::cerr << "lamina checkpoint: " << text << '\n'; }
 
 archive::Found found(const std::string& path, const std::string& tag = "") {
-  return archive::find_checkpoint(archive::file_system(), path, tag, tell);
+  return archive::find_checkpoint(archive::file_system(), folder_meant(path), tag, tell);
 }
 
 std::string new_id() { return base::str(std::chrono::system_clock::now().time_since_epoch().count(), "-", ::getpid()); }
@@ -64,9 +64,9 @@ int verify(const Arguments& arguments) {
     return damage.empty() ? 0 : 1;
   }
   for (const auto& each : damage) {
-    std::cout << (checkpoint.folder / each.file).string() << ": " << each.what;
+    std::cout << printable((checkpoint.folder / each.file).string()) << ": " << printable(each.what);
     for (std::size_t i = 0; i < each.tensors.size(); ++i)
-      std::cout << (i == 0 ? "; in it lies " : ", ") << each.tensors[i];
+      std::cout << (i == 0 ? "; in it lies " : ", ") << printable(each.tensors[i]);
     std::cout << '\n';
   }
   if (damage.empty()) {
@@ -100,7 +100,7 @@ int diff(const Arguments& arguments) {
     if (each.largest) row["largest"] = *each.largest;  // of a NaN, null
     list.push_back(row);
     if (as_json) continue;
-    std::cout << each.what << ": " << each.how;
+    std::cout << printable(each.what) << ": " << printable(each.how);
     if (each.largest) std::cout << ", by " << *each.largest << " at most";
     std::cout << '\n';
   }
@@ -134,6 +134,9 @@ int merge(const Arguments& arguments) {
   }
   std::cout << out << ": " << merged.tensors << " tensors in " << merged.files << " files, " << merged.bytes
             << " bytes\n";
+  if (merged.too_large > 0) {
+    std::cout << merged.too_large << " elements are too large for " << dtype << " and infinite there\n";
+  }
   return 0;
 }
 
@@ -207,7 +210,8 @@ int convert(const Arguments& arguments) {
   if (!from.left.empty()) {
     std::cout << "left:";
     constexpr std::size_t kShown = 10;
-    for (std::size_t i = 0; i < std::min(from.left.size(), kShown); ++i) std::cout << ' ' << from.left[i].name;
+    for (std::size_t i = 0; i < std::min(from.left.size(), kShown); ++i)
+      std::cout << ' ' << printable(from.left[i].name);
     if (from.left.size() > kShown) std::cout << " and " << from.left.size() - kShown << " more";
     std::cout << '\n';
   }
@@ -246,6 +250,28 @@ constexpr Command kCommands[] = {
 
 }  // namespace
 
+std::string printable(const std::string& text) {
+  constexpr auto* kDigits = "0123456789abcdef";
+  constexpr unsigned char kSpace = 0x20, kDelete = 0x7f;
+  std::string shown;
+  for (const char each : text) {
+    const auto code = static_cast<unsigned char>(each);
+    if (code >= kSpace && code != kDelete) {
+      shown.push_back(each);
+    } else {
+      shown += base::str("\\x", kDigits[code >> 4], kDigits[code & 15]);
+    }
+  }
+  return shown;
+}
+
+std::string folder_meant(const std::string& path) {
+  const std::filesystem::path place(path);
+  if (!std::filesystem::is_regular_file(place)) return path;
+  if (place.filename() == "newest") return place.has_parent_path() ? place.parent_path().string() : ".";
+  throw base::UsageError(base::str(path, " is a file: give the folder that it is in"));
+}
+
 int checkpoint(const Arguments& arguments) {
   CLI::App app("Looks at the files of checkpoints and changes them, without torch and without ranks.",
                "lamina checkpoint");
@@ -258,7 +284,7 @@ int checkpoint(const Arguments& arguments) {
     try {
       return command.run({line.rest.begin() + 1, line.rest.end()});
     } catch (const base::Error& error) {
-      std::cerr << "lamina checkpoint " << name << ": " << error.what() << '\n';
+      std::cerr << "lamina checkpoint " << name << ": " << printable(error.what()) << '\n';
       return 2;
     }
   }

@@ -37,7 +37,8 @@ std::string files_of(const archive::Manifest& manifest, const archive::SavedTens
 }
 
 // Rows with columns as wide as their widest cell; numbers are not told apart.
-void print_table(const std::vector<std::vector<std::string>>& rows) {
+void print_table(std::vector<std::vector<std::string>> rows) {
+  for (auto& row : rows) std::ranges::transform(row, row.begin(), printable);
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -85,9 +86,10 @@ void print(const archive::Found& found) {
   std::cout << found.folder.string() << ": " << manifest.tensors.size() << " tensors in " << manifest.files.size()
             << " files, " << bytes << " bytes\n";
   for (const auto& [key, value] : manifest.about.items()) {
-    if (key == "partition" || key == "translations" || key == "user_content") continue;  // long: --json has them
+    constexpr const char* kLong[] = {"generators", "partition", "translations", "user_content"};  // --json has them
+    if (std::ranges::find(kLong, key) != std::end(kLong)) continue;
     if (key != "optimizers" || !value.is_array()) {
-      std::cout << key << ": " << value.dump() << '\n';
+      std::cout << printable(key) << ": " << value.dump() << '\n';
       continue;
     }
     for (const auto& optimizer : value) {  // without the names of its parameters, which are in the table
@@ -156,6 +158,7 @@ int inspect_checkpoint(const std::vector<std::string>& arguments) {
   app.add_option("TAG", tag, "one of several")->type_name("");
   app.add_flag("--json", as_json, "print it as one line of JSON");
   if (auto code = launch::parse(app, "lamina checkpoint inspect", arguments)) return *code;
+  path = folder_meant(path);
   archive::Store store(archive::file_system(), path);
   if (tag.empty() && !has_manifest(path) && !store.list().empty()) {
     print_all(store, as_json);

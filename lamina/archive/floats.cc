@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/archive/floats.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "lamina/base/error.h"
@@ -62,7 +63,8 @@ void widen(DType dtype, std::span<const std::byte> from, std::vector<double>& to
   });
 }
 
-void convert(DType from, std::span<const std::byte> bytes, DType to, std::vector<std::byte>& converted) {
+std::size_t convert(DType from, std::span<const std::byte> bytes, DType to, std::vector<std::byte>& converted) {
+  std::size_t too_large = 0;
   with_kind(from, [&](auto source) {
     with_kind(to, [&](auto target) {
       using Source = typename decltype(source)::Stored;
@@ -70,11 +72,14 @@ void convert(DType from, std::span<const std::byte> bytes, DType to, std::vector
       const auto count = bytes.size() / sizeof(Source);
       converted.resize(count * sizeof(Target));
       for (std::size_t i = 0; i < count; ++i) {
-        const Target value = target.narrow(source.widen(at<Source>(bytes, i)));
+        const auto wide = source.widen(at<Source>(bytes, i));
+        const Target value = target.narrow(wide);
+        too_large += std::isinf(target.widen(value)) && !std::isinf(wide) ? 1 : 0;
         std::memcpy(converted.data() + i * sizeof(Target), &value, sizeof(Target));
       }
     });
   });
+  return too_large;
 }
 
 }  // namespace lamina::archive

@@ -14,7 +14,9 @@ bool is_floating(layout::DType dtype);
 // Elements of one of these kinds as float64. Replaces what was in `to`.
 void widen(layout::DType dtype, std::span<const std::byte> from, std::vector<double>& to);
 
-// Elements of one of these kinds as another one, rounded to nearest, ties to even. Replaces what was in `to`.
-void convert(layout::DType from, std::span<const std::byte> bytes, layout::DType to, std::vector<std::byte>& converted);
+// Elements of one of these kinds as another one, rounded to nearest, ties to even. Replaces what was in `converted`.
+// Returns how many finite ones were too large for that, and are infinite now.
+std::size_t convert(layout::DType from, std::span<const std::byte> bytes, layout::DType to,
+                    std::vector<std::byte>& converted);
 
 }  // namespace lamina::archive

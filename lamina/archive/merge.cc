@@ -77,9 +77,11 @@ std::string name_of_file(std::size_t index, std::size_t count) {
   return name.str();
 }
 
+// Returns how many elements became infinite.
 template <class WasRead>
-void write_file(FileSystem& files, const Path& path, const std::vector<Output>& outputs, TensorReader& reader,
-                const WasRead& was_read) {
+std::uint64_t write_file(FileSystem& files, const Path& path, const std::vector<Output>& outputs, TensorReader& reader,
+                         const WasRead& was_read) {
+  std::uint64_t too_large = 0;
   std::vector<Entry> entries;
   for (const auto& each : outputs)
     entries.push_back({.name = each.name, .dtype = each.dtype, .shape = each.tensor->shape});
@@ -90,12 +92,13 @@ void write_file(FileSystem& files, const Path& path, const std::vector<Output>& 
   for (const auto& output : outputs) {
     reader.read_parts(*output.tensor, [&](std::int64_t, std::span<const std::byte> part) {
       const bool as_it_is = output.dtype == output.tensor->dtype;
-      if (!as_it_is) convert(output.tensor->dtype, part, output.dtype, converted);
+      if (!as_it_is) too_large += convert(output.tensor->dtype, part, output.dtype, converted);
       file->write(as_it_is ? part : std::span<const std::byte>(converted));
       was_read(part.size());
     });
   }
   file->sync();
+  return too_large;
 }
 
 void write_text(FileSystem& files, const Path& path, std::string_view text) {
@@ -138,8 +141,8 @@ Merged merge(FileSystem& files, const Found& from, const Path& place, const Merg
   FreshFolder folder(files, place);
   TensorReader reader(files, from.folder, from.manifest);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    write_file(files, folder.path() / name_of_file(i, outputs.size()), outputs[i], reader,
-               [&](std::uint64_t bytes) { progress(so_far += bytes, all); });
+    merged.too_large += write_file(files, folder.path() / name_of_file(i, outputs.size()), outputs[i], reader,
+                                   [&](std::uint64_t bytes) { progress(so_far += bytes, all); });
   }
   if (outputs.size() > 1) {
     const nlohmann::json index{{"metadata", {{"total_size", merged.bytes}}}, {"weight_map", weights}};

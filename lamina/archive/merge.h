@@ -21,7 +21,8 @@ struct MergeOptions {
 struct Merged {
   std::size_t files = 0;
   std::size_t tensors = 0;
-  std::uint64_t bytes = 0;  // of elements
+  std::uint64_t bytes = 0;      // of elements
+  std::uint64_t too_large = 0;  // finite elements that `dtype` has no number for, and that are infinite there
 };
 
 // Writes the parameters and buffers of a checkpoint as a folder that Hugging Face's libraries load:

@@ -44,6 +44,35 @@ def test_inspect_prints_what_a_checkpoint_holds(checkpoint, tmp_path):
     assert [tensor["shape"] for tensor in data["tensors"]] == [[700, 500], [500], [33, 7], [3, 4]]
 
 
+def test_names_with_control_characters_are_printed_harmless_and_on_one_line(checkpoint, tmp_path):
+    one = save(tmp_path, "a", {"odd\n\x1b[31mname": torch.ones(3)}, number=1)
+    other = save(tmp_path, "b", {"odd\n\x1b[31mname": torch.zeros(3)}, number=2)
+    shown = "odd\\x0a\\x1b[31mname"
+    assert any(line.startswith(f"{shown} ") for line in checkpoint("inspect", one).stdout.splitlines())
+    assert checkpoint("diff", one, other).stdout.startswith(f"{shown}: 3 of 3 elements")
+    data = next(one.glob("*.safetensors"))
+    flip(data, data.stat().st_size - 1)
+    assert f"in it lies {shown}\n" in checkpoint("verify", one).stdout
+    result = checkpoint("merge", one, tmp_path / "out")
+    assert result.returncode == 2 and f"{shown}: " in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_path_may_be_the_file_newest_and_no_other_file(checkpoint, tmp_path):
+    folder = save(tmp_path, "a", {"w": torch.ones(3)})
+    assert checkpoint("inspect", tmp_path / "newest").stdout.splitlines()[1].split()[:2] == ["*", "a"]
+    assert checkpoint("verify", tmp_path / "newest").stdout.startswith(str(folder))
+    for word in ("inspect", "verify"):
+        result = checkpoint(word, folder / "manifest.json")
+        assert result.returncode == 2 and "is a file: give the folder that it is in" in result.stderr
+
+
+def test_merge_says_how_many_elements_a_dtype_is_too_small_for(checkpoint, tmp_path):
+    save(tmp_path, "a", {"w": torch.tensor([1e30, 2.0, float("inf"), -7e4])})
+    said = checkpoint("merge", tmp_path, tmp_path / "half", "--dtype", "float16").stdout
+    assert said.splitlines()[1:] == ["2 elements are too large for float16 and infinite there"]
+    assert len(checkpoint("merge", tmp_path, tmp_path / "b", "--dtype", "bfloat16").stdout.splitlines()) == 1
+
+
 def test_inspect_of_a_folder_marks_the_newest_and_the_damaged(checkpoint, tmp_path):
     for number, tag in enumerate("abc", 1):
         save(tmp_path, tag, {"w": torch.ones(3)}, number=number)

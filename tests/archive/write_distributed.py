@@ -4,6 +4,7 @@
 torchrun --nproc-per-node 2 write_distributed.py fsdp|tp|flat FOLDER
 """
 
+import os
 import sys
 
 import torch
@@ -60,7 +61,8 @@ def main():
     dcp.save({"model": state, "optim": states, "extra": {"step": 3}}, checkpoint_id=folder)
     whole, states = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     if distributed.get_rank() == 0:
-        torch.save({"model": whole, "optim": states}, f"{folder}.pt")
+        torch.save({"model": whole, "optim": states}, f"{folder}.new")
+        os.rename(f"{folder}.new", f"{folder}.pt")  # all is there: torch's threads may abort a process that ends
     distributed.barrier()
     distributed.destroy_process_group()
 
