@@ -63,6 +63,36 @@ struct FusedState : torch::optim::OptimizerParamState {
   optim::State state;
 };
 
+// Calls `work(name, first, count)` for each option that torch's groups have, which is a tuple of several
+// hyper-parameters where `count` is more than 1.
+template <class Work>
+void each_option(const fused::Declaration& declaration, const Work& work) {
+  const auto hyper = declaration.hyper;
+  for (std::size_t first = 0, count = 1; first < hyper.size(); first += count, count = 1) {
+    const std::string_view tuple = hyper[first].tuple;
+    while (!tuple.empty() && first + count < hyper.size() && hyper[first + count].tuple == tuple) ++count;
+    work(std::string(tuple.empty() ? hyper[first].name : tuple), first, count);
+  }
+}
+
+// A hyper-parameter as groups of Python have it.
+c10::IValue option_of(const fused::HyperField& field, double value) {
+  if (field.bound == fused::Bound::kFlag) return value != 0;
+  if (field.bound == fused::Bound::kChoice) return fused::hyper_word(field, value);
+  return value;
+}
+
+double number_of(const fused::HyperField& field, const c10::IValue& option) {
+  if (option.isString()) return fused::hyper_value(field, option.toStringRef().c_str());
+  if (option.isBool()) return option.toBool() ? 1 : 0;
+  return option.toScalar().toDouble();
+}
+
+c10::IValue part_of(const c10::IValue& option, std::size_t place, std::size_t count) {
+  if (count == 1) return option;
+  return option.isTuple() ? option.toTupleRef().elements().at(place) : c10::IValue(option.toListRef().vec().at(place));
+}
+
 std::string key_of(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
 }
@@ -104,18 +134,29 @@ void FusedOptions::set(std::string_view name, fused::HyperValue value) {
   values_ = std::move(values);
 }
 
+// An option that the archive lacks has its preset: classes of Python do not have all that their form here knows.
 void FusedOptions::serialize(InputArchive& archive) {
-  const auto& hyper = functional_->declaration().hyper;
-  for (std::size_t i = 0; i < hyper.size(); ++i) {
-    c10::IValue value;
-    archive.read(hyper[i].name, value);
-    values_[i] = value.toDouble();
-  }
+  auto values = values_;
+  each_option(functional_->declaration(), [&](const std::string& name, std::size_t first, std::size_t count) {
+    c10::IValue option;
+    const bool found = archive.try_read(name, option);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& field = functional_->declaration().hyper[first + i];
+      if (!found && std::isnan(field.preset)) throw base::UsageError(base::str("there is no value of ", name));
+      values[first + i] = !found ? field.preset : number_of(field, part_of(option, i, count));
+    }
+  });
+  functional_->check(values);
+  values_ = std::move(values);
 }
 
 void FusedOptions::serialize(OutputArchive& archive) const {
   const auto& hyper = functional_->declaration().hyper;
-  for (std::size_t i = 0; i < hyper.size(); ++i) archive.write(hyper[i].name, c10::IValue(values_[i]));
+  each_option(functional_->declaration(), [&](const std::string& name, std::size_t first, std::size_t count) {
+    std::vector<c10::IValue> parts;
+    for (std::size_t i = first; i < first + count; ++i) parts.push_back(option_of(hyper[i], values_[i]));
+    archive.write(name, count == 1 ? parts.front() : c10::IValue(c10::ivalue::Tuple::create(std::move(parts))));
+  });
 }
 
 FusedOptimizer::FusedOptimizer(std::shared_ptr<const Functional> functional, const std::vector<Group>& groups,

@@ -48,6 +48,14 @@ bool counts_in_numbers(const torch::optim::Optimizer& optimizer) {
          dynamic_cast<const optim::RMSprop*>(&optimizer) != nullptr;
 }
 
+// True where the optimizer has a number of that name, which others have as a tensor.
+bool is_number_in(const torch::optim::Optimizer& optimizer, const std::string& key) {
+  const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer);
+  if (fused == nullptr) return key == kCount && counts_in_numbers(optimizer);
+  return std::ranges::any_of(fused->functional().declaration().states,
+                             [&](const auto& field) { return field.name == key && fused::is_number(field.kind); });
+}
+
 // A number as the optimizer has it in its states.
 c10::IValue number_for(const torch::optim::Optimizer& optimizer, const std::string& key, const at::Tensor& saved) {
   if (saved.numel() == 0) return {};
@@ -61,18 +69,19 @@ std::pair<std::string, c10::IValue> field_of(const torch::optim::Optimizer& opti
                                              const at::Tensor& place, const at::Tensor& saved) {
   const bool is_marked = key.ends_with(kNumberMark);
   if (is_marked) key.pop_back();
-  const bool is_fused = dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr;
-  const bool is_count = key == kCount && saved.dim() == 0 && (is_fused || counts_in_numbers(optimizer));
-  if (is_marked || is_count) return {key, number_for(optimizer, key, saved)};
+  if (is_marked || (saved.dim() == 0 && is_number_in(optimizer, key))) return {key, number_for(optimizer, key, saved)};
   const bool is_like = saved.dim() > 0 && saved.sizes() == place.sizes();
   return {key, is_like ? saved.to(place.scalar_type()) : saved};
 }
 
 // The options of a group here, with the values that were saved.
-Fields options_of(const Fields& own, const value::Dict& saved, const std::string& group) {
+Fields options_of(const torch::optim::Optimizer& optimizer, const Fields& own, const value::Dict& saved,
+                  const std::string& group) {
+  const bool has_presets = dynamic_cast<const FusedOptimizer*>(&optimizer) != nullptr;
   Fields options;
   for (const auto& [name, value] : own) {
     auto found = to_ivalue(at(saved, name));
+    if (found.isNone() && has_presets) continue;
     if (found.isNone() && !value.isNone()) {
       throw misfit(base::str(group, " has the option ", name,
                              " here, which the checkpoint has no value of: it is of "
@@ -143,7 +152,7 @@ void Resumption::check_optimizers() const {
     for (std::size_t i = 0; i < names.size(); ++i) {
       const auto group = base::str("group ", i, " of ", who);
       const auto& described = groups[i].as<value::Dict>();
-      options_of(options[i].options, described, group);
+      options_of(*here[number]->optimizer, options[i].options, described, group);
       const auto parameters = parameters_of(described);
       const std::set<std::string> mine(names[i].begin(), names[i].end()), given(parameters.begin(), parameters.end());
       if (strict_ && mine != given) {
@@ -212,7 +221,7 @@ Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOpt
   std::int64_t first = 0;
   for (std::size_t i = 0; i < names.size(); ++i) {
     auto& group = plan.state.groups.emplace_back();
-    group.options = options_of(own[i].options, saved[i].as<value::Dict>(), "a group");
+    group.options = options_of(*optimizer->optimizer, own[i].options, saved[i].as<value::Dict>(), "a group");
     for (const auto& [parameter, place] : here[i]) {
       const auto& name = names[i].at(static_cast<std::size_t>(parameter - first));
       if (optimizer->steps.is_master(place)) {

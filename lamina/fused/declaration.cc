@@ -49,6 +49,12 @@ double hyper_value(const HyperField& field, const HyperValue& value) {
   throw UsageError(str("Invalid ", *field.label != '\0' ? field.label : field.name, ": ", value.word));
 }
 
+std::string hyper_word(const HyperField& field, double value) {
+  auto words = std::views::split(std::string_view(field.choices), ' ');
+  const auto word = *std::next(words.begin(), static_cast<std::ptrdiff_t>(value));
+  return {word.begin(), word.end()};
+}
+
 std::size_t hyper_index(const Declaration& declaration, std::string_view name) {
   return static_cast<std::size_t>(std::ranges::find(declaration.hyper, name, &HyperField::name) -
                                   declaration.hyper.begin());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -59,6 +60,7 @@ struct HyperField {
   Bound bound = Bound::kAny;
   const char* label = "";    // in errors, as torch's say it: "learning rate" in "Invalid learning rate: -1"
   const char* choices = "";  // of kChoice, which is the index of a word: "grad direct"
+  const char* tuple = "";    // the option of torch's that has it: "betas" has beta1 and beta2, in their order
 };
 
 // All that is known of an optimizer before it is used.
@@ -85,6 +87,9 @@ struct HyperValue {
 
 // The number of a value; throws UsageError for a word that is no choice.
 double hyper_value(const HyperField& field, const HyperValue& value);
+
+// The word that a number of kChoice stands for.
+std::string hyper_word(const HyperField& field, double value);
 
 // The values given by name, the presets for all others. Throws UsageError for a name that is not declared, for a word
 // that is no choice, and for a required one that is not given; check_hyper tests the numbers.

@@ -7,8 +7,8 @@
 namespace lamina::fused {
 
 constexpr HyperField lr(double preset) { return {"lr", preset, Bound::kNotNegative, "learning rate"}; }
-constexpr HyperField beta1() { return {"beta1", 0.9, Bound::kFraction, "beta parameter at index 0"}; }
-constexpr HyperField beta2() { return {"beta2", 0.999, Bound::kFraction, "beta parameter at index 1"}; }
+constexpr HyperField beta1() { return {"beta1", 0.9, Bound::kFraction, "beta parameter at index 0", "", "betas"}; }
+constexpr HyperField beta2() { return {"beta2", 0.999, Bound::kFraction, "beta parameter at index 1", "", "betas"}; }
 constexpr HyperField eps(double preset) { return {"eps", preset, Bound::kNotNegative, "epsilon value"}; }
 constexpr HyperField momentum(double preset) { return {"momentum", preset, Bound::kNotNegative, "momentum value"}; }
 constexpr HyperField weight_decay(double preset) {

@@ -11,10 +11,10 @@ struct Hyperparameters {
 };
 
 constexpr HyperField kHyper[] = {lr(1e-2),
-                                 {"etaminus", 0.5, Bound::kBetween, "eta value at index 0"},
-                                 {"etaplus", 1.2, Bound::kAboveOne, "eta value at index 1"},
-                                 {"step_size_min", 1e-6},
-                                 {"step_size_max", 50},
+                                 {"etaminus", 0.5, Bound::kBetween, "eta value at index 0", "", "etas"},
+                                 {"etaplus", 1.2, Bound::kAboveOne, "eta value at index 1", "", "etas"},
+                                 {"step_size_min", 1e-6, Bound::kAny, "", "", "step_sizes"},
+                                 {"step_size_max", 50, Bound::kAny, "", "", "step_sizes"},
                                  flag("maximize")};
 constexpr StateField kStateFields[] = {
     {"step", StateKind::kTorchsNumber}, {"prev"}, {"step_size", StateKind::kLikeParameter, "lr"}};

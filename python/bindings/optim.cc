@@ -281,10 +281,16 @@ class StateEntries {
 
 py::list hyper_fields(const Functional& functional) {
   py::list fields;
+  std::string_view tuple;
+  int place = 0;  // in it
   for (const auto& field : functional.declaration().hyper) {
     py::list choices;
     if (field.bound == fused::Bound::kChoice) choices = py::str(field.choices).attr("split")();
-    fields.append(py::make_tuple(field.name, choices, field.preset));
+    place = field.tuple == tuple ? place + 1 : 0;
+    tuple = field.tuple;
+    const bool alone = tuple.empty();
+    fields.append(py::make_tuple(alone ? field.name : field.tuple, alone ? py::object(py::none()) : py::int_(place),
+                                 choices, field.preset));
   }
   return fields;
 }

@@ -449,8 +449,9 @@ class Functional:
     """An optimizer as a function of memory; see lamina/optim/functional.h."""
 
     @property
-    def hyper(self) -> list[tuple[str, list[str], float]]:
-        """Names of its hyper-parameters, the words of which one is an index, and what holds where nothing is given."""
+    def hyper(self) -> list[tuple[str, int | None, list[str], float]]:
+        """Its hyper-parameters: the key of a group, the place in the tuple that it has there, the words of which one is
+        an index, and what holds where nothing is given."""
     @property
     def norm(self) -> bool:
         """True where it needs the norm of all gradients."""

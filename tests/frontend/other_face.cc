@@ -2,9 +2,13 @@
 // The C++ side of tests/python/test_checkpoints_of_both_faces.py: writes a checkpoint that Python loads, or loads one
 // of Python's and compares it with a plain loop.
 //
-//     frontend_other_face write|read|plain FOLDER
+//     frontend_other_face write|read|plain FOLDER OPTIMIZER
+//
+// The optimizer is torch's AdamW, "torch", or one of ours by its name, with options of every kind.
 #include <torch/serialize.h>
 
+#include <map>
+#include <memory>
 #include <string>
 
 #include "tests/frontend/expect.h"
@@ -33,8 +37,25 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = torch::nn::ModuleHolder<NetImpl>;
 
-auto adamw(const std::vector<Tensor>& parameters) {
-  return torch::optim::AdamW(parameters, torch::optim::AdamWOptions(0.01).betas({0.8, 0.99}).weight_decay(0.1));
+std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, const std::vector<Tensor>& parameters) {
+  const std::map<std::string, HyperValues> ours{
+      {"AdamW", {{"lr", 0.01}, {"beta1", 0.8}, {"beta2", 0.99}, {"amsgrad", 1}}},
+      {"NAdam", {{"lr", 0.01}, {"beta2", 0.9}, {"decoupled_weight_decay", 1}, {"weight_decay", 0.1}}},
+      {"Rprop", {{"lr", 0.01}, {"etaminus", 0.4}, {"etaplus", 1.3}, {"step_size_max", 0.02}}},
+      {"QHM", {{"lr", 0.1}, {"momentum", 0.8}, {"nu", 0.7}, {"weight_decay", 0.1}, {"weight_decay_type", "direct"}}},
+      {"NovoGrad", {{"lr", 0.01}, {"beta1", 0.8}, {"norm_type", 0.0}}}};
+  if (const auto own = ours.find(kind); own != ours.end()) {
+    return std::make_unique<FusedOptimizer>(kind, parameters, own->second);
+  }
+  return std::make_unique<torch::optim::AdamW>(parameters,
+                                               torch::optim::AdamWOptions(0.01).betas({0.8, 0.99}).weight_decay(0.1));
+}
+
+// One with other options, which a checkpoint replaces.
+std::unique_ptr<torch::optim::Optimizer> fresh(const std::string& kind, const std::vector<Tensor>& parameters) {
+  if (kind == "torch") return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.5));
+  const HyperValues qhm{{"lr", 0.5}, {"momentum", 0.1}, {"nu", 0.1}};
+  return std::make_unique<FusedOptimizer>(kind, parameters, kind == "QHM" ? qhm : HyperValues{{"lr", 0.5}});
 }
 
 template <class Model, class Optimizer>
@@ -56,24 +77,24 @@ void compare(DistributedModel<Net>& model, const Net& plain, const std::string& 
   }
 }
 
-void read(const std::string& folder) {
+void read(const std::string& folder, const std::string& kind) {
   Net plain;
-  auto theirs = adamw(plain->parameters());
-  train(plain, theirs, kSteps);
+  const auto theirs = make(kind, plain->parameters());
+  train(plain, *theirs, kSteps);
   DistributedModel model(Net{});
-  DistributedOptimizer ours(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(0.5)));
+  DistributedOptimizer ours(fresh(kind, model.parameters()));
   const auto content = resume_from_checkpoint(folder, {.tag = "python"});
   expect(content.at("step").toInt() == kSteps && content.at("pair").toTupleRef().elements()[1].toDouble() == 2.5,
          "the content of Python's");
   compare(model, plain, " of Python's");
-  train(plain, theirs, kSteps);
+  train(plain, *theirs, kSteps);
   train(model, ours, kSteps);
   compare(model, plain, " with the optimizer's states and options of Python's");
 }
 
-void write(const std::string& folder) {
+void write(const std::string& folder, const std::string& kind) {
   DistributedModel model(Net{});
-  DistributedOptimizer ours(adamw(model.parameters()));
+  DistributedOptimizer ours(make(kind, model.parameters()));
   train(model, ours, kSteps);
   save_checkpoint(folder, "cpp", {.user_content = {{"step", kSteps}, {"pair", std::make_tuple(1, 2.5)}}});
 }
@@ -81,8 +102,8 @@ void write(const std::string& folder) {
 // Loads state dicts that torch.save wrote: each is that of write() in Python.
 void read_plain(const std::string& folder) {
   Net plain;
-  auto theirs = adamw(plain->parameters());
-  train(plain, theirs, kSteps);
+  const auto theirs = make("torch", plain->parameters());
+  train(plain, *theirs, kSteps);
   const auto translate = [](const StateDict& state) {
     StateDict translated;
     for (const auto& [name, tensor] : state) translated.emplace(name.substr(std::string("theirs.").size()), tensor);
@@ -121,12 +142,12 @@ void read_plain(const std::string& folder) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::string mode = count == 3 ? arguments[1] : "";
+  const std::string mode = count == 4 ? arguments[1] : "";
   if (mode != "read" && mode != "write" && mode != "plain") return 2;
   init({{"partitions", mode == "plain" ? 2 : 1}});
   if (mode == "plain") read_plain(arguments[2]);
-  if (mode == "read") read(arguments[2]);
-  if (mode == "write") write(arguments[2]);
+  if (mode == "read") read(arguments[2], arguments[3]);
+  if (mode == "write") write(arguments[2], arguments[3]);
   shutdown();
   return exit_code();
 }

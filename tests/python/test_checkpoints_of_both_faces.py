@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from launch.launcher_harness import ROOT, command
 
@@ -32,8 +33,18 @@ class Net(torch.nn.Module):
         return self.out(self.norm(self.get_submodule("in")(x).tanh()))
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.99), weight_decay=0.1)
+KEYS = {
+    "torch": {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
+    "AdamW": {"lr": 0.01, "betas": (0.8, 0.99), "amsgrad": True},
+    "NAdam": {"lr": 0.01, "betas": (0.9, 0.9), "decoupled_weight_decay": True, "weight_decay": 0.1},
+    "Rprop": {"lr": 0.01, "etas": (0.4, 1.3), "step_sizes": (1e-6, 0.02)},
+    "QHM": {"lr": 0.1, "momentum": 0.8, "nu": 0.7, "weight_decay": 0.1, "weight_decay_type": "direct"},
+    "NovoGrad": {"lr": 0.01, "betas": (0.8, 0.999), "norm_type": 0},
+}
+
+
+def made(parameters, **keys):
+    return (torch.optim.AdamW if kind == "torch" else getattr(lamina.optim, kind))(parameters, **keys)
 
 
 def train(model, optimizer):
@@ -49,20 +60,23 @@ def require_same(model, plain):
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
-mode, folder = sys.argv[1:]
+mode, folder, kind = sys.argv[1:]
+keys = KEYS[kind]
 lamina.init()
 model = lamina.DistributedModel(Net())
 if mode == "write":
-    optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+    optimizer = lamina.DistributedOptimizer(made(model.parameters(), **keys))
     train(model, optimizer)
     lamina.save_checkpoint(folder, "python", user_content={"step": STEPS, "pair": (1, 2.5)})
     torch.save(model.state_dict(), folder + "/state.pt")
 else:
-    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.5))
+    optimizer = lamina.DistributedOptimizer(
+        made(model.parameters(), **({"lr": 0.5, "momentum": 0.1, "nu": 0.1} if kind == "QHM" else {"lr": 0.5}))
+    )
     content = lamina.resume_from_checkpoint(folder, "cpp")
     assert content == {"step": STEPS, "pair": (1, 2.5)}, content
     plain = Net()
-    other = adamw(plain.parameters())
+    other = made(plain.parameters(), **keys)
     train(plain, other)
     require_same(model, plain)
     train(plain, other)
@@ -82,14 +96,19 @@ def program():
     return max(ROOT.glob("build/*/bin/frontend_other_face"), key=lambda path: path.stat().st_mtime)
 
 
-def test_python_goes_on_from_a_checkpoint_of_cpp(tmp_path):
-    run(program(), "write", tmp_path)
-    run(sys.executable, "-c", PYTHON, "read", tmp_path)
+KINDS = ["torch", "AdamW", "NAdam", "Rprop", "QHM", "NovoGrad"]
 
 
-def test_cpp_goes_on_from_a_checkpoint_of_python(tmp_path):
-    run(sys.executable, "-c", PYTHON, "write", tmp_path)
-    run(program(), "read", tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_python_goes_on_from_a_checkpoint_of_cpp(kind, tmp_path):
+    run(program(), "write", tmp_path, kind)
+    run(sys.executable, "-c", PYTHON, "read", tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cpp_goes_on_from_a_checkpoint_of_python(kind, tmp_path):
+    run(sys.executable, "-c", PYTHON, "write", tmp_path, kind)
+    run(program(), "read", tmp_path, kind)
 
 
 class Hostile:
@@ -98,7 +117,7 @@ class Hostile:
 
 
 def test_cpp_loads_plain_state_dicts_of_torch_save(tmp_path):
-    run(sys.executable, "-c", PYTHON, "write", tmp_path)
+    run(sys.executable, "-c", PYTHON, "write", tmp_path, "torch")
     state = torch.load(tmp_path / "state.pt")
     for name in ("one", "two", "damaged", "hostile"):
         (tmp_path / name).mkdir()
@@ -114,4 +133,4 @@ def test_cpp_loads_plain_state_dicts_of_torch_save(tmp_path):
     damaged = bytearray((tmp_path / "one" / "pytorch_model.bin").read_bytes())
     damaged[damaged.index(state["in.weight"].numpy().tobytes()) + 5] ^= 4
     (tmp_path / "damaged" / "pytorch_model.bin").write_bytes(damaged)
-    run(command(), "run", "-n", "2", "--no-python", program(), "plain", tmp_path)
+    run(command(), "run", "-n", "2", "--no-python", program(), "plain", tmp_path, "torch")

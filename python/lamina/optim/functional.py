@@ -14,16 +14,6 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.torch_patches import clipping
 
-# Hyper-parameters of the engine's that are parts of one of torch's.
-_PARTS = {
-    "beta1": ("betas", 0),
-    "beta2": ("betas", 1),
-    "etaminus": ("etas", 0),
-    "etaplus": ("etas", 1),
-    "step_size_min": ("step_sizes", 0),
-    "step_size_max": ("step_sizes", 1),
-}
-
 
 class FunctionalOptimizer(optim.Optimizer):
     """A torch optimizer with the engine's update: schedulers, groups, hooks and state dicts are torch's, and so are the
@@ -37,10 +27,9 @@ class FunctionalOptimizer(optim.Optimizer):
     def _values(self, group: Mapping[str, Any]) -> list[float]:
         """The hyper-parameters of a group, in the order of the engine's form."""
         values = []
-        for name, choices, preset in self._form().hyper:
-            key, place = _PARTS.get(name, (name, None))
+        for key, place, choices, preset in self._form().hyper:
             value = group.get(key, preset)
-            value = value if place is None else value[place]
+            value = value if place is None or key not in group else value[place]
             values.append(float(choices.index(value) if choices else value))
         return values
 
@@ -236,7 +225,7 @@ class _Own(FunctionalOptimizer):
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def _check(self, group: Mapping[str, Any]) -> None:
-        for name, choices, _ in self._form().hyper:
+        for name, _, choices, _ in self._form().hyper:
             if choices and group[name] not in choices:
                 raise ValueError(f"Invalid {name} value: {group[name]}")
         try:
