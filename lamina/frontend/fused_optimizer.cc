@@ -99,10 +99,7 @@ std::string key_of(const at::Tensor& parameter) {
 
 }  // namespace
 
-optim::Registry& functional_optimizers() {
-  static auto& registry = *new optim::Registry();
-  return registry;
-}
+optim::Registry& functional_optimizers() { return optim::shared_registry(); }
 
 FusedOptions::FusedOptions(std::shared_ptr<const Functional> functional, const HyperValues& given,
                            std::optional<std::vector<double>> presets)

@@ -66,7 +66,7 @@ DistributedOptimizer::DistributedOptimizer(const std::string& name,
   std::vector<parameter_server::Address> addresses;
   for (const auto& parameter : parameters) addresses.push_back(parameter.address);
   hyper_ = there.hyper_values(name, given);
-  functional_ = Registry().find(name);
+  functional_ = optim::shared_registry().find(name);
   optimizer_ = there.make_optimizer(name, hyper_, addresses, patience(kWhat, site));
 }
 

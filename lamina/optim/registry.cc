@@ -36,4 +36,9 @@ std::shared_ptr<const Functional> Registry::find(const std::string& name) const 
   return found == functionals_.end() ? nullptr : found->second;
 }
 
+Registry& shared_registry() {
+  static auto& registry = *new Registry();  // threads may look things up until the process ends
+  return registry;
+}
+
 }  // namespace lamina::optim

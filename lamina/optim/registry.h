@@ -28,4 +28,7 @@ class Registry {
   std::map<std::string, std::shared_ptr<const Functional>> functionals_;
 };
 
+// The process's own, which programs add to.
+Registry& shared_registry();
+
 }  // namespace lamina::optim

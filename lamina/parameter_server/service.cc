@@ -23,6 +23,7 @@
 
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
+#include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/runtime/modes.h"
 
@@ -501,8 +502,10 @@ Tensors Service::call_backward(const std::shared_ptr<Context>& context, const Ad
 }
 
 std::shared_ptr<const optim::Functional> Service::functional(const std::string& name) const {
-  auto found = registry_.find(name);
-  if (found == nullptr) throw UsageError(base::str("rank ", rank(), " has no functional optimizer \"", name, "\""));
+  auto found = optim::shared_registry().find(name);
+  if (found == nullptr)
+    throw UsageError(base::str("rank ", rank(), " has no functional optimizer \"", name,
+                               "\": where it is a shared library's, register it on every rank"));
   return found;
 }
 

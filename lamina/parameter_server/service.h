@@ -19,7 +19,7 @@
 
 #include "lamina/base/wait.h"
 #include "lamina/messaging/messenger.h"
-#include "lamina/optim/registry.h"
+#include "lamina/optim/functional.h"
 #include "lamina/parameter_server/context.h"
 #include "lamina/parameter_server/optimizer.h"
 #include "lamina/parameter_server/parameter.h"
@@ -151,7 +151,6 @@ class Service {
   messaging::Messenger& messenger_;
   const std::int64_t job_;
   const std::shared_ptr<optim::Threads> threads_;
-  const optim::Registry registry_;
   Requests requests_;
   Turns turns_;
   Parameters parameters_of_;

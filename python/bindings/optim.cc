@@ -29,11 +29,6 @@ using fused::StateKind;
 using optim::Functional;
 using Shared = std::shared_ptr<const Functional>;
 
-optim::Registry& registry() {
-  static optim::Registry registry;
-  return registry;
-}
-
 double number_of(const at::Tensor& tensor) {
   if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat) return *tensor.const_data_ptr<float>();
   if (tensor.is_cpu() && tensor.scalar_type() == at::kDouble) return *tensor.const_data_ptr<double>();
@@ -308,9 +303,11 @@ void bind_optim(py::module_& module) {
           "check", [](const Functional& functional, const std::vector<double>& hyper) { functional.check(hyper); },
           py::arg("hyper"));
   module.def(
-      "functional", [](const std::string& name) { return std::const_pointer_cast<Functional>(registry().find(name)); },
+      "functional",
+      [](const std::string& name) { return std::const_pointer_cast<Functional>(optim::shared_registry().find(name)); },
       py::arg("name"));
-  module.def("load_functional", [](const std::string& path) { return registry().load(path); }, py::arg("path"));
+  module.def(
+      "load_functional", [](const std::string& path) { return optim::shared_registry().load(path); }, py::arg("path"));
   py::class_<OptimizerGroup>(module, "OptimizerGroup")
       .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
            py::arg("states"))

@@ -6,7 +6,8 @@ import time
 
 import pytest
 import torch
-from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, PlainQHM, Scale
+from launch.launcher_harness import ROOT
+from multiprocess.remote_parts import QHM, FunctionalQHM, PlainFunctionalQHM, PlainQHM, Scale, Trust
 from torch import nn
 from torch.nn import functional as F
 
@@ -222,6 +223,47 @@ def case_a_users_optimizer_is_the_plain_one_scripted_or_of_python_or_eager():
             losses = [iteration(there, optimizer, *each) for each in batches]
             assert losses == pytest.approx(plain_losses(plain, QHM(plain.parameters(), **arguments), batches), 1e-9)
         lamina.barrier()
+
+
+def case_a_shared_librarys_form_and_apexs_adam_are_updated_without_python():
+    library = max(ROOT.glob("build/*/*/libtrust_plugin.so"), key=lambda path: path.stat().st_mtime)
+    lamina.optim.register_functional_optimizer(Trust, str(library))
+
+    def made(*_, **__):
+        raise AssertionError("an update in Python")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lamina.optim.engine_optimizer.EngineOptimizer.__init__", made)
+        _train_without_python()
+
+
+def _train_without_python():
+    start()
+    models = {kind: net() for kind in (Trust, lamina.optimizers.FusedAdam)}
+    if RANK == 0:
+        for kind, model in models.items():
+            remote.place(model, name=kind.__name__)
+    lamina.barrier()
+    if RANK == 1:
+        for kind, model in models.items():
+            there = remote.find(kind.__name__, owner=0)
+            optimizer = DistributedOptimizer(kind, there.parameters(), lr=0.1)
+            losses = [iteration(there, optimizer, *batch(1)) for _ in range(3)]
+            if kind is Trust:
+                x, y = batch(1)
+                plain = []
+                for _ in range(3):
+                    loss = F.cross_entropy(model(x), y)
+                    gradients = torch.autograd.grad(loss, list(model.parameters()))
+                    with torch.no_grad():
+                        for own, gradient in zip(model.parameters(), gradients, strict=True):
+                            own -= 0.1 * own.norm() / gradient.norm() * gradient
+                    plain.append(loss.item())
+            else:
+                adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
+                plain = plain_losses(model, adamw, [batch(1)] * 3)
+            assert losses == pytest.approx(plain, 1e-9)
+    lamina.barrier()
 
 
 def case_an_optimizer_that_is_sent_to_another_trainer_shares_its_states():

@@ -96,3 +96,10 @@ class PlainFunctionalQHM:
         for parameter, gradient in zip(group["params"], gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
+
+
+class Trust(torch.optim.Optimizer):
+    """Has a form in a shared library, tests/optim/trust_plugin.cc: a step of lr times the parameter's norm."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})

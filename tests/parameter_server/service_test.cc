@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/parameter_server/service.h"
+#include "lamina/optim/registry.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

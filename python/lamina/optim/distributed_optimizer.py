@@ -113,7 +113,7 @@ class _Hyper:
         if form is None or any(trial.defaults.get(flag) for flag in _EAGER_FLAGS):
             return _Hyper(kind, args, kwargs, None)
         mine = trial if form is kind else form([torch.nn.Parameter(torch.zeros(sizes))], *args, **kwargs)
-        return _Hyper(kind, args, kwargs, (form._functional, mine._values(mine.param_groups[0])))
+        return _Hyper(kind, args, kwargs, (mine._functional, mine._values(mine.param_groups[0])))
 
     def changed(self, options: dict[str, Any]) -> "_Hyper":
         """These with others in the place of some."""

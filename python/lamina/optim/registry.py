@@ -38,8 +38,6 @@ _OWN |= {kind: kind for kind in (*_OWN.values(), *(functional.QHM, functional.LA
 _forms = FunctionalForms({kind: functools.partial(EngineOptimizer, own) for kind, own in _OWN.items()})
 _forms[functional.FusedAdam] = functools.partial(EngineOptimizer, functional.FusedAdam)
 
-_engines = dict(_forms)
-
 _needs: dict[type[optim.Optimizer], Needs] = {
     **{kind: _lamina.functional(own._functional).needs for kind, own in _OWN.items()},
     **{optim.ASGD: "elements", functional.FusedAdam: "elements", optim.Adafactor: "whole", optim.Muon: "whole"},
@@ -52,9 +50,10 @@ def functional_forms() -> FunctionalForms:
 
 
 def engine_form(optimizer_class: type[optim.Optimizer]) -> type[functional.FunctionalOptimizer] | None:
-    """Returns our class with the engine's form of an optimizer, where that is what its entry says."""
+    """Returns the class that has the engine's update of an optimizer, where that is what its entry says."""
     form = _forms.get(optimizer_class)
-    return _OWN.get(optimizer_class) if form is not None and form is _engines.get(optimizer_class) else None
+    is_engines = isinstance(form, functools.partial) and form.func is EngineOptimizer
+    return form.args[0] if is_engines else None
 
 
 def needs_of(optimizer_class: type[optim.Optimizer]) -> Needs | None:
