@@ -98,9 +98,9 @@ def adafactor(parameters):
 
 
 class Job:
-    """A training over all ranks, whose learning rates a scheduler sets."""
+    """A training over all ranks, `scheduled` with learning rates that a scheduler sets."""
 
-    def __init__(self, layout, make=adamw, dynamic=False, dropout=0.1, **keys):
+    def __init__(self, layout, make=adamw, dynamic=False, dropout=0.1, scheduled=False, **keys):
         keys = {"deterministic_server": True, "microbatches": 2, "timeout_s": 30} | LAYOUTS[layout] | keys
         lamina.init(**keys)
         self.model = lamina.DistributedModel(Net(dropout))
@@ -108,7 +108,7 @@ class Job:
             make(parameter for parameter in self.model.parameters() if parameter.requires_grad),
             **({"dynamic_loss_scale": True, "dynamic_loss_args": SCALE} if dynamic else {}),
         )
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 70)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 70) if scheduled else None
         self.steps = 0
 
     def train(self, steps):
@@ -120,7 +120,8 @@ class Job:
             self.optimizer.zero_grad()
             losses.append(float(train(self.model, batch[lamina.dp_rank() * rows :][:rows]).reduce_mean()))
             self.optimizer.step()
-            self.scheduler.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
             self.steps += 1
         return losses
 
@@ -171,13 +172,13 @@ def require_same(found, expected, where=""):
 def require_going_on(layout, make=adamw, steps=3, **keys):
     """Training that is saved, ended and resumed is the one that was not: bit by bit, for so many steps more."""
     with folder() as path:
-        job = Job(layout, make, **keys)
+        job = Job(layout, make, scheduled=True, **keys)
         job.train(3)
         lamina.save_checkpoint(path, "three", user_content=job.content())
         expected = job.train(steps), job.states(), job.scheduler.get_last_lr()
         lamina.shutdown()
 
-        job = Job(layout, make, **keys)
+        job = Job(layout, make, scheduled=True, **keys)
         torch.manual_seed(99)  # which the checkpoint's generators take the place of
         job.resume(path)
         found = job.train(steps), job.states(), job.scheduler.get_last_lr()
@@ -194,13 +195,13 @@ def whole_loss(job):
 def require_same_next_loss(first, second, make=adamw, **keys):
     """The step after a checkpoint has the same loss in another layout as in the one that saved it."""
     with folder() as path:
-        job = Job(first, make, dropout=0.0, **keys)
+        job = Job(first, make, dropout=0.0, scheduled=True, **keys)
         job.train(3)
         lamina.save_checkpoint(path, "three", user_content=job.content())
         expected = whole_loss(job)
         lamina.shutdown()
 
-        job = Job(second, make, dropout=0.0, **keys)
+        job = Job(second, make, dropout=0.0, scheduled=True, **keys)
         job.resume(path)
         found = whole_loss(job)
         assert abs(found - expected) <= 1e-6 * abs(expected), f"{first} to {second}: {found} is not {expected}"
@@ -517,6 +518,7 @@ def damaged_after_it_was_read(folder):
 
     def read_then_flip(reader, session):
         read(reader, session)
+        lamina.barrier()
         flip(folder)
 
     with unittest.mock.patch.object(_lamina.CheckpointReader, "read", read_then_flip):
