@@ -199,7 +199,7 @@ def main() -> None:
         taken.setdefault((case, figure, name), []).append(value)
 
     for disk, folder in folders():
-        for number in range(options.pick(1, 3, 7)):
+        for number in range(options.pick(1, 5, 7)):
             for system in systems if number % 2 else systems[::-1]:
                 own, name = folder / system.name, system.name
                 seconds, peak = with_peak(partial(system.save, own))
@@ -235,7 +235,10 @@ def finish(report: Report, taken: dict[tuple[str, str, str], list[float]]) -> No
         theirs = taken[case, figure, "torch"]
         ratio = statistics.median(own / (other or 1) for own, other in zip(samples, theirs, strict=True))
         what, _, unit = figure.rpartition(", ")
-        report.add(f"{case}, {what}", name, unit, samples, **{"times torch": ratio})
+        ratios = {"times torch": ratio}
+        if copies := taken.get((case, figure, "one copy")):
+            ratios["times one copy"] = statistics.median(own / copy for own, copy in zip(samples, copies, strict=True))
+        report.add(f"{case}, {what}", name, unit, samples, **ratios)
     report.finish()
 
 
