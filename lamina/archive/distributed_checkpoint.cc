@@ -117,7 +117,8 @@ ForeignValue value_of(FileSystem& files, const Path& folder, const std::string& 
     if (found.tensors.empty() && found.left.size() == 1 && found.left[0].name == name) {
       return {name, std::move(found.left[0].plain)};
     }
-  } catch (const base::FormatError&) {  // an object of another class: it is left
+  } catch (const base::FormatError&) {
+    return {name, std::nullopt};  // an object of another class is left
   }
   return {name, std::nullopt};
 }

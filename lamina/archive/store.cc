@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
@@ -292,9 +293,10 @@ std::optional<Found> Store::newest(const std::function<void(const std::string&)>
 
 std::string Store::before(const std::string& tag) {
   const auto all = list();
-  auto found = std::ranges::find(all, tag, &Listed::tag);
-  if (found == all.end() || ++found == all.end() || !found->damage.empty()) return "";
-  return found->tag;
+  const auto found = std::ranges::find(all, tag, &Listed::tag);
+  if (found == all.end()) return "";
+  const auto next = std::next(found);
+  return next == all.end() || !next->damage.empty() ? "" : next->tag;
 }
 
 // Commits take moments: they sync a manifest and folders, and remove what was replaced.
