@@ -45,6 +45,8 @@ at::Tensor StandIns::half_copy(std::size_t number) const {
 void StandIns::give_gradients(double factor, bool as_is) {
   const at::NoGradGuard no_grad;
   for (auto& one : all_) {
+    // Its tensor may have been given other memory, as by `parameter.data = ...`.
+    if (!one.copied && !one.own.is_alias_of(one.of)) one.own.set_data(flat_part(one.of, one.begin, one.end));
     const auto& whole = one.of.grad();
     auto& own = one.own.mutable_grad();
     if (!whole.defined()) {

@@ -43,7 +43,7 @@ void LossScale::update(bool overflow) {
     state_.last_overflow = state_.steps;
   } else if (is_dynamic_) {
     const bool window_over = (state_.steps - state_.last_overflow) % dynamic_.scale_window == 0;
-    if (window_over) state_.scale *= dynamic_.scale_factor;
+    if (window_over && is_scale(state_.scale * dynamic_.scale_factor)) state_.scale *= dynamic_.scale_factor;
     if (window_over || dynamic_.consecutive_hysteresis) state_.overflows_left = dynamic_.delayed_shift;
   }
   ++state_.steps;

@@ -589,3 +589,93 @@ def case_an_optimizer_of_which_nothing_is_known_is_refused_where_copies_divide()
         with pytest.raises(lamina.UsageError, match=words):
             lamina.DistributedOptimizer(kind(model.parameters(), lr=0.1))
     lamina.DistributedOptimizer(adamw(model.parameters()))
+
+
+def case_gradients_that_a_backward_has_scaled_may_be_taken_twice():
+    start("dp4")
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=8.0)
+    train(model, share())
+    norms = [optimizer.clip_master_grads(0.1) for _ in range(2)]
+    assert norms[0] == norms[1] > 0.1
+    optimizer.step()
+    optimizer.step()
+    for forget in (optimizer.zero_grad, functools.partial(optimizer.zero_grad, set_to_none=False)):
+        forget()
+        model(share()).square().mean().backward()
+        with pytest.raises(lamina.UsageError, match=r"call model.backward\(loss\)"):
+            optimizer.step()
+
+
+def case_values_of_gradients_are_clipped_without_the_scale():
+    for layout in LAYOUTS:
+        found = []
+        for scale in (1.0, 64.0):
+            start(layout)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=scale)
+            train(model, share())
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            found.append(copy.deepcopy(model.state_dict()))
+            lamina.shutdown()
+        for name, value in found[0].items():
+            torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def case_what_stands_for_parameters_in_groups_is_clipped_as_they_are():
+    """Scripts clip what the optimizer has in its groups: masters, shards, and parts that copies divide."""
+    for layout, keys in itertools.product(LAYOUTS, ({}, {"bf16": True})):
+        for clip in (
+            lambda given: torch.nn.utils.clip_grad_norm_(given, 0.05).item(),
+            lambda given: torch.nn.utils.clip_grad_value_(given, 0.01),
+        ):
+            found = []
+            for from_groups in (False, True):
+                start(layout, **keys)
+                model = lamina.DistributedModel(network())
+                optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=16.0)
+                train(model, share())
+                norm = clip(optimizer.param_groups[0]["params"] if from_groups else model.local_parameters())
+                assert norm is None or norm > 0.05
+                optimizer.step()
+                found.append((copy.deepcopy(model.state_dict()), norm))
+                lamina.shutdown()
+            assert_same(*(values for values, _ in found))
+            assert found[0][1] == found[1][1]
+
+
+def case_parameters_may_be_given_other_memory():
+    for layout in ("dp4 shared states", "pp2 dp2 shared states", "dp4"):
+        found = []
+        for moves in (False, True):
+            start(layout)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(adamw(model.parameters()))
+            for _ in range(3):
+                train(model, share())
+                optimizer.step()
+                optimizer.zero_grad()
+                for parameter in model.local_parameters() if moves else ():
+                    parameter.data = parameter.data.clone()
+            found.append(copy.deepcopy(model.state_dict()))
+            lamina.shutdown()
+        assert_same(*found)
+
+
+def case_an_optimizer_has_one_job_and_one_loss_scale():
+    start("dp4")
+    model = lamina.DistributedModel(network())
+    optimizer = sgd(model.parameters())
+    for _ in range(2):
+        assert lamina.DistributedOptimizer(optimizer, static_loss_scale=8.0) is optimizer
+    for other in ({"static_loss_scale": 4.0}, {"dynamic_loss_scale": True}):
+        with pytest.raises(lamina.UsageError, match="one loss scale"):
+            lamina.DistributedOptimizer(optimizer, **other)
+    for huge in ({"static_loss_scale": 10**400}, {"dynamic_loss_args": {"scale_window": 10**12}}):
+        with pytest.raises(lamina.UsageError, match="too large"):
+            lamina.DistributedOptimizer(optimizer, **huge)
+    lamina.shutdown()
+    start("dp4")
+    with pytest.raises(lamina.UsageError, match="make a new one"):
+        lamina.DistributedOptimizer(optimizer)

@@ -131,6 +131,16 @@ def test_arguments_of_a_dynamic_scale_that_make_no_sense(start, args, text):
         )
 
 
+def test_the_scale_stays_finite():
+    """Gradients of zeros never overflow."""
+    scale = _lamina.LossScale(init_scale=2.0**1000, scale_window=1)
+    for _ in range(100):
+        scale.update(overflow=False)
+    largest = scale.value
+    scale.update(overflow=True)
+    assert scale.value == largest / 2
+
+
 def test_the_scale_moves_as_described():
     """Two overflows make it smaller once; then each does, until a window without one."""
     scale = _lamina.LossScale(init_scale=64.0, scale_window=2, delayed_shift=2, min_scale=8.0)

@@ -75,12 +75,25 @@ def DistributedOptimizer(  # noqa: N802
     _require_known(optimizer, job)
     state = next((known for known in job.optimizers if known.optimizer is optimizer), None)
     if state is None:
+        _require_free(optimizer)
         state = OptimizerState(optimizer, _shared(job, scale))
         state.install()
         job.optimizers.append(state)
+    elif scale.is_on:
+        _shared(job, scale)
     if job.model is not None and job.model.partitioned:
         state.trim(job.cut.model)
     return optimizer
+
+
+def _require_free(optimizer: torch.optim.Optimizer) -> None:
+    """UsageError for one of a job that has ended: its groups have what the other job's model was cut into."""
+    if getattr(optimizer, "optimizer", None) is optimizer:
+        raise UsageError(
+            "this optimizer is a DistributedOptimizer of a job that was shut down: make a new one, and load the state "
+            "dict of this one, taken before",
+            code="step-after-shutdown",
+        )
 
 
 def _require_known(optimizer: torch.optim.Optimizer, job: current.Job) -> None:
@@ -107,8 +120,11 @@ def _loss_scale(static: float | None, dynamic: bool, args: Mapping[str, Any] | N
         if type(value) not in _DYNAMIC[name]:
             raise UsageError(f"dynamic_loss_args[{name!r}] is {_DYNAMIC[name][0].__name__}, not {value!r}")
     # Its values are checked whether it is taken or not.
-    moving = _lamina.LossScale(**{name: _DYNAMIC[name][0](value) for name, value in args.items()})
-    return moving if dynamic else _lamina.LossScale(static)
+    try:
+        moving = _lamina.LossScale(**{name: _DYNAMIC[name][0](value) for name, value in args.items()})
+        return moving if dynamic else _lamina.LossScale(float(static))
+    except (OverflowError, TypeError):  # what a number of C++ does not hold
+        raise UsageError("static_loss_scale or dynamic_loss_args has a number that is too large") from None
 
 
 def _shared(job: current.Job, scale: _lamina.LossScale) -> _lamina.LossScale:

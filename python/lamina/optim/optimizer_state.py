@@ -46,7 +46,7 @@ class OptimizerState:
         self._torchs = type(optimizer)
         self._step = optimizer.step  # which a scheduler may have wrapped
         self._measured: _lamina.BegunStep | None = None  # of the gradients that are there
-        self._backwards = 0  # of the model, until the last step
+        self._backwards = 0  # of the model, when gradients were last forgotten
         self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
 
     def install(self) -> None:
@@ -149,6 +149,7 @@ class OptimizerState:
         current.everywhere("optimizer.zero_grad()")
         self._restore()
         self._measured = None
+        self._backwards = _backwards(current.job_if_any())
         self._torchs.zero_grad(self.optimizer, set_to_none)
         sharding = shards.of_job()
         for place in self.roster.places():
@@ -396,12 +397,11 @@ class OptimizerState:
         """UsageError where gradients came from losses that nobody has scaled."""
         if not self._scale.is_on or not job.leads:
             return
-        before, self._backwards = self._backwards, 0 if job.model is None else job.model.backwards.count
-        if before == self._backwards and any(holder.grad is not None for holder in self.holders()):
+        if self._backwards == _backwards(job) and any(holder.grad is not None for holder in self.holders()):
             raise UsageError(
                 f"the optimizer has a loss scale ({self._scale.value:g}), and divides gradients by it, but there was "
-                "no model.backward() since its last step: call model.backward(loss), which multiplies the loss by it, "
-                "in the place of loss.backward()",
+                "no model.backward() since its last zero_grad(): call model.backward(loss), which multiplies the loss "
+                "by it, in the place of loss.backward()",
                 code="optimizer-not-scaled",
             )
 
@@ -535,6 +535,11 @@ def _with_masters(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     for key, master in state_dict[_MASTERS].items():
         state[key] = {**state.get(key, {}), _MASTER: master}
     return {key: value for key, value in state_dict.items() if key != _MASTERS} | {"state": state}
+
+
+def _backwards(job: current.Job | None) -> int:
+    """Counts the backwards of the model so far."""
+    return 0 if job is None or job.model is None else job.model.backwards.count
 
 
 def _cut() -> bool:

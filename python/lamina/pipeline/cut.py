@@ -151,11 +151,14 @@ class Cut:
         }
 
     def see_to_norms(self) -> None:
-        """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut."""
+        """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut; of what
+        optimizers have in the place of its parameters, too."""
         job = current.job()
+        config = job.session.config
         scaled = job.loss_scale is not None and job.loss_scale.is_on
-        if self.model is not None and (scaled or not self.model.whole_everywhere):
-            clipping.install(lambda: self.model.table, shards.holder, shards.measured)
+        replaced = config.fp16 or config.bf16 or config.shard_optimizer_state
+        if self.model is not None and (scaled or replaced or not self.model.whole_everywhere):
+            clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured)
             job.on_end.callback(clipping.remove)
 
     def watch(self) -> None:
@@ -292,3 +295,9 @@ def _end_routing() -> None:
     """Calls, attributes and names are the plain model's again."""
     for patch in (module_call, sequential, module_attributes, swapping, closures):
         patch.remove()
+
+
+def _parameter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The parameter of the model that a tensor of an optimizer's groups is, or stands for."""
+    found = (optimizer.roster.parameter_of(tensor) for optimizer in current.job().optimizers)
+    return next((parameter for parameter in found if parameter is not tensor), tensor)

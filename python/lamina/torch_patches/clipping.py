@@ -3,8 +3,9 @@
 
 While a model is partitioned, `torch.nn.utils.clip_grad_norm_` and `get_total_norm` count what other ranks own when they
 are given tensors of it, and all ranks of the pipeline call them. Of sharded parameters the shards' gradients are
-clipped, by `clip_grads_with_norm_` and `clip_grad_value_` too. Norms are those without the loss scale, of partitioned
-models and others. Other tensors are torch's business as before.
+clipped, by `clip_grads_with_norm_` and `clip_grad_value_` too. What an optimizer's groups have in the place of
+parameters counts as these. Norms and values are those without the loss scale, of partitioned models and others. Other
+tensors are torch's business as before.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ Pair = tuple[torch.Tensor, torch.Tensor | None]
 
 def install(
     table: Callable[[], _lamina.ParameterTable],
+    parameter: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     shard: Callable[[torch.Tensor], torch.Tensor] = lambda parameter: parameter,
     measured: Callable[[list[Pair], float], list[Pair]] = lambda pairs, norm_type: pairs,
 ) -> None:
@@ -30,11 +32,12 @@ def install(
 
     Args:
         table: who holds what of it.
+        parameter: gives the parameter that a tensor of an optimizer's groups stands for; any other tensor itself.
         shard: gives what has the gradient of a parameter, or of this rank's shard of it.
         measured: gives what stands for the gradients of shards, beside their parameters, in a norm of that type.
     """
     remove()
-    _shards.append((shard, measured))
+    _shards.append((parameter, shard, measured))
     for function, ours in _OURS.items():
         cell = _implementation(function)
         _originals[function] = cell.cell_contents
@@ -55,7 +58,8 @@ def remove() -> None:
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
 _tables: list[Callable[[], _lamina.ParameterTable]] = []  # one at most
-_shards: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[list[Pair], float], list[Pair]]]] = []  # the same
+_Of = Callable[[torch.Tensor], torch.Tensor]
+_shards: list[tuple[_Of, _Of, Callable[[list[Pair], float], list[Pair]]]] = []  # the same
 
 
 _torchs_group = clip_grad._group_tensors_by_device_and_dtype
@@ -95,9 +99,10 @@ def grad_norm(
         pairs = [(parameter, parameter.grad) for parameter in parameters]
         present = [gradient for _, gradient in pairs if gradient is not None]
         return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
-    shard, measured = _shards[0]
+    parameter_of, shard, measured = _shards[0]
     with torch.no_grad():
-        pairs = measured([(parameter, shard(parameter).grad) for parameter in parameters], float(norm_type))
+        own = map(parameter_of, parameters)
+        pairs = measured([(parameter, shard(parameter).grad) for parameter in own], float(norm_type))
         return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
@@ -118,14 +123,24 @@ def _clip_with_norm(parameters: torch.Tensor | Iterable[torch.Tensor], *args: An
     _originals[nn.utils.clip_grads_with_norm_](_holders(parameters), *args, **kwargs)
 
 
-def _clip_value(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-    _originals[nn.utils.clip_grad_value_](_holders(parameters), *args, **kwargs)
+def _clip_value(
+    parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
+) -> None:
+    holders = _holders(parameters)
+    _originals[nn.utils.clip_grad_value_](holders, float(clip_value) * _loss_scale(), foreach)
 
 
 def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Lists what has the gradients of these parameters."""
-    shard, _ = _shards[0]
-    return [shard(each) for each in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)]
+    parameter_of, shard, _ = _shards[0]
+    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    return [shard(parameter_of(each)) for each in given]
+
+
+def _loss_scale() -> float:
+    """The number that gradients of the model are multiplied by."""
+    scale = current.job().loss_scale
+    return 1.0 if scale is None else scale.value
 
 
 def _norm(
@@ -144,7 +159,7 @@ def _norm(
     if not norms:
         return torch.tensor(0.0)
     total = plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
-    return total if job.loss_scale is None or not job.loss_scale.is_on else total / job.loss_scale.value
+    return total if (scale := _loss_scale()) == 1 else total / scale
 
 
 _OURS = {
