@@ -615,6 +615,10 @@ def case_values_of_gradients_are_clipped_without_the_scale():
             model = lamina.DistributedModel(network())
             optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=scale)
             train(model, share())
+            other = nn.Parameter(torch.zeros(1))
+            other.grad = torch.ones(1)
+            torch.nn.utils.clip_grad_value_(other, 0.01)
+            assert other.grad == 0.01, "it is not the model's"
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
             found.append(copy.deepcopy(model.state_dict()))

@@ -99,9 +99,9 @@ def grad_norm(
         pairs = [(parameter, parameter.grad) for parameter in parameters]
         present = [gradient for _, gradient in pairs if gradient is not None]
         return nn.utils.get_total_norm(present, norm_type, error_if_nonfinite, foreach)
-    parameter_of, shard, measured = _shards[0]
+    _, shard, measured = _shards[0]
     with torch.no_grad():
-        own = map(parameter_of, parameters)
+        own = _parameters(parameters)
         pairs = measured([(parameter, shard(parameter).grad) for parameter in own], float(norm_type))
         return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
@@ -126,15 +126,21 @@ def _clip_with_norm(parameters: torch.Tensor | Iterable[torch.Tensor], *args: An
 def _clip_value(
     parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
-    holders = _holders(parameters)
-    _originals[nn.utils.clip_grad_value_](holders, float(clip_value) * _loss_scale(), foreach)
+    parameters = _parameters(parameters)
+    scale = _loss_scale() if are_global(parameters) else 1.0
+    _originals[nn.utils.clip_grad_value_](_holders(parameters), float(clip_value) * scale, foreach)
 
 
 def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Lists what has the gradients of these parameters."""
-    parameter_of, shard, _ = _shards[0]
-    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    return [shard(parameter_of(each)) for each in given]
+    _, shard, _ = _shards[0]
+    return [shard(each) for each in _parameters(parameters)]
+
+
+def _parameters(given: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Lists the parameters that these are, or stand for."""
+    parameter_of, _, _ = _shards[0]
+    return [parameter_of(each) for each in ([given] if isinstance(given, torch.Tensor) else given)]
 
 
 def _loss_scale() -> float:
