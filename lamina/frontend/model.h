@@ -78,8 +78,9 @@ class Model {
   sharding::Sharding* sharding() const { return sharding_.get(); }  // nullptr where nothing is sharded
   void zero_grad(bool set_to_none);
   void scale_by(const std::shared_ptr<optim::LossScale>& scale) { backwards_.scale_by(scale); }
-  std::int64_t backwards() const { return backwards_.count(); }  // that have run here
-  int loads() const { return loads_; }                           // of states
+  // Counts what may have changed gradients: backwards, which one rank of a pipeline calls, and steps, which all do.
+  std::int64_t passes() const { return backwards_.count() + steps_; }
+  int loads() const { return loads_; }  // of states
   bool joining() const { return reducer_ != nullptr && reducer_->joining(); }
   const std::string& report() const;
   // The partition of each module; throws as table().
@@ -137,6 +138,7 @@ class Model {
   pipeline::Backwards backwards_;
   std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
   int loads_ = 0;
+  std::int64_t steps_ = 0;                        // that have ended here
   std::shared_ptr<sharding::Sharding> sharding_;  // once the model is cut, where it is sharded
 };
 

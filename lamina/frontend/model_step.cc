@@ -63,6 +63,7 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
     return backwards_.run_step(std::move(spec), batch.uneven, parameters, run_here);
   };
   auto result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
+  ++steps_;
   return std::move(result.outputs);
 }
 

@@ -104,7 +104,8 @@ struct OptimizerPart::Rest : JobOptimizer {
   FusedOptimizer* const fused;  // nullptr for one of torch's, or of a program's
   const Needs needs;
   session::OptimizerSteps::Begun begun;
-  std::int64_t measured_after = -1;     // so many backwards of the model
+  std::int64_t measured_after = -1;     // so many passes of the model
+  std::optional<double> clip;           // the norm that the next step clips to, where clip_master_grads() has said so
   int loads = 0;                        // of states into the model, when this last looked
   std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
@@ -144,13 +145,14 @@ struct OptimizerPart::Rest : JobOptimizer {
     replace([&model](const at::Tensor& tensor) { return model.held_here(tensor); });
   }
 
-  bool is_measured() const { return current().model != nullptr && measured_after == current().model->backwards(); }
+  static std::int64_t passes() { return current().model == nullptr ? 0 : current().model->passes(); }
+  bool is_measured() const { return current().model != nullptr && measured_after == passes(); }
 
-  const session::OptimizerSteps::Begun& measure(double max_norm) {
+  const session::OptimizerSteps::Begun& measure() {
     const auto& model = current().model;
     if (model != nullptr && std::exchange(loads, model->loads()) != model->loads()) steps.stand_ins().follow();
-    begun = steps.begin(groups.places(), max_norm, model == nullptr || !model->joining());
-    measured_after = model == nullptr ? 0 : model->backwards();
+    begun = steps.begin(groups.places(), clip.value_or(limit()), model == nullptr || !model->joining());
+    measured_after = passes();
     return begun;
   }
 
@@ -224,8 +226,9 @@ void OptimizerPart::step(bool has_closure) {
         base::Code{"shard-not-with"});
   }
   rest.replace_new();
-  if (!rest.is_measured()) rest.measure(rest.limit());
+  if (!rest.is_measured()) rest.measure();
   rest.measured_after = -1;
+  rest.clip.reset();
   if (rest.begun.overflow) {
     rest.steps.leave_out();
   } else {
@@ -244,6 +247,8 @@ void OptimizerPart::add_param_group(const torch::optim::OptimizerParamGroup& gro
 
 void OptimizerPart::zero_rest(bool set_to_none) {
   if (!rest_->in_job()) return;
+  rest_->measured_after = -1;
+  rest_->clip.reset();
   const auto& model = current().model;
   for (const auto& place : rest_->groups.places()) {
     const auto number = rest_->steps.stand_ins().find(place);
@@ -260,7 +265,8 @@ void OptimizerPart::zero_rest(bool set_to_none) {
 double OptimizerPart::clip(double max_norm) {
   rest_->require_job("clip_master_grads()");
   rest_->replace_new();
-  const auto& begun = rest_->measure(max_norm);
+  rest_->clip = max_norm;
+  const auto& begun = rest_->measure();
   return begun.overflow ? -1 : begun.norm;
 }
 

@@ -121,6 +121,28 @@ void infinities(const Layout& layout) {
   shutdown();
 }
 
+// Gradients of a backward that comes between clipping and the step are clipped with the others, on all ranks alike.
+void adds_after_clipping(const Layout& layout) {
+  std::vector<torch::OrderedDict<std::string, Tensor>> found;
+  for (const bool clips_early : {false, true}) {
+    layout.start();
+    DistributedModel model(seeded());
+    DistributedOptimizer ours(torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.1)), LossScale(128));
+    const auto step_once = step([&](const Tensor& x) { model.backward(model(x).to(torch::kFloat).square().mean()); });
+    step_once(share().to(layout.dtype()));
+    if (clips_early) ours.clip_master_grads(1e-3);
+    step_once(share().to(layout.dtype()));
+    if (!clips_early) ours.clip_master_grads(1e-3);
+    ours.step();
+    ours.zero_grad();
+    found.push_back(model.state_dict());
+    shutdown();
+  }
+  for (const auto& named : found[0]) {
+    expect(torch::equal(named.value(), found[1][named.key()]), named.key() + " is clipped alike");
+  }
+}
+
 // An optimizer may live longer than its job: then its masters are of no model any more.
 void ends(bool begins_another) {
   const Layout layout{4, 1, false, "bf16"};
@@ -153,6 +175,8 @@ int main() {
   infinities({2, 1, false, "fp16"});
   infinities({1, 4, false, "fp16"});
   infinities({1, 1, true, "fp16"});
+  adds_after_clipping({4, 1, false, ""});
+  adds_after_clipping({2, 2, false, "fp16"});
   ends(false);
   ends(true);
   return exit_code();

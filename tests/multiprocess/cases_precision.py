@@ -683,3 +683,33 @@ def case_an_optimizer_has_one_job_and_one_loss_scale():
     start("dp4")
     with pytest.raises(lamina.UsageError, match="make a new one"):
         lamina.DistributedOptimizer(optimizer)
+
+
+def case_what_comes_between_clipping_and_the_step_is_clipped_and_may_overflow():
+    @lamina.step
+    def evaluate(model, x):
+        return model(x).detach()
+
+    for layout in LAYOUTS:
+        found = []
+        for clips_early in (False, True):
+            start(layout)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=8.0)
+            train(model, share())
+            if clips_early:
+                optimizer.clip_master_grads(0.05)
+            train(model, share())
+            if not clips_early:
+                optimizer.clip_master_grads(0.05)
+            evaluate(model, share())
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(copy.deepcopy(model.state_dict()))
+            train(model, share())
+            optimizer.clip_master_grads(0.05)
+            train(model, share() * (math.inf if lamina.rank() == 0 else 1))
+            optimizer.step()
+            assert lamina.allgather(optimizer.overflow, lamina.WORLD) == [True] * 4, layout
+            lamina.shutdown()
+        assert_same(*found)

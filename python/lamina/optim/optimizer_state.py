@@ -45,7 +45,9 @@ class OptimizerState:
         self.roster = Roster(optimizer, self._steps)
         self._torchs = type(optimizer)
         self._step = optimizer.step  # which a scheduler may have wrapped
-        self._measured: _lamina.BegunStep | None = None  # of the gradients that are there
+        self._measured: _lamina.BegunStep | None = None  # of the gradients that there were after so many passes:
+        self._measured_after = (0, 0)
+        self._clip: float | None = None  # the norm that the next step clips to, where clip_master_grads() has said so
         self._backwards = 0  # of the model, when gradients were last forgotten
         self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
 
@@ -95,12 +97,13 @@ class OptimizerState:
         job = current.job_if_any()
         if self.roster.has_others or self._scale.is_on:
             self._require_job("step()", job)
-        if not (self._scale.is_on or self.roster.has_others or self._measured):
+        if not (self._scale.is_on or self.roster.has_others or self._clip is not None):
             return self._step() if closure is None else self._step(closure)
         loss = self._closed(job, closure)
         self._restore()
-        begun = self._measured or self._measure(job, self._limit(job))
-        self._measured = None
+        fresh = self._measured if self._measured_after == _passes(job) else None
+        begun = fresh or self._measure(job)
+        self._measured = self._clip = None
         self.optimizer.overflow = begun.overflow
         if begun.overflow:
             self._steps.leave_out()
@@ -137,7 +140,9 @@ class OptimizerState:
         if norm_type != 2:
             raise UsageError(f"clip_master_grads() knows norm_type 2, not {norm_type!r}")
         job = self._job("clip_master_grads()")
-        self._measured = self._measure(job, float(max_norm))
+        self._clip = float(max_norm)
+        self._measured = self._measure(job)
+        self._measured_after = _passes(job)
         return -1.0 if self._measured.overflow else self._measured.norm
 
     def holders(self) -> list[torch.Tensor]:
@@ -148,7 +153,7 @@ class OptimizerState:
         """As torch's; UsageError inside the step function of a pipeline."""
         current.everywhere("optimizer.zero_grad()")
         self._restore()
-        self._measured = None
+        self._measured = self._clip = None
         self._backwards = _backwards(current.job_if_any())
         self._torchs.zero_grad(self.optimizer, set_to_none)
         sharding = shards.of_job()
@@ -381,15 +386,17 @@ class OptimizerState:
 
     def _limit(self, job: current.Job) -> float:
         """The norm that gradients are clipped to."""
+        if self._clip is not None:
+            return self._clip
         if job.cut is not None and job.cut.model is not None and job.cut.model.sharding is not None:
             return job.session.config.sdp_gradient_clipping
         needs_norm = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer._form().norm
         return sys.float_info.max if needs_norm else math.inf
 
-    def _measure(self, job: current.Job, limit: float) -> _lamina.BegunStep:
+    def _measure(self, job: current.Job) -> _lamina.BegunStep:
         self._require_scaled(job)
         joining = job.replicas is not None and job.replicas.reducer.joining
-        begun = self._steps.begin(self.roster.places(), limit, with_copies=not joining)
+        begun = self._steps.begin(self.roster.places(), self._limit(job), with_copies=not joining)
         self.optimizer._global_grad_norm = begun.norm
         return begun
 
@@ -537,9 +544,14 @@ def _with_masters(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in state_dict.items() if key != _MASTERS} | {"state": state}
 
 
+def _passes(job: current.Job | None) -> tuple[int, int]:
+    """Counts the backwards of the model so far, and the steps."""
+    return (0, 0) if job is None or job.model is None else job.model.passes
+
+
 def _backwards(job: current.Job | None) -> int:
     """Counts the backwards of the model so far."""
-    return 0 if job is None or job.model is None else job.model.backwards.count
+    return _passes(job)[0]
 
 
 def _cut() -> bool:

@@ -100,6 +100,7 @@ class DistributedModel(SavedModel):
         self._dtype = dtype
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
+        self._steps = 0  # that have ended well
         self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
         if job.loss_scale is not None:
             self._backwards.scale_by(job.loss_scale)
@@ -251,6 +252,11 @@ class DistributedModel(SavedModel):
         """Its own backwards, which multiply by the loss scale."""
         return self._backwards
 
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Its own backwards so far, which one rank of a pipeline calls, and its steps, which all do."""
+        return self._backwards.count, self._steps
+
     def in_step(self, uneven: str) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""
         return {
@@ -263,6 +269,7 @@ class DistributedModel(SavedModel):
 
     def end_step(self) -> None:
         """A step has ended well."""
+        self._steps += 1
         self._after_step.run(self)
 
     def _check_called(self, what: str) -> None:
