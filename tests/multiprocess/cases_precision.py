@@ -713,3 +713,29 @@ def case_what_comes_between_clipping_and_the_step_is_clipped_and_may_overflow():
             assert lamina.allgather(optimizer.overflow, lamina.WORLD) == [True] * 4, layout
             lamina.shutdown()
         assert_same(*found)
+
+
+def case_a_state_with_a_scale_or_masters_that_do_not_fit_changes_nothing():
+    for layout in ("pp2 dp2", "dp4 shared states", "pp2 sharded 2"):
+        start(layout, fp16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(
+            adamw(model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={"init_scale": 64.0}
+        )
+        train(model, share())
+        optimizer.step()
+        states = copy.deepcopy((optimizer.state_dict(), optimizer.local_state_dict()))
+        train(model, share())
+        optimizer.step()
+        before = copy.deepcopy(optimizer.state_dict())
+        for state in states:
+            numbers = list(state["masters"])
+            for change, words in (
+                ({"loss_scale": {"scale": 2.0}}, "its loss_scale is {'scale': 2.0}, which is none"),
+                ({"loss_scale": {**state["loss_scale"], "scale": math.nan}}, "which is none"),
+                ({"masters": dict.fromkeys(numbers, torch.zeros(2))}, r"has shape \(2,\), and not"),
+            ):
+                with pytest.raises(lamina.UsageError, match=words):
+                    optimizer.load_state_dict({**state, **change})
+                assert_same(optimizer.state_dict(), before)
+        lamina.shutdown()

@@ -225,6 +225,8 @@ class OptimizerState:
         state_dict = seeds.taken_from(state_dict)
         job = current.job_if_any()
         if self.roster.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
+            if problem := self._scale_problem(state_dict):
+                raise UsageError(f"optimizer.load_state_dict(): {problem}", code="state-other-optimizer")
             self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
             self._load_scale(state_dict)
             return
@@ -368,8 +370,36 @@ class OptimizerState:
                 + f"{here}: save local_state_dict(gather_if_shard=True), or state_dict()"
             )
         if is_partial(state_dict):
-            return saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
-        return named_state.check_lengths(state_dict, layout)
+            problem = saved_elsewhere(state_dict, job.session) or named_state.check_count(state_dict, len(layout))
+        else:
+            problem = named_state.check_lengths(state_dict, layout)
+        return problem or self._scale_problem(state_dict) or self._masters_problem(state_dict, layout)
+
+    def _scale_problem(self, state_dict: Mapping[str, Any]) -> str:
+        """Says what keeps a dynamic loss scale from going on with a state, "" if nothing."""
+        saved = state_dict.get(_SCALE)
+        if saved is None or not self._scale.is_dynamic:
+            return ""
+        try:
+            _lamina.LossScale(init_scale=1.0).state = saved
+        except (LookupError, TypeError, RuntimeError) as error:
+            return f"its {_SCALE} is {saved!r}, which is none ({error})"
+        return ""
+
+    def _masters_problem(self, state_dict: Mapping[str, Any], layout: Layout) -> str:
+        """Says what keeps masters of this rank from having the values of a state, "" if nothing."""
+        masters = _masters_apart(state_dict).get(_MASTERS, {})
+        if not is_partial(state_dict):
+            members = zip(state_dict["param_groups"], layout, strict=True)
+            names = {
+                number: name for group, own in members for number, (name, _) in zip(group["params"], own, strict=True)
+            }
+            masters = {names[number]: master for number, master in masters.items() if number in names}
+        for name, place in self._replaced():
+            whole = place if named_state.PARTS in state_dict else self.roster.parameter_of(place)
+            if name in masters and masters[name].numel() != whole.numel():
+                return f"the master of {name} has shape {tuple(masters[name].shape)}, and not {tuple(whole.shape)}"
+        return ""
 
     def _closed(self, job: current.Job, closure: Callable[[], Any] | None) -> Any:
         """Calls the closure, if there is one, and returns what it does."""
