@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "lamina/archive/foreign_states.h"
 #include "lamina/archive/tensor_reader.h"
@@ -85,12 +86,27 @@ ForeignTensor joined(const std::vector<ForeignTensor>& parts, const layout::Shap
   whole.chunks.clear();
   std::int64_t at = 0;
   for (const auto& part : parts) {
+    if (part.dtype != whole.dtype) throw base::FormatError(whole.name + ": its parts have different dtypes");
     const auto size = std::min(part.shape.at(0), count - at);
     if (size <= 0) break;
     whole.chunks.push_back({part.chunks.at(0).path, part.chunks.at(0).begin, {at}, {size}});
     at += size;
   }
   return whole;
+}
+
+// A tensor for each name: states of several parameters may be one.
+std::vector<ForeignTensor> by_name(const ForeignCheckpoint& file) {
+  std::vector<ForeignTensor> tensors;
+  for (auto tensor : file.tensors) {
+    const auto others = std::exchange(tensor.also, {});
+    tensors.push_back(tensor);
+    for (const auto& name : others) {
+      tensor.name = name;
+      tensors.push_back(tensor);
+    }
+  }
+  return tensors;
 }
 
 class SmpFolder {
@@ -138,15 +154,16 @@ class SmpFolder {
                                          "here: convert what was saved with partial=False"));
       }
       auto model = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
+      const auto in_module = [&](const std::string& name) { return name.starts_with(kModule); };
       const bool is_state_dict =
-          model.plain(kMarks[0]) != nullptr ||
-          !std::ranges::all_of(model.tensors, [&](const auto& each) { return each.name.starts_with(kModule); });
+          model.plain(kMarks[0]) != nullptr || !std::ranges::all_of(model.tensors, [&](const auto& each) {
+            return in_module(each.name) && std::ranges::all_of(each.also, in_module);
+          });
       const auto own_name = [&](std::string name) { return is_state_dict ? name : name.substr(kModule.size()); };
       for (auto& tensor : model.tensors) {
         tensor.name = own_name(tensor.name);
         for (auto& name : tensor.also) name = own_name(name);
-        std::erase_if(tensor.also, [&](const auto& name) { return !names_.insert(name).second; });
-        if (names_.insert(tensor.name).second) found_.tensors.push_back(std::move(tensor));
+        add_of_model(std::move(tensor));
       }
       for (auto& value : model.left) {
         if (!is_state_dict && value.name.starts_with(kModule)) value.name = own_name(value.name);
@@ -155,11 +172,35 @@ class SmpFolder {
     }
   }
 
+  // Files of several partitions may have one tensor, under other names where it is tied.
+  void add_of_model(ForeignTensor tensor) {
+    auto names = std::move(tensor.also);
+    names.insert(names.begin(), tensor.name);
+    const auto known = std::ranges::find_if(names, [&](const auto& name) { return names_.contains(name); });
+    if (known == names.end()) {
+      tensor.also.assign(names.begin() + 1, names.end());
+      for (const auto& name : names) names_.emplace(name, found_.tensors.size());
+      found_.tensors.push_back(std::move(tensor));
+      return;
+    }
+    const auto place = names_.find(*known)->second;
+    auto& same = found_.tensors[place];
+    if (same.shape != tensor.shape || same.dtype != tensor.dtype) {
+      throw base::FormatError(base::str(folder_.string(), ": ", *known, " has another shape or dtype in ",
+                                        tensor.chunks.at(0).path.filename().string(), " than in ",
+                                        same.chunks.at(0).path.filename().string()));
+    }
+    for (const auto& name : names) {
+      if (names_.emplace(name, place).second) same.also.push_back(name);
+    }
+  }
+
   void name_buffers() {
     const auto* names = content_.plain("buffer_names");
     if (names == nullptr || !names->is_array()) return;
+    const std::set<json> buffers(names->begin(), names->end());
     for (auto& tensor : found_.tensors) {
-      if (std::ranges::find(*names, json(tensor.name)) != names->end()) tensor.kind = Kind::kBuffer;
+      if (buffers.contains(tensor.name)) tensor.kind = Kind::kBuffer;
     }
   }
 
@@ -168,8 +209,8 @@ class SmpFolder {
     constexpr std::string_view kState = "state.";
     if (!name.starts_with(kState)) return std::nullopt;
     for (auto dot = name.rfind('.'); dot > kState.size(); dot = name.rfind('.', dot - 1)) {
-      const auto parameter = name.substr(kState.size(), dot - kState.size());
-      if (names_.contains(parameter)) return std::pair(parameter, name.substr(dot + 1));
+      const auto parameter = std::string_view(name).substr(kState.size(), dot - kState.size());
+      if (names_.contains(parameter)) return std::pair(std::string(parameter), name.substr(dot + 1));
     }
     return std::nullopt;
   }
@@ -177,7 +218,7 @@ class SmpFolder {
   void read_optimizer(const RankFile& file) {
     auto optimizer = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
     ++optimizer_files_;
-    for (auto& tensor : optimizer.tensors) {
+    for (auto& tensor : by_name(optimizer)) {
       constexpr std::string_view kFlat = "fp32_flat_groups.";
       if (auto of = state_name(tensor.name)) {
         tensor.kind = Kind::kState;
@@ -226,8 +267,9 @@ class SmpFolder {
     if (groups_.size() != taken.size()) throw base::FormatError("its optimizer's files have not as many groups each");
     for (std::size_t i = 0; i < taken.size(); ++i) {
       auto& params = groups_[i]["params"];
+      std::set<json> known(params.begin(), params.end());
       for (auto& name : taken[i]["params"]) {
-        if (std::ranges::find(params, name) == params.end()) params.push_back(std::move(name));
+        if (known.insert(name).second) params.push_back(std::move(name));
       }
     }
     return true;
@@ -236,7 +278,7 @@ class SmpFolder {
   void read_precision(const RankFile& file) {
     constexpr std::string_view kMasters = "masters.", kScale = "loss_scale";
     auto precision = read_torch_file(files_, folder_ / file.name, {.verify = verify_});
-    for (auto& tensor : precision.tensors) {
+    for (auto& tensor : by_name(precision)) {
       if (tensor.name.starts_with(kMasters) && names_.contains(tensor.name.substr(kMasters.size()))) {
         tensor.kind = Kind::kMaster;
         tensor.name.erase(0, kMasters.size());
@@ -308,20 +350,24 @@ class SmpFolder {
       const bool left =
           tensor.kind == Kind::kParameter && tensor.shape == layout::Shape{0} && !cut.contains(tensor.name);
       if (left) found_.left.push_back({tensor.name, std::nullopt});
-      if (left) names_.erase(tensor.name);
       return left;
     });
+    names_.clear();
+    for (std::size_t place = 0; place < found_.tensors.size(); ++place) {
+      names_.emplace(found_.tensors[place].name, place);
+      for (const auto& name : found_.tensors[place].also) names_.emplace(name, place);
+    }
   }
 
   void add_flat(const std::string& name, ForeignTensor tensor) {
     tensor.name = name;
-    const auto here = std::ranges::find_if(found_.tensors, [&](const auto& each) {
-      return each.name == name || std::ranges::find(each.also, name) != each.also.end();
-    });
-    if (here == found_.tensors.end()) {
-      names_.insert(name);
+    const auto [known, fresh] = names_.try_emplace(name, found_.tensors.size());
+    if (fresh) {
       found_.tensors.push_back(std::move(tensor));
-    } else if (here->shape != tensor.shape) {
+      return;
+    }
+    auto* const here = &found_.tensors[known->second];
+    if (here->shape != tensor.shape) {
       tensor.name = here->name;
       tensor.also = std::move(here->also);
       *here = std::move(tensor);
@@ -335,15 +381,13 @@ class SmpFolder {
   // States and masters, of which ranks may have parts.
   void add_states() {
     for (auto& [name, parts] : parts_) {
-      const auto* parameter = found_.find(name.first);
-      if (parameter == nullptr) {  // it goes by another name of the same tensor
-        const auto owner = std::ranges::find_if(found_.tensors, [&](const auto& each) {
-          return std::ranges::find(each.also, name.first) != each.also.end();
-        });
-        if (owner != found_.tensors.end()) parameter = &*owner;
+      const auto known = names_.find(name.first);
+      if (known == names_.end()) {  // of a parameter that is left
+        found_.left.push_back({base::str(name.first, ".", name.second.empty() ? "master" : name.second), std::nullopt});
+        continue;
       }
-      base::internal_check(parameter != nullptr, "a state of a parameter that is not there");
-      const auto shape = parameter->shape;
+      const auto& parameter = found_.tensors[known->second];
+      const auto shape = parameter.shape;
       std::int64_t all = 0;
       for (const auto& part : parts) all += part.shape.size() == 1 ? part.shape[0] : 0;
       const auto count = layout::numel(shape);
@@ -351,7 +395,7 @@ class SmpFolder {
                             std::ranges::all_of(parts, [](const auto& part) { return part.shape.size() == 1; }) &&
                             all >= count && all - count < std::ssize(parts);
       auto tensor = in_parts ? joined(parts, shape) : std::move(parts.front());
-      tensor.name = parameter->name;
+      tensor.name = parameter.name;
       found_.tensors.push_back(std::move(tensor));
     }
   }
@@ -365,7 +409,7 @@ class SmpFolder {
   const Path folder_;
   const bool verify_;
   ForeignCheckpoint found_, content_;
-  std::set<std::string> names_;                                                      // of the model's tensors
+  std::map<std::string, std::size_t, std::less<>> names_;                            // of the model's tensors
   std::map<std::pair<std::string, std::string>, std::vector<ForeignTensor>> parts_;  // by parameter and state
   std::map<std::string, std::vector<ForeignTensor>> flat_;                           // by the group's number
   std::int64_t partition_count_ = 0, optimizer_files_ = 0;
@@ -381,6 +425,8 @@ ForeignCheckpoint read_smp_checkpoint(FileSystem& files, const Path& folder, boo
     return SmpFolder(files, folder, verify).read();
   } catch (const json::exception&) {
     throw base::FormatError(base::str(folder.string(), ": param_shapes or param_groups are none"));
+  } catch (const base::ConfigError& error) {
+    throw base::FormatError(base::str(folder.string(), ": param_shapes: ", error.what()));
   }
 }
 

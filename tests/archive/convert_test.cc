@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <rapidcheck/gtest.h>
 
+#include <set>
+
 #include "lamina/archive/pickle.h"
 #include "lamina/base/error.h"
 #include "tests/archive/any_checkpoint.h"
@@ -160,6 +162,49 @@ TEST(DistributedCheckpoint, ThatNamesAPartOfATensorTwiceIsRefused) {
   write_distributed(files, "/d", metadata(file.size(), chunk() + chunk()), file);
   EXPECT_THAT(message_of<base::FormatError>([&] { read_distributed_checkpoint(files, "/d"); }),
               HasSubstr("does not say where"));
+}
+
+ForeignCheckpoint smp_with(const Pickles& pickles, SimulatedFiles& files) {
+  write_smp(files, "/s", pickles);
+  return read_smp_checkpoint(files, "/s");
+}
+
+std::string smp_error(const Pickles& pickles) {
+  SimulatedFiles files;
+  return message_of<base::FormatError>([&] { smp_with(pickles, files); });
+}
+
+// The flat group and the state are one tensor in that file.
+TEST(SmpCheckpoint, HasStatesThatAreOneTensorWithOthers) {
+  SimulatedFiles files;
+  const auto made = convert(files, smp_with({}, files), "", "/out", "a", "1", kNoProgress);
+  std::set<std::string> states;
+  for (const auto& each : made.manifest.tensors) states.insert(each.state);
+  EXPECT_THAT(states, ::testing::IsSupersetOf({"exp_avg", "step#"}));
+}
+
+TEST(SmpCheckpoint, KeepsNamesThatOnlyALaterPartitionHasOfATensor) {
+  SimulatedFiles files;
+  const auto found = smp_with({{"model_1.pt", smp_model(text("w") + tensor() + text("tied") + tensor())}}, files);
+  ASSERT_NE(found.find("w"), nullptr);
+  EXPECT_THAT(found.find("w")->also, ::testing::ElementsAre("tied"));
+}
+
+TEST(SmpCheckpoint, WithATensorOfTwoShapesIsRefused) {
+  const auto module = pickle(dict(text("module") + dict(text("w") + tensor(1))));
+  EXPECT_THAT(smp_error({{"model_1.pt", module}}), HasSubstr("w has another shape or dtype in model_1.pt"));
+}
+
+TEST(SmpCheckpoint, WithShapesThatNoTensorHasIsRefused) {
+  EXPECT_THAT(smp_error({{"user_content.pt", smp_content(text("w") + tuple(integer(-2)))}}), HasSubstr("param_shapes"));
+}
+
+TEST(SmpCheckpoint, TakesATensorInAndOutsideItsModule) {
+  SimulatedFiles files;
+  const auto both = pickle(dict(text("module") + dict(text("w") + tensor()) + text("x") + tensor()));
+  const auto found = smp_with({{"model_0.pt", both}}, files);
+  ASSERT_NE(found.find("module.w"), nullptr);
+  EXPECT_THAT(found.find("module.w")->also, ::testing::ElementsAre("x"));
 }
 
 }  // namespace

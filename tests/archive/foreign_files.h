@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,10 +35,10 @@ inline std::string call(const std::string& function, const std::string& argument
 }
 inline std::string pickle(const std::string& value) { return "\x80\x02" + value + "."; }
 
-// A tensor of two elements in the storage "0".
-inline std::string tensor() {
+// A tensor of two elements, or fewer, in the storage "0".
+inline std::string tensor(int elements = 2) {
   const auto storage = tuple(text("storage") + global("torch", "FloatStorage") + text("0") + text("cpu") + integer(2));
-  return call(global("torch._utils", "_rebuild_tensor_v2"), storage + "Q" + integer(0) + tuple(integer(2)) +
+  return call(global("torch._utils", "_rebuild_tensor_v2"), storage + "Q" + integer(0) + tuple(integer(elements)) +
                                                                 tuple(integer(1)) + "\x89" +
                                                                 call(global("collections", "OrderedDict"), ""));
 }
@@ -97,6 +98,32 @@ inline void write_distributed(FileSystem& files, const Path& folder, const std::
   files.make_folder(folder);
   write_file(files, folder / ".metadata", metadata);
   write_file(files, folder / "__0_0.distcp", file);
+}
+
+// Pickles of smdistributed's partial files: of a module with the tensor "w", whose elements lie in the flat groups of
+// so many files.
+inline std::string smp_model(const std::string& tensors = text("w") + tensor()) {
+  return pickle(dict(text("module") + dict(tensors)));
+}
+inline std::string smp_optimizer(int partition_count) {
+  const auto state = dict(text("exp_avg") + tensor() + text("step") + integer(3));
+  return pickle(dict(text("partition_count") + integer(partition_count) + text("fp32_flat_groups") + list(tensor()) +
+                     text("state") + dict(text("w") + state)));
+}
+inline std::string smp_content(const std::string& shapes = text("w") + tuple(integer(2))) {
+  return pickle(dict(text("buffer_names") + list(text("b")) + text("param_shapes") + list(dict(shapes))));
+}
+
+using Pickles = std::map<std::string, std::string>;  // by the names of their files
+
+// Writes a folder of them, of one rank, with these in the place of others or beside them.
+inline void write_smp(FileSystem& files, const Path& folder, Pickles pickles = {}) {
+  pickles.merge(Pickles{{"model_0.pt", smp_model()},
+                        {"optimizer_0_0_0.pt", smp_optimizer(1)},
+                        {"fp16_states_0.pt", pickle(dict(text("masters") + dict(text("w") + tensor())))},
+                        {"user_content.pt", smp_content()}});
+  files.make_folder(folder);
+  for (const auto& [name, pickle] : pickles) write_file(files, folder / name, torch_file(pickle));
 }
 
 }  // namespace lamina::archive::testing

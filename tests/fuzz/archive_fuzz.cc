@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Manifests, headers of safetensors files, pickles, zip archives, files of torch.save and metadata of
-// torch.distributed.checkpoint as a fuzzer makes them: with clang a libFuzzer target, else a program that damages
-// samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a FormatError ends it; of what
-// is converted, also one that says that no checkpoint can be made of it.
+// Manifests, headers of safetensors files, pickles, zip archives, files of torch.save, metadata of
+// torch.distributed.checkpoint and files of smdistributed as a fuzzer makes them: with clang a libFuzzer target, else a
+// program that damages samples at random for a while: `archive_fuzz SECONDS [SEED]`. Anything but a value or a
+// FormatError ends it; of what is converted, also one that says that no checkpoint can be made of it.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -94,12 +94,24 @@ void read_as_distributed(std::string_view bytes) {
   }
 }
 
+// As each file of a folder of smdistributed, the others whole.
+void read_as_smp(std::string_view bytes) {
+  for (const auto* damaged : {"model_0.pt", "optimizer_0_0_0.pt", "fp16_states_0.pt", "user_content.pt"}) {
+    SimulatedFiles files;
+    write_smp(files, "/s", {{damaged, std::string(bytes)}});
+    try {
+      convert_all(files, read_smp_checkpoint(files, "/s"));
+    } catch (const base::FormatError&) {
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  for (const auto read :
-       {read_as_manifest, read_as_header, read_as_pickle, read_as_zip, read_as_torch_file, read_as_distributed}) {
+  for (const auto read : {read_as_manifest, read_as_header, read_as_pickle, read_as_zip, read_as_torch_file,
+                          read_as_distributed, read_as_smp}) {
     try {
       read(text);
     } catch (const base::FormatError&) {
@@ -173,8 +185,8 @@ int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(count > 1 ? std::atol(words[1]) : 10);
   std::mt19937_64 random(count > 2 ? std::atoll(words[2]) : 1);
   const auto file = torch_file(pickle(tensor()));
-  const std::string wholes[] = {sample_manifest(),    sample_header(), sample_pickle(), sample_zip(), file,
-                                metadata(file.size())};
+  const std::string wholes[] = {sample_manifest(),     sample_header(), sample_pickle(),  sample_zip(), file,
+                                metadata(file.size()), smp_model(),     smp_optimizer(1), smp_content()};
   constexpr std::string_view kParts[] = {"{",      "}",
                                          "[",      "]",
                                          ",",      "\"",
