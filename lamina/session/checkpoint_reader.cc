@@ -233,6 +233,8 @@ void CheckpointReader::fill(std::vector<Wanted> places, const Session& session) 
       reader_.read(reads, went_on);
     } catch (const base::FormatError& error) {
       throw base::FormatError(base::str(error.what(), kMixture), base::Code{"checkpoint-damaged"});
+    } catch (const base::FileError& error) {
+      throw base::FileError(base::str(error.what(), kMixture), error.error_number());
     }
     for (const auto& [place, staged] : copies) place.copy_(staged.view(place.sizes()));
     reads.clear();

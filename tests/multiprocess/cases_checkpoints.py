@@ -512,14 +512,14 @@ def case_damage_is_found_before_the_model_is_partitioned():
 
 
 @contextlib.contextmanager
-def damaged_after_it_was_read(folder):
-    """Changes a file between the two reads of it."""
+def damaged_after_it_was_read(folder, damage=flip):
+    """Damages a folder between the two reads of it."""
     read = _lamina.CheckpointReader.read
 
     def read_then_flip(reader, session):
         read(reader, session)
         lamina.barrier()
-        flip(folder)
+        damage(folder)
 
     with unittest.mock.patch.object(_lamina.CheckpointReader, "read", read_then_flip):
         yield
@@ -534,6 +534,24 @@ def case_what_is_damaged_between_its_two_reads_is_said_to_have_left_a_mixture():
         flip(path / "b_partial")
         assert lamina.resume_from_checkpoint(path) == "b"
         require_same(job.states(), before)
+
+
+def remove(folder):
+    if lamina.rank() == 0:
+        shutil.rmtree(folder)
+    lamina.barrier()
+
+
+def case_what_is_removed_between_its_two_reads_is_said_to_have_left_a_mixture():
+    with folder() as path:
+        job = two_saves(path, "sharded 4")
+        with (
+            damaged_after_it_was_read(path / "b_partial", remove),
+            pytest.raises(lamina.FileError, match="mixture now"),
+        ):
+            lamina.resume_from_checkpoint(path, "b")
+        assert lamina.resume_from_checkpoint(path, "a") == "a"
+        job.train(1)
 
 
 def require_whole_model(layout, **keys):
