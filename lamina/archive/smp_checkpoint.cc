@@ -391,9 +391,15 @@ class SmpFolder {
       std::int64_t all = 0;
       for (const auto& part : parts) all += part.shape.size() == 1 ? part.shape[0] : 0;
       const auto count = layout::numel(shape);
-      const bool in_parts = parts.front().shape != shape && parts.size() > 1 &&
-                            std::ranges::all_of(parts, [](const auto& part) { return part.shape.size() == 1; }) &&
-                            all >= count && all - count < std::ssize(parts);
+      const bool is_master = name.second.empty();
+      const bool in_parts = parts.front().shape != shape && (parts.size() > 1 || is_master) &&
+                            std::ranges::all_of(parts, [](const auto& part) { return part.shape.size() == 1; });
+      if (in_parts && (all < count || all - count >= std::ssize(parts))) {
+        throw base::FormatError(base::str(folder_.string(), ": the ranks' parts of ",
+                                          is_master ? "master" : name.second, " of ", name.first, " have ", all,
+                                          " elements, and it has ", count,
+                                          ": the optimizer's file of a rank is missing, or another job's"));
+      }
       auto tensor = in_parts ? joined(parts, shape) : std::move(parts.front());
       tensor.name = parameter.name;
       found_.tensors.push_back(std::move(tensor));

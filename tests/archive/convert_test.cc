@@ -195,6 +195,12 @@ TEST(SmpCheckpoint, WithATensorOfTwoShapesIsRefused) {
   EXPECT_THAT(smp_error({{"model_1.pt", module}}), HasSubstr("w has another shape or dtype in model_1.pt"));
 }
 
+TEST(SmpCheckpoint, WithoutAPartOfATensorIsRefused) {
+  const auto master = pickle(dict(text("masters") + dict(text("w") + tensor(1))));
+  EXPECT_THAT(smp_error({{"fp16_states_0.pt", master}}),
+              HasSubstr("parts of master of w have 1 elements, and it has 2"));
+}
+
 TEST(SmpCheckpoint, WithShapesThatNoTensorHasIsRefused) {
   EXPECT_THAT(smp_error({{"user_content.pt", smp_content(text("w") + tuple(integer(-2)))}}), HasSubstr("param_shapes"));
 }
