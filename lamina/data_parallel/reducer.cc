@@ -167,7 +167,11 @@ bool Reducer::note_backward() { return !in_step_ && !runtime::in_step() && !awai
 bool Reducer::note_gradient(const at::Tensor& parameter) {
   passed_ = true;
   if (sharded_ && sharded_->has(parameter)) {
-    sharded_->note(parameter, passes_.number());
+    if (options_.overlap) {
+      sharded_->note(parameter, passes_.number());
+    } else if (std::ranges::none_of(late_, [&](const auto& other) { return other.is_same(parameter); })) {
+      late_.push_back(parameter);
+    }
   } else {
     early_.note(parameter);
   }
@@ -227,13 +231,20 @@ void Reducer::fail_pass(const std::exception_ptr& error) {
 void Reducer::leave_pass(const std::exception_ptr& error) {
   if (apart_) collectives_ = apart_->abandon();
   early_.forget();
+  for (const auto& parameter : std::exchange(late_, {})) parameter.mutable_grad().reset();
   if (sharded_) sharded_->abandon(passes_.describe(error));
 }
 
 void Reducer::reduce_nth(const std::vector<int>& present) {
   const bool reduces = ++done_ % options_.passes_per_reduction == 0;
   if (reduces) together([&] { reduce(present); });
-  if (sharded_) together([&] { sharded_->reduce(passes_.number() - 1, reduces, passes_.patience()); });
+  if (sharded_) {
+    together([&] {
+      const auto pass = passes_.number() - 1;
+      for (const auto& parameter : std::exchange(late_, {})) sharded_->note(parameter, pass);
+      sharded_->reduce(pass, reduces, passes_.patience());
+    });
+  }
   begin_pass();
 }
 

@@ -41,7 +41,7 @@ struct ReducerOptions {
   int passes_per_reduction = 1;  // see [Note: backward pass]
   std::int64_t bucket_bytes = 25 << 20;
   bool broadcast_buffers = true;  // those of the first replica that trains, after each reduction
-  bool overlap = true;            // see [Note: overlap]
+  bool overlap = true;            // see [Note: overlap]; else sharded gradients, too, travel at the end of a pass
   Gradients gradients = Gradients::kCopied;
 };
 
@@ -136,7 +136,8 @@ class Reducer {
   bool joining_ = false;
   std::int64_t collectives_ = 0;  // that this replica had begun there before this pass
   Reduce hook_;
-  std::shared_ptr<ShardedGradients> sharded_;                       // where there are any
+  std::shared_ptr<ShardedGradients> sharded_;  // where there are any
+  std::vector<at::Tensor> late_;               // sharded parameters with gradients that wait for the end of the pass
   std::vector<c10::intrusive_ptr<torch::autograd::Node>> watched_;  // ends of gradients, with hooks that ask for
   std::shared_ptr<Reducer*> watching_;                              // this, which may be gone
   bool by_everyone_ = true, throws_ = false;                        // of a join

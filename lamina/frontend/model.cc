@@ -147,7 +147,9 @@ void Model::keep_order() {
   const auto statistics = batch_norms(*tree_.root());
   if (job_.session->config().deterministic_server) {
     remote::Tensors parameters;
-    for (const auto& [name, tensor] : own(tree_.parameters())) parameters.push_back(tensor);
+    for (const auto& held : tree_.parameters()) {
+      if (table().is_here(held.tensor)) parameters.push_back(held.tensor);
+    }
     const auto is_theirs = [&](const Held& buffer) {
       return std::ranges::any_of(statistics, [&](const runtime::BatchNorm& module) {
         return buffer.tensor.is_same(module.mean) || buffer.tensor.is_same(module.var) ||
