@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/checkpoint/snapshot.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
+#include "lamina/value/large_blocks.h"
 
 namespace lamina::checkpoint {
 namespace {
@@ -21,7 +20,7 @@ void Snapshot::take(std::span<Part> parts) {
   for (const auto& part : parts) bytes += room_for(part);
   if (!memory_.defined() || memory_.numel() < bytes) {
     memory_ = at::Tensor();  // both at once would be too much
-    memory_ = at::empty({bytes}, at::kByte);
+    memory_ = value::large_block(bytes);  // the first save makes every page
   }
   std::int64_t at = 0;
   for (auto& part : parts) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/value/large_blocks.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -121,6 +122,11 @@ class LargeBlocks final : public c10::Allocator {
 }  // namespace
 
 c10::Allocator& large_blocks() { return LargeBlocks::the(); }
+
+at::Tensor large_block(std::int64_t size) {
+  return at::detail::empty_generic({size}, &large_blocks(), c10::DispatchKeySet(c10::DispatchKey::CPU), at::kByte,
+                                   std::nullopt);
+}
 
 void take_memory_from_large_blocks() {
   c10::SetCPUAllocator(&large_blocks());

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lamina::value {
 
@@ -15,6 +17,9 @@ namespace lamina::value {
 
 // The allocator that does so, for the whole process. Thread-safe, in forked children too. Never destroyed.
 c10::Allocator& large_blocks();
+
+// Bytes from there, uninitialised: [size] of uint8.
+at::Tensor large_block(std::int64_t size);
 
 // Has torch take CPU memory from it, from now on, and keep little: for a job whose memory is full of tensors.
 // Idempotent.

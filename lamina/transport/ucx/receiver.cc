@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/transport/ucx/receiver.h"
 
-#include <ATen/EmptyTensor.h>
-
 #include <chrono>
 #include <cstring>
 
@@ -16,11 +14,6 @@ namespace lamina::transport::ucx {
 namespace {
 
 constexpr const char* kAgain = "it came before, or belongs to a message that was skipped";
-
-at::Tensor receive_buffer(std::int64_t size) {
-  return at::detail::empty_generic({size}, &value::large_blocks(), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                   at::kByte, std::nullopt);
-}
 
 // How much of a packet its digest covers.
 std::uint64_t signed_size(const PieceHeader& header) {
@@ -191,7 +184,7 @@ void Receiver::make_room(const PieceHeader& header, Assembly& assembly, const st
   for (const BufferSpec& spec : specs) {
     if (!spec.device.is_cpu()) throw base::FormatError(base::str("buffers on ", spec.device, " are not supported yet"));
     if (spec.size_bytes < 0) throw base::FormatError("a buffer of negative size");
-    at::Tensor& buffer = assembly.buffers.emplace_back(receive_buffer(spec.size_bytes));
+    at::Tensor& buffer = assembly.buffers.emplace_back(value::large_block(spec.size_bytes));
     const bool inside = plan.takes(spec.device, spec.size_bytes);
     if (inside) take_bytes(buffer.mutable_data_ptr(), static_cast<std::size_t>(spec.size_bytes));
     if (!inside) large.push_back(assembly.buffers.size() - 1);
