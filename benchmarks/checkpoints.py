@@ -259,11 +259,13 @@ def processor_s() -> float:
 
 
 def commands(report: Report, disk: str, folder: Path, count: int) -> None:
-    """`lamina checkpoint verify` and `merge` of what is there, beside a copy of the files."""
+    """`lamina checkpoint verify` and `merge` of what is there, beside a copy of the files, and one that is synced as
+    what is merged is."""
     saved = folder / "lamina" / "a_partial"
     size = sum(path.stat().st_size for path in saved.iterdir())
     model = sum(path.stat().st_size for path in saved.glob("model-*"))
-    rates, merges = [], []
+    rates: list[float] = []
+    merges: dict[str, list[float]] = {"cp": [], "cp and sync": []}
     for _ in range(count):
         before = processor_s()
         output_of(LAMINA, "checkpoint", "verify", saved)
@@ -271,14 +273,19 @@ def commands(report: Report, disk: str, folder: Path, count: int) -> None:
         begin = time.perf_counter()
         output_of("cp", *saved.glob("model-*"), folder)
         copied = time.perf_counter() - begin
+        output_of("sync", *folder.glob("model-*"))
+        synced = time.perf_counter() - begin
         begin = time.perf_counter()
         output_of(LAMINA, "checkpoint", "merge", saved, folder / "merged")
-        merges.append((time.perf_counter() - begin) / copied)
+        merged = time.perf_counter() - begin
+        merges["cp"].append(merged / copied)
+        merges["cp and sync"].append(merged / synced)
         shutil.rmtree(folder / "merged")
         for path in folder.glob("model-*"):
             path.unlink()
     report.add(disk, "verify, of a core", "GB/s", rates)
-    report.add(disk, f"merge of {model / 1e9:.2f} GB", "times cp", merges)
+    for copy, ratios in merges.items():
+        report.add(disk, f"merge of {model / 1e9:.2f} GB", f"times {copy}", ratios)
 
 
 if __name__ == "__main__":
