@@ -24,7 +24,7 @@ using fused::Threads;
 struct State {
   std::vector<at::Tensor> tensors;
   std::vector<double> numbers;
-  bool started = false;  // a step has been taken
+  bool started = false;  // a step has been taken that uses some of them; SGD's without momentum does not
 };
 
 // One parameter in a step, or the part of it that is held here.

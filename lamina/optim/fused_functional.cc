@@ -110,9 +110,10 @@ void FusedFunctional::update(const Step& step, std::span<Update> updates, Thread
   fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()},
                 spans.parts(), {threads});
   spans.write_back();
-  spans.each([](const Update& update, const fused::Part& part) {
+  const auto used = rule_.kernel(step.hyper).states;
+  spans.each([used](const Update& update, const fused::Part& part) {
     std::copy_n(part.numbers.begin(), update.state->numbers.size(), update.state->numbers.begin());
-    update.state->started = true;
+    start(used, *update.state);
     bump_version(update.parameter);
     bump_version(update.copy);
   });

@@ -118,6 +118,11 @@ void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper
   }
 }
 
+void start(std::uint32_t used, State& state) {
+  const bool holds_none = used == 0 && state.numbers.empty() && !state.tensors.empty();
+  state.started = state.started || !holds_none;
+}
+
 const at::Tensor& DenseCopies::writable(const at::Tensor& tensor, const at::Tensor& like) {
   if (lies_like(tensor, like)) return tensor;
   return copies_.emplace_back(tensor, dense_copy(tensor, like)).second;

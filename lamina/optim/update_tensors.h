@@ -28,6 +28,9 @@ at::Tensor dense_like(const at::Tensor& parameter);
 // Makes the states that are missing, a bit in `used` for each that lies like the parameter.
 void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like, State& state);
 
+// Notes that a step has used what `make_states` made.
+void start(std::uint32_t used, State& state);
+
 // Tensors whose elements lie as those of another one; others get copies that do.
 class DenseCopies {
  public:

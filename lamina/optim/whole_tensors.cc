@@ -108,7 +108,7 @@ class Batches {
     for (std::size_t i = 0; i < updates_.size(); ++i) {
       auto& state = *updates_[i]->state;
       std::copy_n(numbers_[i].begin(), state.numbers.size(), state.numbers.begin());
-      state.started = true;
+      start(kernel_.states, state);
     }
   }
 

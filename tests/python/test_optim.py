@@ -105,6 +105,29 @@ def test_groups_and_schedulers_set_what_a_step_uses():
     assert late[0] != 1
 
 
+def test_momentum_that_begins_late_begins_with_an_undamped_gradient():
+    ours, theirs = parameters(), parameters()
+    both = [kind(each, lr=0.1, dampening=0.5) for kind, each in ((optim.SGD, ours), (torch.optim.SGD, theirs))]
+    for number, momentum in enumerate((0.0, 0.9, 0.0, 0.5)):
+        for optimizer in both:
+            optimizer.param_groups[0]["momentum"] = momentum
+        steps(ours, theirs, both, 2, seed=number)
+    agree(ours, theirs)
+
+
+def test_hooks_are_called_once_where_the_update_is_torchs():
+    own = torch.ones(3, requires_grad=True)
+    torch.optim.SGD([own])  # gives the class's step its hooks
+    for keys in ({}, {"differentiable": True}):
+        updated = own.clone() if keys else own
+        updated.grad = torch.ones(3)
+        optimizer, heard = optim.SGD([updated], **keys), []
+        optimizer.register_step_pre_hook(lambda *_, heard=heard: heard.append("before"))
+        optimizer.register_step_post_hook(lambda *_, heard=heard: heard.append("after"))
+        optimizer.step()
+        assert heard == ["before", "after"]
+
+
 def test_hooks_closures_copies_and_pickles():
     ours = parameters()
     optimizer = optim.Adam(ours)

@@ -62,7 +62,7 @@ class FunctionalOptimizer(optim.Optimizer):
             UsageError: for sparse gradients, and parameters whose elements overlap in memory.
         """
         if not self.is_fused():
-            return super().step(closure)
+            return _without_hooks(super().step)(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -138,6 +138,13 @@ class FunctionalOptimizer(optim.Optimizer):
         if place not in known or not known[place].is_of(parameters, self.state):
             known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
         return known[place]
+
+
+def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound `step` of torch's as it was before torch wrapped it, for the first optimizer made of its class, in a
+    function that calls the hooks: those of ours have called them."""
+    function = step.__func__
+    return (function.__wrapped__ if getattr(function, "hooked", False) else function).__get__(step.__self__)
 
 
 def _is_recorded(group: Mapping[str, Any]) -> bool:
