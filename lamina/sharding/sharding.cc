@@ -245,7 +245,9 @@ std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pai
   const auto of_all = norms(of_shards, norm_type);
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto& part = pairs[places[i]].second;
-    if (part.defined()) part = at::full({1}, of_all[i], part.options().requires_grad(false));
+    if (!part.defined()) continue;
+    const auto options = part.options().requires_grad(false);
+    part = at::full({1}, of_all[i], is_half(part) ? options.dtype(at::kFloat) : options);
   }
   return pairs;
 }

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lamina
+from lamina.job import current
 from lamina.model import shards
 
 ROWS = 8  # of the whole batch
@@ -625,6 +626,56 @@ def case_values_of_gradients_are_clipped_without_the_scale():
             lamina.shutdown()
         for name, value in found[0].items():
             torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def case_values_of_half_gradients_are_clipped_whatever_the_scale():
+    """Clipping to more than half precision has changes nothing, and an infinity stays one."""
+    for layout in LAYOUTS:
+        start(layout, fp16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=1024.0)
+        for where in range(5):  # on no rank in the end
+            train(model, share())
+            before = [shards.holder(parameter).grad.clone() for parameter in model.local_parameters()]
+            torch.nn.utils.clip_grad_value_(model.parameters(), 1000.0)
+            for parameter, gradient in zip(model.local_parameters(), before, strict=True):
+                assert torch.equal(shards.holder(parameter).grad, gradient)
+            plant(model, where)
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert optimizer.overflow == (where < 4), (layout, where)
+        lamina.shutdown()
+
+
+def case_norms_of_half_gradients_may_be_larger_than_half_precision_goes():
+    elements = sum(parameter.numel() for parameter in network().parameters())
+    for layout in LAYOUTS:
+        start(layout, fp16=True)
+        model = lamina.DistributedModel(network())
+        optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=1024.0)
+        train(model, share())
+        for parameter in model.local_parameters():
+            gradient = shards.holder(parameter).grad
+            if gradient.numel():
+                gradient.view(-1)[_elements_here(parameter) :] = 0
+                gradient.view(-1)[: _elements_here(parameter)] = 2.0**15
+        for norm_type in (2.0, 1.0, math.inf):
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9, norm_type)
+            expected = 32.0 * elements ** (1 / norm_type)
+            assert norm.item() == pytest.approx(expected, rel=1e-5), (layout, norm_type)
+        optimizer.step()
+        assert not optimizer.overflow
+        lamina.shutdown()
+
+
+def _elements_here(parameter):
+    """How many elements of a parameter this rank holds; others fill its shard up."""
+    shard = shards.holder(parameter)
+    if shard is parameter:
+        return parameter.numel()
+    rank = lamina.rdp_rank() % current.session().config.sharded_data_parallel_degree
+    return max(0, min(shard.numel(), math.prod(parameter.shape) - rank * shard.numel()))
 
 
 def case_what_stands_for_parameters_in_groups_is_clipped_as_they_are():

@@ -127,8 +127,17 @@ def _clip_value(
     parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
     parameters = _parameters(parameters)
-    scale = _loss_scale() if are_global(parameters) else 1.0
-    _originals[nn.utils.clip_grad_value_](_holders(parameters), float(clip_value) * scale, foreach)
+    holders, scale = _holders(parameters), current.job().loss_scale
+    clip = _originals[nn.utils.clip_grad_value_]
+    if scale is None or not scale.is_on or not are_global(parameters):
+        return clip(holders, clip_value, foreach)
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for holder in holders:
+        # An infinity stays: it says that the step is to be left out.
+        if holder.grad is not None and holder.grad.isfinite().all():
+            by_dtype.setdefault(holder.grad.dtype, []).append(holder)
+    for dtype, alike in by_dtype.items():
+        clip(alike, min(float(clip_value) * scale.value, torch.finfo(dtype).max), foreach)
 
 
 def _holders(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
