@@ -290,6 +290,14 @@ py::list hyper_fields(const Functional& functional) {
   return fields;
 }
 
+py::list number_fields(const Functional& functional) {
+  py::list names;
+  for (const auto& field : functional.declaration().states) {
+    if (fused::is_number(field.kind)) names.append(field.name);
+  }
+  return names;
+}
+
 }  // namespace
 
 void bind_optim(py::module_& module) {
@@ -299,6 +307,7 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("norm",
                              [](const Functional& functional) { return functional.declaration().gradient_norm; })
       .def_property_readonly("needs", &needs)
+      .def_property_readonly("numbers", &number_fields)
       .def(
           "check", [](const Functional& functional, const std::vector<double>& hyper) { functional.check(hyper); },
           py::arg("hyper"));

@@ -458,6 +458,9 @@ class Functional:
     @property
     def needs(self) -> Literal["elements", "norms", "whole"]:
         """Says what it has to know of a parameter: see [Note: needs] in lamina/fused/declaration.h."""
+    @property
+    def numbers(self) -> list[str]:
+        """The states that are one number for a parameter, by name."""
     def check(self, hyper: Sequence[float]) -> None:
         """UsageError for values that it does not take."""
 

@@ -244,9 +244,10 @@ def test_lamb_divides_by_the_norm_of_all_groups():
     agree(whole, apart)
 
 
-@pytest.mark.parametrize("name", ["LAMB", "NovoGrad"])
-def test_numbers_survive_a_round_trip_to_the_bit(name):
-    ours, theirs = parameters(torch.float32), parameters(torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["LAMB", "NovoGrad", "NAdam"])
+def test_numbers_survive_a_round_trip_to_the_bit(name, dtype):
+    ours, theirs = parameters(dtype), parameters(dtype)
     first, other = (getattr(optim, name)(given, lr=0.01) for given in (ours, theirs))
     steps(ours, theirs, (first, other), 5)
     first.zero_grad()

@@ -40,11 +40,13 @@ class FunctionalOptimizer(optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         # torch gives numbers the parameter's type; they keep their own.
+        numbers = self._form().numbers
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(saved, own, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
-                if isinstance(value, torch.Tensor) and value.dim() == 0 and parameter.dim() > 0:
+                is_number = name in numbers or parameter.dim() > 0
+                if is_number and isinstance(value, torch.Tensor) and value.dim() == 0:
                     self.state[parameter][name] = value.detach().clone()
 
     @torch.no_grad()
