@@ -66,9 +66,21 @@ void check_table(const LaminaOptimizer& given, const std::string& path) {
     throw UsageError(str(path, " has an optimizer of version ", given.version,
                          " of lamina's interface; this lamina has ", static_cast<int>(kLaminaOptimizerVersion)));
   }
+  if (given.name == nullptr || *given.name == '\0') throw UsageError(str(path, ": its optimizer has no name"));
   if (given.state_count > kMostStates || given.number_count > kMostNumbers || given.norm_count > kMostNorms) {
     throw UsageError(str(path, ": ", given.name, " has more than ", kMostStates, " states, ", kMostNumbers,
                          " numbers or ", kMostNorms, " norms"));
+  }
+  const auto lacks = [](std::uint32_t count, const auto* names, const auto& name_of) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (names == nullptr || name_of(names[i]) == nullptr) return true;
+    }
+    return false;
+  };
+  const auto itself = [](const char* name) { return name; };
+  if (lacks(given.hyper_count, given.hyper, [](const LaminaHyper& hyper) { return hyper.name; }) ||
+      lacks(given.state_count, given.states, itself) || lacks(given.number_count, given.numbers, itself)) {
+    throw UsageError(str(path, ": ", given.name, " lacks names of its hyper-parameters, states or numbers"));
   }
   const bool updates = given.prepare != nullptr && given.update_float != nullptr && given.update_double != nullptr;
   const bool measures = given.measure_float != nullptr && given.measure_double != nullptr && given.finish != nullptr;
@@ -83,7 +95,9 @@ PluginRule::PluginRule(const std::string& path) : library_(::dlopen(path.c_str()
   if (library_ == nullptr) throw UsageError(str("no optimizer in ", path, ": ", ::dlerror()));
   const auto exported = reinterpret_cast<decltype(&lamina_optimizer)>(::dlsym(library_.get(), "lamina_optimizer"));
   if (exported == nullptr) throw UsageError(str("no optimizer in ", path, ": it does not export lamina_optimizer"));
-  const LaminaOptimizer& given = *exported();
+  const LaminaOptimizer* found = exported();
+  if (found == nullptr) throw UsageError(str("no optimizer in ", path, ": lamina_optimizer() returns NULL"));
+  const LaminaOptimizer& given = *found;
   check_table(given, path);
   for (std::uint32_t i = 0; i < given.hyper_count; ++i) hyper_.push_back({given.hyper[i].name, given.hyper[i].preset});
   for (std::uint32_t i = 0; i < given.number_count; ++i) states_.push_back({given.numbers[i], StateKind::kNumber});

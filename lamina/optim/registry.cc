@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/optim/registry.h"
 
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/fused/plugin_rule.h"
 #include "lamina/fused/rules.h"
 #include "lamina/optim/fused_functional.h"
@@ -26,7 +28,13 @@ std::string Registry::load(const std::string& path) {
   };
   const auto loaded = std::make_shared<Loaded>(path);
   std::string name = loaded->functional.declaration().name;
-  add(name, {loaded, &loaded->functional});
+  const void* table = loaded->plugin.rule().context;
+  const std::lock_guard guard(mutex_);
+  if (const auto known = tables_.find(name); known != tables_.end() && known->second == table) return name;
+  if (!functionals_.emplace(name, std::shared_ptr<const Functional>(loaded, &loaded->functional)).second) {
+    throw base::UsageError(base::str(path, ": there is another optimizer with the name ", name, ": rename this one"));
+  }
+  tables_[name] = table;
   return name;
 }
 

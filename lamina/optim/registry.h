@@ -18,7 +18,7 @@ class Registry {
 
   void add(const std::string& name, std::shared_ptr<const Functional> functional);
   // Loads one from a shared library (fused/plugin.h) and adds it under its own name, which it returns. Throws
-  // UsageError.
+  // UsageError, also for a name that another one has: who uses that one does not expect this one's updates.
   std::string load(const std::string& path);
   // Null where there is none.
   std::shared_ptr<const Functional> find(const std::string& name) const;
@@ -26,6 +26,7 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Functional>> functionals_;
+  std::map<std::string, const void*> tables_;  // of those from libraries
 };
 
 // The process's own, which programs add to.

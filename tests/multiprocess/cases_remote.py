@@ -172,6 +172,8 @@ def case_a_context_used_wrongly_is_an_error_that_says_what_to_do():
             DistributedOptimizer(torch.optim.SGD, there.parameters(), lr=-1)
         with pytest.raises(lamina.UsageError, match="LBFGS"):
             DistributedOptimizer(torch.optim.LBFGS, there.parameters())
+        with pytest.raises(lamina.UsageError, match="takes an optimizer's class, not <class 'int'>"):
+            DistributedOptimizer(int, there.parameters())
         with pytest.raises(lamina.UsageError, match="there is no rank 3; the job has 3"):
             remote.find("net", owner=3)
         assert there.parameters()[0].to_here().tolist() == [0.0, 0.0]

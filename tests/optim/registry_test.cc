@@ -61,6 +61,8 @@ TEST(Registry, ALibraryWithoutAnOptimizerIsAnErrorThatNamesIt) {
   EXPECT_THAT(usage_error_of([&] { registry.load("/nowhere.so"); }), HasSubstr("no optimizer in /nowhere.so: "));
   EXPECT_EQ(usage_error_of([&] { registry.load("libm.so.6"); }),
             "no optimizer in libm.so.6: it does not export lamina_optimizer");
+  EXPECT_THAT(usage_error_of([&] { registry.load(NAMELESS_PLUGIN); }),
+              HasSubstr("Nameless lacks names of its hyper-parameters, states or numbers"));
 }
 
 }  // namespace

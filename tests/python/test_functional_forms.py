@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functional forms of optimizers: the registry, and what is made of its entries."""
 
+import shutil
 import warnings
 
 import pytest
@@ -268,3 +269,22 @@ def test_a_shared_library_may_be_the_form():
     torch.testing.assert_close(own.detach(), torch.full((10, 6), 0.75))
     with pytest.raises(lamina.UsageError, match=r"no optimizer in /nowhere\.so"):
         optim.register_functional_optimizer(Trust, "/nowhere.so")
+
+
+def test_a_shared_library_that_is_not_this_classs_form_is_an_error(tmp_path):
+    class Paced(torch.optim.Optimizer):
+        def __init__(self, params, pace):
+            super().__init__(params, {"pace": pace})
+
+    trust = library("libtrust_plugin.so")
+    optim.register_functional_optimizer(Paced, trust)  # again, and for another class
+    own = torch.ones(3, requires_grad=True)
+    with pytest.raises(lamina.UsageError, match="Trust needs a value of lr, which groups of Paced have not"):
+        local_optimizer(Paced, [own], pace=0.5).step([torch.ones(3)])
+    assert own.eq(1).all()
+    other = tmp_path / "other.so"
+    shutil.copy(trust, other)
+    with pytest.raises(lamina.UsageError, match="there is another optimizer with the name Trust"):
+        optim.register_functional_optimizer(Paced, other)
+    with pytest.raises(lamina.UsageError, match=r"not a class of torch\.optim\.Optimizer"):
+        optim.register_functional_optimizer(torch.nn.Linear, needs="whole")

@@ -255,7 +255,7 @@ def _check_class(kind: Any) -> None:
             "lamina.optim.DistributedOptimizer takes a class and remote parameters, not an optimizer: the one of a "
             "model that is cut is lamina.DistributedOptimizer(optimizer)"
         )
-    if not isinstance(kind, type):
+    if not (isinstance(kind, type) and issubclass(kind, optim.Optimizer)):
         raise UsageError(f"lamina.optim.DistributedOptimizer takes an optimizer's class, not {kind!r}")
     if issubclass(kind, optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times in a step: an owner of parameters has no loss")

@@ -28,6 +28,11 @@ class FunctionalOptimizer(optim.Optimizer):
         """The hyper-parameters of a group, in the order of the engine's form."""
         values = []
         for key, place, choices, preset in self._form().hyper:
+            if key not in group and math.isnan(preset):
+                raise UsageError(
+                    f"the functional form {self._functional} needs a value of {key}, which groups of "
+                    f"{type(self).__name__} have not: name its hyper-parameters as the optimizer's arguments"
+                )
             value = group.get(key, preset)
             value = value if place is None or key not in group else value[place]
             values.append(float(choices.index(value) if choices else value))

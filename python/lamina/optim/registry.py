@@ -7,6 +7,7 @@ as `Functional(parameters, *args, **kwargs)`, has `step(gradients)`, one or None
 
 import collections
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -24,11 +25,15 @@ class FunctionalForms(collections.UserDict):
     """Functional forms by optimizer class; the engine's own from the beginning. What a program sets counts."""
 
     def __setitem__(self, optimizer_class: type[optim.Optimizer], form: Callable[..., Any]) -> None:
-        if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, optim.Optimizer)):
-            raise UsageError(f"functional_optim_map[{optimizer_class!r}]: not a class of torch.optim.Optimizer")
+        _check_class(optimizer_class, f"functional_optim_map[{optimizer_class!r}]")
         if not callable(form):
             raise UsageError(f"functional_optim_map[{optimizer_class.__name__}] = {form!r}: not a class")
         super().__setitem__(optimizer_class, form)
+
+
+def _check_class(optimizer_class: Any, where: str) -> None:
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, optim.Optimizer)):
+        raise UsageError(f"{where}: not a class of torch.optim.Optimizer")
 
 
 _NAMES = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop", "Rprop", "Adamax", "NAdam", "RAdam")
@@ -64,7 +69,7 @@ def needs_of(optimizer_class: type[optim.Optimizer]) -> Needs | None:
 
 def register_functional_optimizer(
     optimizer_class: type[optim.Optimizer],
-    form: Callable[..., Any] | str | None = None,
+    form: Callable[..., Any] | str | os.PathLike[str] | None = None,
     *,
     needs: Literal["elements", "whole"] | None = None,
 ) -> None:
@@ -80,14 +85,16 @@ def register_functional_optimizer(
             A shared library says so itself. None: as it was.
 
     Errors:
-        UsageError: not a class of optimizers, another word, or neither of both.
+        UsageError: not a class of optimizers, another word, or neither of both; a shared library without an optimizer,
+            or with one whose name another one has.
     """
     if needs not in (None, "elements", "whole") or (form is None and needs is None):
         raise UsageError(
             f'register_functional_optimizer takes a form, needs="elements", or needs="whole", not {needs!r}'
         )
-    if isinstance(form, str):
-        name = _lamina.load_functional(form)
+    _check_class(optimizer_class, f"register_functional_optimizer({optimizer_class!r}, ...)")
+    if isinstance(form, (str, os.PathLike)):
+        name = _lamina.load_functional(os.fspath(form))
         needs = _lamina.functional(name).needs
         kind = type(optimizer_class.__name__, (functional.FunctionalOptimizer, optimizer_class), {"_functional": name})
         form = functools.partial(EngineOptimizer, kind)
