@@ -5,8 +5,8 @@
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <torch/library.h>
+
 #include <algorithm>
 
 #include "lamina/optim/registry.h"
