@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/optim/step.h"
+#include "lamina/optim/update_tensors.h"
 
 namespace lamina::parameter_server {
 namespace {
@@ -28,6 +29,15 @@ class FunctionalUpdater : public Updater {
   }
 
   bool divides() const override { return !functional_->declaration().gradient_norm; }
+
+  void check(std::span<const at::Tensor> parameters, std::span<const at::Tensor> gradients) const override {
+    optim::State none;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      optim::check_update(functional_->declaration(),
+                          {.parameter = parameters[i], .gradient = gradients[i], .state = &none});
+    }
+  }
 
   void update(Indices indices, std::span<const at::Tensor> parameters, std::span<const at::Tensor> gradients,
               const StepOptions& options) override {
@@ -86,6 +96,7 @@ Optimizer::Optimizer(std::vector<std::shared_ptr<Parameter>> parameters, std::sh
 
 void Optimizer::step(const Tensors& gradients, const StepOptions& options) {
   base::internal_check(gradients.size() == parameters_.size(), "a gradient for each parameter");
+  updater_->check(tensors_, gradients);
   const auto most = updater_->divides() ? kElementsAtOnce : std::numeric_limits<std::int64_t>::max();
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<std::size_t> held;

@@ -28,6 +28,9 @@ class Updater {
   // Says that the parameters of a step may be updated in several calls.
   virtual bool divides() const { return false; }
 
+  // Throws base::UsageError for a gradient that the rule cannot apply, before any parameter of the step is updated.
+  virtual void check(std::span<const at::Tensor> /*parameters*/, std::span<const at::Tensor> /*gradients*/) const {}
+
   // Updates the parameters with these indices, all of which have a gradient; the lists are in the order of the
   // parameters that it was made for. From several threads at once, each with parameters that it alone has. Throws
   // base::UsageError for hyper-parameters that the rule does not take.

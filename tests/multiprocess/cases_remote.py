@@ -325,6 +325,29 @@ def case_options_travel_with_the_steps_of_whoever_sets_them():
     lamina.barrier()
 
 
+def case_a_gradient_that_cannot_be_applied_leaves_all_parameters_of_its_owner():
+    start()
+    elements = 1 << 17  # so many are updated apart from others
+    if RANK == 0:
+        for number in range(4):
+            remote.place(Scale(elements), name=f"dense {number}")
+            if number == 1:
+                remote.place(nn.EmbeddingBag(4, 2, sparse=True), name="sparse")
+    if RANK == 1:
+        dense = [remote.find(f"dense {number}", owner=0) for number in range(4)]
+        sparse = remote.find("sparse", owner=0)
+        parameters = [parameter for module in (*dense, sparse) for parameter in module.parameters()]
+        optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=1.0)
+        with remote.context() as context:
+            x = torch.ones(elements, dtype=torch.double)
+            loss = sum(module(x).sum() for module in dense) + sparse(torch.tensor([[1, 2]])).sum()
+            remote.backward(context, loss)
+            with pytest.raises(lamina.UsageError, match="does not support sparse gradients"):
+                optimizer.step(context)
+        assert all(module.parameters()[0].to_here().eq(1).all() for module in dense)
+    lamina.barrier()
+
+
 def case_what_a_trainer_alone_could_name_goes_when_it_leaves():
     start()
     if RANK == 0:
