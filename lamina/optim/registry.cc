@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/optim/registry.h"
 
-#include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/fused/plugin_rule.h"
 #include "lamina/fused/rules.h"
@@ -30,11 +29,10 @@ std::string Registry::load(const std::string& path) {
   std::string name = loaded->functional.declaration().name;
   const void* table = loaded->plugin.rule().context;
   const std::lock_guard guard(mutex_);
-  if (const auto known = tables_.find(name); known != tables_.end() && known->second == table) return name;
-  if (!functionals_.emplace(name, std::shared_ptr<const Functional>(loaded, &loaded->functional)).second) {
-    throw base::UsageError(base::str(path, ": there is another optimizer with the name ", name, ": rename this one"));
-  }
-  tables_[name] = table;
+  if (const auto known = loaded_.find(table); known != loaded_.end()) return known->second;
+  if (functionals_.contains(name)) name = base::str(name, " of ", path);
+  functionals_[name] = std::shared_ptr<const Functional>(loaded, &loaded->functional);
+  loaded_[table] = name;
   return name;
 }
 

@@ -17,8 +17,8 @@ class Registry {
   Registry();
 
   void add(const std::string& name, std::shared_ptr<const Functional> functional);
-  // Loads one from a shared library (fused/plugin.h) and adds it under its own name, which it returns. Throws
-  // UsageError, also for a name that another one has: who uses that one does not expect this one's updates.
+  // Loads one from a shared library (fused/plugin.h) and adds it under its own name or, where another one has that, under
+  // that with the library's path. Returns the name. Throws UsageError.
   std::string load(const std::string& path);
   // Null where there is none.
   std::shared_ptr<const Functional> find(const std::string& name) const;
@@ -26,7 +26,7 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const Functional>> functionals_;
-  std::map<std::string, const void*> tables_;  // of those from libraries
+  std::map<const void*, std::string> loaded_;  // names of those from libraries, by their tables
 };
 
 // The process's own, which programs add to.

@@ -11,7 +11,7 @@ from python.test_optim import TORCHS, agree, looks_during, parameters
 from torch import Tensor
 
 import lamina
-from lamina import optim
+from lamina import _lamina, optim
 from lamina.optim.local_optimizer import CompiledOptimizer, EagerOptimizer, EngineOptimizer, local_optimizer
 from lamina.optim.registry import functional_forms, needs_of
 
@@ -271,7 +271,15 @@ def test_a_shared_library_may_be_the_form():
         optim.register_functional_optimizer(Trust, "/nowhere.so")
 
 
-def test_a_shared_library_that_is_not_this_classs_form_is_an_error(tmp_path):
+def test_a_shared_library_takes_no_other_ones_place(tmp_path):
+    other = tmp_path / "other.so"
+    trust = library("libtrust_plugin.so")
+    shutil.copy(trust, other)
+    names = [_lamina.load_functional(str(path)) for path in (trust, other, trust, other)]
+    assert names == 2 * ["Trust", f"Trust of {other}"]
+
+
+def test_a_shared_library_that_is_not_this_classs_form_is_an_error():
     class Paced(torch.optim.Optimizer):
         def __init__(self, params, pace):
             super().__init__(params, {"pace": pace})
@@ -282,9 +290,5 @@ def test_a_shared_library_that_is_not_this_classs_form_is_an_error(tmp_path):
     with pytest.raises(lamina.UsageError, match="Trust needs a value of lr, which groups of Paced have not"):
         local_optimizer(Paced, [own], pace=0.5).step([torch.ones(3)])
     assert own.eq(1).all()
-    other = tmp_path / "other.so"
-    shutil.copy(trust, other)
-    with pytest.raises(lamina.UsageError, match="there is another optimizer with the name Trust"):
-        optim.register_functional_optimizer(Paced, other)
     with pytest.raises(lamina.UsageError, match=r"not a class of torch\.optim\.Optimizer"):
         optim.register_functional_optimizer(torch.nn.Linear, needs="whole")
