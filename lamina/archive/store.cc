@@ -19,8 +19,8 @@ namespace {
 using base::FormatError;
 using base::UsageError;
 
-constexpr std::string_view kSuffix = "_partial", kUnfinished = ".tmp-", kReplaced = ".old-", kLock = ".lock",
-                           kNaming = ".newest";
+constexpr std::string_view kSuffix = "_partial", kFullSuffix = "_full", kUnfinished = ".tmp-", kReplaced = ".old-",
+                           kLock = ".lock", kNaming = ".newest";
 constexpr auto kNewest = "newest";
 
 // A name as an error can show it: what ends or garbles a line is a ?.
@@ -40,8 +40,6 @@ void check_part(const std::string& part, std::size_t most, const char* what) {
         " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ", kLock, ")"));
   }
 }
-
-Path beside(Path path, std::string_view ending) { return path += ending; }
 
 std::string named(const std::vector<Store::Listed>& all) {
   std::string names;
@@ -78,7 +76,7 @@ Save::Save(Store& store, std::string name, std::string id, std::string who, std:
       name_(std::move(name)),
       id_(std::move(id)),
       who_(std::move(who)),
-      folder_(store.folder_ / base::str(name_, kUnfinished, id_)),
+      folder_(store.beside(name_, kUnfinished, id_)),
       lock_(std::move(lock)) {}
 
 Save::Save(Save&& other) noexcept
@@ -122,13 +120,14 @@ void Save::commit(Manifest manifest) {
   if (!replaces) {
     files.rename(folder_, place);
   } else if (!files.exchange(folder_, place)) {
-    rest = beside(place, base::str(kReplaced, id_));
+    rest = store_->beside(name_, kReplaced, id_);
     files.rename(place, rest);
     files.rename(folder_, place);
   }
+  const auto naming = store_->beside(name_, kNaming);
   store_ = nullptr;  // from here on that folder is not to be removed: it may hold what a power cut would bring back
   files.sync_folder(root);
-  replace(files, root / kNewest, name_, beside(place, kNaming));
+  replace(files, root / kNewest, name_, naming);
   if (replaces) files.remove(rest);
 }
 
@@ -152,9 +151,17 @@ bool Store::is_name(const std::string& name) const {
   return !name.empty() && !name.ends_with(kSuffix);
 }
 
+Path Store::beside(const std::string& name, std::string_view mark, std::string_view id) const {
+  return folder_ / base::str(name, suffix_.empty() ? kFullSuffix : "", mark, id);
+}
+
 std::string Store::owner_of(const std::string& entry, std::string_view mark) const {
   const auto at = entry.rfind(mark);
-  const auto owner = at == std::string::npos ? "" : entry.substr(0, at);
+  auto owner = at == std::string::npos ? "" : entry.substr(0, at);
+  if (suffix_.empty()) {
+    if (!owner.ends_with(kFullSuffix)) return "";
+    owner.resize(owner.size() - kFullSuffix.size());
+  }
   return is_name(owner) ? owner : "";
 }
 
@@ -163,15 +170,31 @@ Save Store::begin(const std::string& tag, const std::string& id, const std::stri
   check_part(id, 40, "id of a save");
   files_.make_folder(folder_);
   std::string holder;
-  auto lock = files_.try_lock(folder_ / base::str(name, kLock), who, &holder);
+  auto lock = files_.try_lock(beside(name, kLock), who, &holder);
   if (!lock) {
     throw UsageError(base::str((folder_ / name).string(), " is being saved", holder.empty() ? "" : " by " + holder,
                                ": wait for it, or take another tag"));
   }
   remove_leftovers(name, who);
+  require_ours(name);
   Save save(*this, name, id, who, std::move(lock));
   files_.make_folder(save.folder());
   return save;
+}
+
+// What a save replaces is removed: of a whole model's name, which anything may have, only what has a manifest of ours.
+void Store::require_ours(const std::string& name) {
+  const auto all = files_.list(folder_);
+  const bool is_there = std::ranges::any_of(all, [&](const auto& each) { return each.name == name; });
+  if (!suffix_.empty() || !is_there) return;
+  try {
+    read_manifest(read_all(files_, folder_ / name / kManifestName, kMostManifestBytes));
+  } catch (const base::Error&) {
+    throw UsageError(
+        base::str((folder_ / name).string(),
+                  " is there already and is no checkpoint, which alone a save replaces: remove it, or take "
+                  "another tag"));
+  }
 }
 
 // Leaves those of tags that others save now; the lock of `name` is ours.
@@ -184,7 +207,7 @@ void Store::remove_leftovers(const std::string& name, const std::string& who) {
       std::string holder;
       std::unique_ptr<FileSystem::Lock> lock;  // which goes with the file that it is
       if (owner != name) {
-        lock = files_.try_lock(folder_ / base::str(owner, kLock), who, &holder);
+        lock = files_.try_lock(beside(owner, kLock), who, &holder);
         if (!lock) continue;
       }
       if (mark == kReplaced && place_of(owner) == folder_ / entry.name) {
@@ -331,12 +354,12 @@ std::vector<std::string> Store::prune(std::size_t keep, const std::string& readi
     if (!each.damage.empty() || ++whole <= keep || each.tag == reading || each.tag == latest->tag) continue;
     const auto name = name_of(each.tag);
     std::string holder;
-    const auto lock = files_.try_lock(folder_ / base::str(name, kLock), "a prune", &holder);
+    const auto lock = files_.try_lock(beside(name, kLock), "a prune", &holder);
     if (!lock || place_of(name).empty()) continue;
     Path place;
     if (read_place(name, &place).number != each.number) continue;  // another process has saved it anew
     // At once, so that no part of it is left for one.
-    const auto rest = folder_ / base::str(name, kUnfinished, "pruned");
+    const auto rest = beside(name, kUnfinished, "pruned");
     files_.remove(rest);
     files_.rename(place, rest);
     files_.sync_folder(folder_);

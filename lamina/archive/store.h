@@ -25,6 +25,9 @@ namespace lamina::archive {
 //   newest.lock            who commits: one after the other, so that numbers are in that order and all different
 //   TAG_partial.newest     that file, before it takes its name
 //
+// What a save of a whole model has beside TAG/ begins with TAG_full: the folder may be the user's own, who has files of
+// other programs there, such as a uv.lock, which are not to be taken for leftovers.
+//
 // So after the end of any process, and of the machine's power, at any instant, each tag is exactly what one save wrote.
 // Nothing that was a checkpoint is removed before what replaced it is on the disk. Readers claim nothing, so that they
 // may read what they must not write; the files of a checkpoint that is replaced while it is read are found damaged.
@@ -75,7 +78,8 @@ class Store {
   Store(FileSystem& files, Path folder, Form form = Form::kPartial);
 
   // Claims a tag, and removes what dead saves have left. `id` is no other save's; `who` is said to others that want the
-  // same tag: base::UsageError with it. So is a tag or an id that is no part of a folder's name.
+  // same tag: base::UsageError with it. So is a tag or an id that is no part of a folder's name, and a whole model's
+  // tag that something else in the folder has as its name.
   Save begin(const std::string& tag, const std::string& id, const std::string& who);
 
   // The checkpoint of a tag. Throws base::UsageError where there is none, naming those that there are, and
@@ -108,10 +112,13 @@ class Store {
   std::int64_t next_number();
   std::string newest_name();  // of either kind
   void remove_leftovers(const std::string& name, const std::string& who);
+  void require_ours(const std::string& name);
 
   std::string name_of(const std::string& tag) const;
   std::string tag_of(std::string_view name) const;
-  // The checkpoint that a folder beside it belongs to: "a_partial" of "a_partial.tmp-1"; "" of others.
+  // What belongs to a checkpoint and lies beside it: "a_partial.lock" of "a_partial", "a_full.lock" of "a".
+  Path beside(const std::string& name, std::string_view mark, std::string_view id = "") const;
+  // The checkpoint that it belongs to: "a_partial" of "a_partial.tmp-1"; "" of what belongs to none.
   std::string owner_of(const std::string& entry, std::string_view mark) const;
   bool is_name(const std::string& name) const;
 

@@ -181,6 +181,28 @@ TEST(Store, RefusesTagsAndIdsThatAreNoPartsOfNames) {
   EXPECT_TRUE(words.starts_with("\"a?b\" is no tag: it becomes")) << words;
 }
 
+TEST(Store, LeavesFilesOfOthersBesideWholeModels) {
+  SimulatedFiles files;
+  for (const auto* name : {"uv.lock", "data/x", "data.old-2023/x", "data.tmp-1/x", "a.newest", "app/manifest.json"}) {
+    const Path path = kFolder / name;
+    files.make_folder(path.parent_path());
+    files.create(path)->write(bytes_of("mine"));
+  }
+  const auto before = files.list(kFolder);
+  Store store(files, kFolder, Store::Form::kFull);
+  for (const std::uint64_t seed : {1, 2}) {
+    auto save = store.begin("final", "id" + std::to_string(seed), "a test");
+    save.commit(write_files(files, save.folder(), {.seed = seed}));
+  }
+  EXPECT_EQ(store.find("final").manifest.id, "id2");
+  for (const auto* taken : {"data", "uv.lock", "app"})
+    EXPECT_THROW(store.begin(taken, "3", "a test"), base::UsageError);
+  files.remove(kFolder / "final");
+  files.remove(kFolder / "newest");
+  const auto after = files.list(kFolder);
+  EXPECT_TRUE(std::ranges::equal(before, after, {}, &FileSystem::Entry::name, &FileSystem::Entry::name));
+}
+
 TEST(Store, ReadsThroughASaveThatReplacesWhatIsRead) {
   for (const bool exchanges : {true, false}) {
     for (std::uint64_t at = 0; at < 30; ++at) {
