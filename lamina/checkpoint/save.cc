@@ -449,7 +449,7 @@ void Save::commit(std::vector<archive::Manifest> manifests) {
   manifest.about = request_.about;
   claim_->commit(std::move(manifest));
   claim_.reset();
-  if (request_.keep > 0) store_.prune(request_.keep);
+  if (request_.keep > 0 && request_.form == archive::Store::Form::kPartial) store_.prune(request_.keep);
 }
 
 // Says a word to all that are there to hear it.

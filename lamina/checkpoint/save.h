@@ -44,7 +44,7 @@ struct SaveRequest {
   std::vector<OwnFile> own_files;            // that it writes besides
   nlohmann::json about;                      // of the manifest; the first rank's counts, as those below do
   std::map<std::string, std::string> texts;  // further files, by name
-  std::size_t keep = 0;                      // how many checkpoints stay when this one is there; 0: all
+  std::size_t keep = 0;  // how many partial checkpoints stay when this one, of parts, is there; 0: all
 };
 
 // [Note: saves] One save of all ranks. They make it together: they agree on the folder, which each must see, on the

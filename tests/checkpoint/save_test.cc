@@ -75,6 +75,23 @@ TEST(Save, OfAllRanksIsOneCheckpoint) {
   }
 }
 
+TEST(Save, OfAWholeModelRemovesNoOtherOne) {
+  const TempFolder folder;
+  Mailboxes boxes(kRanks);
+  for (const auto* tag : {"a", "b"}) {
+    const auto errors = boxes.run([&](int rank) {
+      auto request = request_of(folder / "c", tag, rank, 1.0);
+      request.form = archive::Store::Form::kFull;
+      request.keep = 1;  // partial checkpoints
+      Save save(archive::file_system(), std::move(request), peers_of(boxes, rank));
+      save.start();
+      save.wait();
+    });
+    for (const auto& error : errors) EXPECT_EQ(text_of(error), "");
+  }
+  EXPECT_EQ(archive::Store(archive::file_system(), folder / "c", archive::Store::Form::kFull).list().size(), 2);
+}
+
 TEST(Save, ThatOneRankCannotWriteFailsAlikeOnAllAndLeavesTheOneBefore) {
   const TempFolder folder;
   Mailboxes boxes(kRanks);
