@@ -36,7 +36,9 @@ void verify_file(FileSystem& files, const Path& folder, const Manifest& manifest
       damage.push_back({file.name, base::str(end - begin, " bytes at ", begin, " are not those that were written"),
                         tensors_in(manifest, number, begin, end)});
     }
-  } catch (const base::Error& error) {
+  } catch (const base::FormatError& error) {
+    damage.push_back({file.name, error.what(), tensors_in(manifest, number, 0, file.bytes)});
+  } catch (const base::FileError& error) {
     damage.push_back({file.name, error.what(), tensors_in(manifest, number, 0, file.bytes)});
   }
 }

@@ -19,6 +19,8 @@ namespace {
 
 using archive::Kind;
 
+constexpr auto kAtOnce = 16 * archive::kBlock;  // of a long run, before others are heard
+
 Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
 
 }  // namespace
@@ -97,10 +99,13 @@ void PieceReader::for_each_run(std::span<const Wanted> wanted, const std::functi
     // Offsets of runs count from the beginning of what a region keeps.
     layout::CommonRuns runs(piece->region, each->region);
     while (const auto run = runs.next()) {
+      const auto offset = piece->begin + static_cast<std::uint64_t>(run->from) * size,
+                 to = static_cast<std::uint64_t>(run->to) * size, bytes = static_cast<std::uint64_t>(run->count) * size;
       try {
-        take(file.open(piece->file),
-             Run{each, piece->begin + static_cast<std::uint64_t>(run->from) * size,
-                 static_cast<std::uint64_t>(run->to) * size, static_cast<std::uint64_t>(run->count) * size});
+        for (std::uint64_t at = 0; at < bytes; at += kAtOnce) {
+          if (at > 0) went_on();
+          take(file.open(piece->file), Run{each, offset + at, to + at, std::min(kAtOnce, bytes - at)});
+        }
       } catch (const base::FormatError& error) {
         throw base::FormatError(base::str(error.what(), " (", archive::describe(*each->tensor), ")"),
                                 base::Code{"checkpoint-damaged"});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/session/checkpoint_reader.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -71,10 +72,29 @@ bool is_like(const at::Tensor& tensor, const Wanted& wanted) {
          tensor.numel() == wanted.region.size && !tensor.is_inference();
 }
 
-std::function<void()> interruption(const Session& session) {
-  return [check = session.patience().check_interrupt] {
+// Called between two reads: ends them where this rank is interrupted or another one is lost, and says about every
+// second to whoever watches this process that it goes on.
+std::function<void()> between_reads(Session& session) {
+  using Clock = base::Deadline::Clock;
+  return [&session, check = session.patience().check_interrupt, said = Clock::now()]() mutable {
     if (check) check();
+    if (const auto loss = session.mailbox().first_loss()) {
+      throw base::PeerError(base::str("resume_from_checkpoint(): ", loss->text()), *loss, base::Code{"group-lost"});
+    }
+    if (Clock::now() - said < std::chrono::seconds(1)) return;
+    said = Clock::now();
+    session.job().goes_on();
   };
+}
+
+// A tensor that cannot be filled, which is to be known before others are.
+void require_fillable(const std::string& name, const at::Tensor& into) {
+  const bool repeats = at::has_internal_overlap(into) == at::MemOverlap::Yes;
+  if (!repeats && !into.is_inference()) return;
+  throw base::UsageError(
+      base::str(name, repeats ? " has one element in several places (expand())" : " was made in inference mode",
+                ", so that nothing can be loaded into it: make it a tensor of its own, by clone()"),
+      base::Code{"checkpoint-shape"});
 }
 
 }  // namespace
@@ -160,6 +180,7 @@ void CheckpointReader::want_row(const CheckpointParts& parts, const std::string&
                                 const at::Tensor& into) {
   const auto* row = parts.table().find(name);
   base::internal_check(row != nullptr, "a part of no row");
+  require_fillable(name, into);
   model_.push_back(wanted(name, from, optimizer, "", parts.of_row(*row).region));
   model_.back().into = into;
 }
@@ -205,26 +226,26 @@ at::Tensor CheckpointReader::whole(const std::string& name) const {
   return reader_.read(*found);
 }
 
-void CheckpointReader::check_share(const Session& session) const {
+void CheckpointReader::check_share(Session& session) const {
   const auto of = session.members(topology::Group::kWorld).size();
-  reader_.check({static_cast<std::uint64_t>(session.world().rank.value), of}, interruption(session));
+  reader_.check({static_cast<std::uint64_t>(session.world().rank.value), of}, between_reads(session));
 }
 
-void CheckpointReader::read(const Session& session) {
-  const auto went_on = interruption(session);
+void CheckpointReader::read(Session& session) {
+  const auto went_on = between_reads(session);
   reader_.read(wanted_, went_on);
   wanted_.clear();
   reader_.check(model_, went_on);
   reader_.check(optimizers_, went_on);
 }
 
-void CheckpointReader::fill_model(const Session& session) { fill(std::exchange(model_, {}), session); }
-void CheckpointReader::fill_optimizers(const Session& session) { fill(std::exchange(optimizers_, {}), session); }
+void CheckpointReader::fill_model(Session& session) { fill(std::exchange(model_, {}), session); }
+void CheckpointReader::fill_optimizers(Session& session) { fill(std::exchange(optimizers_, {}), session); }
 
-void CheckpointReader::fill(std::vector<Wanted> places, const Session& session) const {
+void CheckpointReader::fill(std::vector<Wanted> places, Session& session) const {
   constexpr std::size_t kMostStagedBytes = std::size_t{64} << 20;
   const at::NoGradGuard no_grad;
-  const auto went_on = interruption(session);
+  const auto went_on = between_reads(session);
   std::vector<Wanted> reads;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to a place, from memory that was read into
   std::size_t staged_bytes = 0;

@@ -58,11 +58,12 @@ class CheckpointReader {
 
   // Compares this rank's share of all files with their checksums: all ranks together read each byte once. For a
   // checkpoint of which nobody knows yet what goes where.
-  void check_share(const Session& session) const;
+  void check_share(Session& session) const;
 
   // List what this rank is to have. Throw base::UsageError where the whole has another shape.
   //
-  // A parameter's or buffer's elements, which fill_model() puts into `into`, as this rank holds it.
+  // A parameter's or buffer's elements, which fill_model() puts into `into`, as this rank holds it. base::UsageError
+  // where that cannot be filled.
   void want_row(const CheckpointParts& parts, const std::string& name, archive::Kind from, int optimizer,
                 const at::Tensor& into);
   // A master's, which fill_optimizers() puts into `into`.
@@ -82,16 +83,17 @@ class CheckpointReader {
   // which the ranks fill when all of them have read. What is then another one, since the file was changed meanwhile or
   // the disk failed, is found, too, and told to have left a mixture.
   //
-  // They throw as checkpoint::PieceReader does, and what an interrupt of the session's waits throws.
-  void read(const Session& session);
-  void fill_model(const Session& session);
-  void fill_optimizers(const Session& session);
+  // They throw as checkpoint::PieceReader does, base::PeerError where a rank is lost meanwhile, and what an interrupt
+  // of the session's waits throws.
+  void read(Session& session);
+  void fill_model(Session& session);
+  void fill_optimizers(Session& session);
 
  private:
   // Says what is wanted of a tensor, without memory for it.
   checkpoint::Wanted wanted(const std::string& name, archive::Kind kind, int optimizer, const std::string& state,
                             layout::Region region) const;
-  void fill(std::vector<checkpoint::Wanted> places, const Session& session) const;
+  void fill(std::vector<checkpoint::Wanted> places, Session& session) const;
 
   checkpoint::PieceReader reader_;
   std::vector<checkpoint::Wanted> wanted_;              // into new memory
