@@ -19,7 +19,7 @@ namespace {
 
 using archive::Kind;
 
-constexpr auto kAtOnce = 16 * archive::kBlock;  // of a long run, before others are heard
+constexpr auto kAtOnce = 4 * archive::kBlock;  // of a long run, before others are heard
 
 Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
 

@@ -272,6 +272,7 @@ UserContent load(Current& job, const std::shared_ptr<session::CheckpointReader>&
   }
   auto resumption = std::make_shared<frontend::Resumption>(job, reader, options.strict, load_optimizer);
   job.waiting.reset();
+  if (options.partial) frontend::together(session, [&] { resumption->read_generator(); });
   if (model.partitioned()) {
     resumption->load();
   } else {

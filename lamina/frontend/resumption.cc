@@ -253,6 +253,15 @@ void Resumption::apply(Plan plan) {
   }
 }
 
+void Resumption::read_generator() {
+  auto& session = *job_.session;
+  std::vector<at::Tensor> none;
+  const auto& about = reader_->manifest().about;
+  if (!about.contains("layout") || about["layout"] != checkpoint::to_json(layout_of(session), none, false)) return;
+  generator_ = reader_->want_content(base::str("generator/", session.world().rank));
+  reader_->read(session);
+}
+
 void Resumption::go_on() {
   auto& session = *job_.session;
   const auto saved_scale = reader_->about("loss_scale", false);
@@ -267,15 +276,10 @@ void Resumption::go_on() {
     auto& seeds = session.job().seeds();
     if (seeds.steps()) seeds.go_on_after(static_cast<std::uint64_t>(steps.as<std::int64_t>()));
   }
-  std::vector<at::Tensor> none;
-  const auto& about = reader_->manifest().about;
-  if (!about.contains("layout") || about["layout"] != checkpoint::to_json(layout_of(session), none, false)) return;
-  const auto own = reader_->want_content(base::str("generator/", session.world().rank));
-  reader_->read(session);
-  if (!own.defined()) return;
+  if (!generator_.defined()) return;
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard guard(generator.mutex());
-  generator.set_state(own);
+  generator.set_state(generator_);
 }
 
 }  // namespace lamina::frontend

@@ -28,7 +28,9 @@ class Resumption {
   void check() const;
   // Loads it into a model that is cut; collective over the world. Nothing is changed where that fails on a rank.
   void load();
-  // Has counters and generators go on where they were, generators in the layout of the checkpoint.
+  // Reads where this rank's generator goes on, in the layout of the checkpoint alone: before anything is changed.
+  void read_generator();
+  // Has counters and what read_generator() has read go on where they were.
   void go_on();
 
  private:
@@ -54,6 +56,7 @@ class Resumption {
   Current& job_;
   const std::shared_ptr<session::CheckpointReader> reader_;
   const bool strict_, load_optimizer_;
+  at::Tensor generator_;  // undefined where it does not go on
 };
 
 }  // namespace lamina::frontend

@@ -141,6 +141,18 @@ def slow():
     lamina.shutdown()
 
 
+def reading():
+    """Resumes where the disk is slow; rank WORDS[0], if any has that number, is killed a moment after the beginning."""
+    job = Training(1024)
+    job.save(1)
+    if lamina.rank() == int(WORDS[0]):
+        threading.Timer(0.5, die).start()
+    began = time.monotonic()
+    assert job.resume() == 1
+    note("took", str(time.monotonic() - began))
+    lamina.shutdown()
+
+
 def two():
     """Saves, as one of two jobs, into one tag: the second, WORDS[0], when the first has begun, and then again."""
     job = Training(1024)

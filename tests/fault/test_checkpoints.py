@@ -204,6 +204,30 @@ def test_a_slow_save_that_makes_progress_is_neither_a_timeout_nor_a_hang(how, ra
     verify(launcher)
 
 
+def slowly_read(launcher, disk, megabytes):
+    return {"env": disk(checkpoints(launcher), -1, megabytes)}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_while_others_read_is_named_by_them_within_2_s(victim, launcher, disk):
+    job = start(launcher, 2, "reading", 1, 60, victim, **slowly_read(launcher, disk, 10))
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode == 128 + signal.SIGKILL, errors
+    error = read(launcher, f"error.{1 - victim}")
+    assert error["text"].startswith("PeerError") and f"rank {victim} is lost" in error["text"], error
+    assert error["at"] - read(launcher, f"death.{victim}")["at"] < 2.0, error
+
+
+def test_a_slow_load_that_makes_progress_is_no_hang(launcher, disk):
+    hang_s, nobody = 15, -2
+    job = start(
+        launcher, 2, "reading", 1, 60, nobody, flags=("--hang-timeout", hang_s), **slowly_read(launcher, disk, 5)
+    )
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode == 0, errors
+    assert float(read(launcher, "took.0")["text"]) > hang_s
+
+
 def test_the_second_job_that_saves_into_a_tag_is_told_who_holds_it(launcher, disk):
     first = start(launcher, 2, "two", 1, 60, "first", **slowly(launcher, disk))
     second = start(launcher, 2, "two", 1, 60, "second")

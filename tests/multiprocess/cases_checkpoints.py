@@ -493,6 +493,17 @@ def case_a_damaged_one_is_named_and_the_one_before_is_taken():
         assert lamina.resume_from_checkpoint(path) == "a"
 
 
+def case_damage_of_one_ranks_generators_changes_nothing():
+    with folder() as path:
+        job = two_saves(path)
+        job.train(1)
+        flip(path / "b_partial", "content-00003*")
+        before = job.states()
+        with pytest.raises(lamina.FormatError, match="content-00003.*generator/2"):
+            lamina.resume_from_checkpoint(path, "b")
+        require_same(job.states(), before)
+
+
 def case_damage_is_found_before_the_model_is_partitioned():
     with folder() as path:
         two_saves(path)
@@ -514,14 +525,14 @@ def case_damage_is_found_before_the_model_is_partitioned():
 @contextlib.contextmanager
 def damaged_after_it_was_read(folder, damage=flip):
     """Damages a folder between the two reads of it."""
-    read = _lamina.CheckpointReader.read
+    fill = _lamina.CheckpointReader.fill_model
 
-    def read_then_flip(reader, session):
-        read(reader, session)
+    def damage_then_fill(reader, session):
         lamina.barrier()
         damage(folder)
+        fill(reader, session)
 
-    with unittest.mock.patch.object(_lamina.CheckpointReader, "read", read_then_flip):
+    with unittest.mock.patch.object(_lamina.CheckpointReader, "fill_model", damage_then_fill):
         yield
 
 

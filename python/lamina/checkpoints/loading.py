@@ -107,6 +107,7 @@ def resume_from_checkpoint(
 
 def _load_job(resumption: "Resumption") -> Any:
     content = everywhere(resumption.job, resumption.content)
+    everywhere(resumption.job, resumption.read_generators)
     resumption.begin()
     everywhere(resumption.job, resumption.go_on)
     return content
@@ -208,6 +209,7 @@ class Resumption:
     ):
         self.job, self.reader = job, reader
         self._extra_states: dict[str, Any] = {}
+        self._generators: dict[str, Any] | None = None
         self._allow_pickle = allow_pickle
         self._strict, self._load_optimizer = strict, load_optimizer
 
@@ -222,6 +224,16 @@ class Resumption:
     def content(self) -> Any:
         """The user_content that was saved."""
         return from_plain(self.reader.about("user_content", self._allow_pickle))
+
+    def read_generators(self) -> None:
+        """Reads where this rank's generators go on, before anything is changed; in the layout of the checkpoint alone."""
+        job, reader = self.job, self.reader
+        if reader.about("layout", False) != layout(job.session):
+            return
+        own = reader.want_content(f"generator/{job.session.rank}")
+        reader.read(job.session)
+        rest = from_plain(reader.about("generators", False)[job.session.rank])
+        self._generators = {"torch": own, **rest}
 
     def begin(self) -> None:
         """Loads it into a model that is cut, or has it wait for the cut; collective over the world."""
@@ -368,11 +380,8 @@ class Resumption:
         steps = reader.about("seeded_steps", False)
         if steps is not None and job.session.seeded_steps is not None:
             job.session.seeded_steps = steps
-        if reader.about("layout", False) == layout(job.session):
-            own = reader.want_content(f"generator/{job.session.rank}")
-            reader.read(job.session)
-            rest = from_plain(reader.about("generators", False)[job.session.rank])
-            generators.restore({"torch": own, **rest})
+        if self._generators is not None:
+            generators.restore(self._generators)
 
 
 class _OptimizerPlan:
