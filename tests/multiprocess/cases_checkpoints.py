@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import itertools
+import os
 import pathlib
 import random
 import shutil
@@ -499,9 +500,19 @@ def case_damage_of_one_ranks_generators_changes_nothing():
         job.train(1)
         flip(path / "b_partial", "content-00003*")
         before = job.states()
-        with pytest.raises(lamina.FormatError, match="content-00003.*generator/2"):
+        with pytest.raises(lamina.FormatError, match=r"content-00003.*generator/2"):
             lamina.resume_from_checkpoint(path, "b")
         require_same(job.states(), before)
+
+
+def case_a_newest_that_is_no_file_is_not_waited_for():
+    with folder() as path:
+        two_saves(path)
+        if lamina.rank() == 0:
+            (path / "newest").unlink()
+            os.mkfifo(path / "newest")
+        lamina.barrier()
+        assert lamina.resume_from_checkpoint(path) == "b"
 
 
 def case_damage_is_found_before_the_model_is_partitioned():

@@ -226,7 +226,7 @@ class Resumption:
         return from_plain(self.reader.about("user_content", self._allow_pickle))
 
     def read_generators(self) -> None:
-        """Reads where this rank's generators go on, before anything is changed; in the layout of the checkpoint alone."""
+        """Reads where generators go on, in the layout of the checkpoint alone: before anything is changed."""
         job, reader = self.job, self.reader
         if reader.about("layout", False) != layout(job.session):
             return

@@ -2,6 +2,7 @@
 """Loading of checkpoints in the form of smdistributed.modelparallel: see [Note: smp form] in smp_files.py. Its files
 are pickles, which may execute anything; those of a partial one are compared with their checksums before."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -103,11 +104,11 @@ def foreign_folder(path: str, tag: str | None) -> str | None:
     """The folder of the partial checkpoint that the original wrote and `path` and `tag` mean; None where they mean
     another one."""
     if tag is None:
-        try:
-            with open(os.path.join(path, "newest"), encoding="utf-8") as file:
-                name = os.path.basename(file.read(4096).strip())
-        except (OSError, UnicodeDecodeError):
-            name = ""
+        name, newest = "", os.path.join(path, "newest")
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if os.path.isfile(newest):  # a pipe would be waited for
+                with open(newest, encoding="utf-8") as file:
+                    name = os.path.basename(file.read(4096).strip())
     else:
         name = tag + _SUFFIX
     place = os.path.abspath(os.path.join(path, name))
