@@ -286,6 +286,9 @@ int checkpoint(const Arguments& arguments) {
     } catch (const base::Error& error) {
       std::cerr << "lamina checkpoint " << name << ": " << printable(error.what()) << '\n';
       return 2;
+    } catch (const std::filesystem::filesystem_error& error) {  // a path that cannot be looked at
+      std::cerr << "lamina checkpoint " << name << ": " << printable(error.what()) << '\n';
+      return 2;
     }
   }
   tell(name.empty() ? "say what to do; see `lamina checkpoint --help`"

@@ -105,9 +105,10 @@ std::optional<FoundCheckpoint> find_checkpoint(const std::filesystem::path& fold
   auto& files = archive::file_system();
   if (form == archive::Store::Form::kFull) {
     const auto place = tag ? folder / *tag : folder;
-    const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName);
+    std::error_code unknown;  // of what cannot be looked at, such as a link to itself
+    const bool is_checkpoint = std::filesystem::exists(place / archive::kManifestName, unknown);
     if (is_checkpoint) return FoundCheckpoint{place, archive::read_checkpoint(files, place).id, ""};
-    if (std::filesystem::is_regular_file(place) || archive::is_model_folder(files, place))
+    if (std::filesystem::is_regular_file(place, unknown) || archive::is_model_folder(files, place))
       return FoundCheckpoint{place, "", ""};
   }
   archive::Store store(files, folder, form);

@@ -229,3 +229,12 @@ def test_what_is_not_there_is_said_with_what_is(checkpoint, tmp_path):
     assert result.returncode == 2 and "no checkpoint, and no folder of checkpoints" in result.stderr
     assert checkpoint("unknown").returncode == 2
     assert "merge" in checkpoint("--help").stdout
+
+
+def test_a_path_that_cannot_be_looked_at_is_an_error_of_one_line(checkpoint, tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for path in (loop, tmp_path / ("x" * 300)):
+        for words in (("inspect", path), ("verify", path), ("merge", path, tmp_path / "out")):
+            result = checkpoint(*words)
+            assert result.returncode == 2 and result.stderr.count("\n") == 1, result
