@@ -182,7 +182,7 @@ Save Store::begin(const std::string& tag, const std::string& id, const std::stri
   return save;
 }
 
-// What a save replaces is removed: of a whole model's name, which anything may have, only what has a manifest of ours.
+// Saves remove what they replace: of a whole model's name, which anything may have, only what has a manifest of ours.
 void Store::require_ours(const std::string& name) {
   const auto all = files_.list(folder_);
   const bool is_there = std::ranges::any_of(all, [&](const auto& each) { return each.name == name; });

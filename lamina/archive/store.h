@@ -116,7 +116,7 @@ class Store {
 
   std::string name_of(const std::string& tag) const;
   std::string tag_of(std::string_view name) const;
-  // What belongs to a checkpoint and lies beside it: "a_partial.lock" of "a_partial", "a_full.lock" of "a".
+  // Returns what belongs to a checkpoint and lies beside it: "a_partial.lock" of "a_partial", "a_full.lock" of "a".
   Path beside(const std::string& name, std::string_view mark, std::string_view id = "") const;
   // The checkpoint that it belongs to: "a_partial" of "a_partial.tmp-1"; "" of what belongs to none.
   std::string owner_of(const std::string& entry, std::string_view mark) const;
