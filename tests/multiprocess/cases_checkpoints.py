@@ -437,6 +437,17 @@ def case_what_does_not_fit_changes_nothing():
         with pytest.raises(lamina.UsageError, match="no checkpoint in"):
             lamina.resume_from_checkpoint(path / "elsewhere")
         lamina.resume_from_checkpoint(path, load_optimizer=False)
+        lamina.save_checkpoint(path, "b")
+        lamina.shutdown()
+        for layout in ("dp4", "pp4"):  # before the cut as after it
+            job = Job(layout, sgd)
+            if layout == "pp4":
+                job.train(1)
+            before = job.states()
+            with pytest.raises(lamina.UsageError, match="no dampening, momentum in the checkpoint, which SGD needs"):
+                lamina.resume_from_checkpoint(path)
+            require_same(job.states(), before)
+            lamina.shutdown()
 
 
 def case_only_so_many_are_kept():

@@ -278,6 +278,13 @@ class Resumption:
                     code="checkpoint-optimizers",
                 )
             for place, (group, known) in enumerate(zip(about["groups"], optimizer.roster.known(), strict=True)):
+                if lacking := _lacking(optimizer.optimizer, group):
+                    raise UsageError(
+                        f"group {place} of optimizer {number} has no {', '.join(lacking)} in the checkpoint, which "
+                        f"{type(optimizer.optimizer).__name__} needs: make one of the class that was saved, or give "
+                        "load_optimizer=False",
+                        code="checkpoint-optimizers",
+                    )
                 mine, theirs = {name for name, _ in known}, set(group["params"])
                 if self._strict and mine != theirs:
                     raise UsageError(
@@ -382,6 +389,13 @@ class Resumption:
             job.session.seeded_steps = steps
         if self._generators is not None:
             generators.restore(self._generators)
+
+
+def _lacking(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]:
+    """The options that a step needs and a saved group has not. Flags, and what may be None, classes of other versions
+    have not either, and set."""
+    needed = {key for key, value in optimizer.defaults.items() if not (value is None or isinstance(value, bool))}
+    return sorted(needed - group.keys())
 
 
 class _OptimizerPlan:
