@@ -19,7 +19,7 @@ void Snapshot::take(std::span<Part> parts) {
   std::int64_t bytes = 0;
   for (const auto& part : parts) bytes += room_for(part);
   if (!memory_.defined() || memory_.numel() < bytes) {
-    memory_ = at::Tensor();  // both at once would be too much
+    memory_ = at::Tensor();               // both at once would be too much
     memory_ = value::large_block(bytes);  // the first save makes every page
   }
   std::int64_t at = 0;

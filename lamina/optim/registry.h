@@ -17,8 +17,8 @@ class Registry {
   Registry();
 
   void add(const std::string& name, std::shared_ptr<const Functional> functional);
-  // Loads one from a shared library (fused/plugin.h) and adds it under its own name or, where another one has that, under
-  // that with the library's path. Returns the name. Throws UsageError.
+  // Loads one from a shared library (fused/plugin.h) and adds it under its own name or, where another one has that,
+  // under that with the library's path. Returns the name. Throws UsageError.
   std::string load(const std::string& path);
   // Null where there is none.
   std::shared_ptr<const Functional> find(const std::string& name) const;
