@@ -184,14 +184,14 @@ Save Store::begin(const std::string& tag, const std::string& id, const std::stri
 
 // Saves remove what they replace: of a whole model's name, which anything may have, only what has a manifest of ours.
 void Store::require_ours(const std::string& name) {
-  const auto all = files_.list(folder_);
-  const bool is_there = std::ranges::any_of(all, [&](const auto& each) { return each.name == name; });
-  if (!suffix_.empty() || !is_there) return;
+  if (!suffix_.empty()) return;
+  const auto place = place_of(name);
+  if (place.empty()) return;
   try {
-    read_manifest(read_all(files_, folder_ / name / kManifestName, kMostManifestBytes));
+    read_manifest(read_all(files_, place / kManifestName, kMostManifestBytes));
   } catch (const base::Error&) {
     throw UsageError(
-        base::str((folder_ / name).string(),
+        base::str(place.string(),
                   " is there already and is no checkpoint, which alone a save replaces: remove it, or take "
                   "another tag"));
   }

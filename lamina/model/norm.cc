@@ -9,16 +9,12 @@
 namespace lamina::model {
 
 using value::Value;
-namespace {
 
-// In the tensor's own precision, at least float32: a loss scale may make it larger than half precision goes.
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
   const auto type = tensor.scalar_type();
   const bool is_half = type == at::kHalf || type == at::kBFloat16;
   return at::linalg_vector_norm(tensor, norm_type, {}, false, is_half ? std::optional(at::kFloat) : std::nullopt);
 }
-
-}  // namespace
 
 std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
                               std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,

@@ -14,6 +14,10 @@ namespace lamina::model {
 // nothing: a parameter and its gradient, say.
 using Measured = std::pair<at::Tensor, at::Tensor>;
 
+// The norm of one tensor, of zero dimensions, in its own precision, at least float32: a loss scale may make it larger
+// than half precision goes.
+at::Tensor norm_of(const at::Tensor& tensor, double norm_type);
+
 // Collective over `pipeline`: the norms, of zero dimensions, of what its ranks measure of the model's parameters, each
 // counted once, by the rank that holds it, in the table's order: the same bits on all of them. Those of what is not the
 // model's, and so here alone, come last. Empty where nobody has anything.

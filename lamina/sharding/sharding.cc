@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -36,11 +35,9 @@ bool is_half(const at::Tensor& tensor) { return tensor.element_size() < 4; }
 
 constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divided by
 
-// In the tensor's own precision, at least float32.
 double norm_of(const at::Tensor& tensor, double norm_type) {
   const at::NoGradGuard no_grad;
-  const auto type = is_half(tensor) ? std::optional(at::kFloat) : std::nullopt;
-  return at::linalg_vector_norm(tensor, norm_type, {}, false, type).item<double>();
+  return model::norm_of(tensor, norm_type).item<double>();
 }
 
 }  // namespace
