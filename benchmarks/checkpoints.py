@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from measure import OUT, Options, Report, arguments, output_of
+from measure import LAMINA, OUT, Options, Report, arguments, output_of
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
@@ -33,8 +33,6 @@ import lamina
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt import GPT
-
-LAMINA = Path(sys.executable).parent / "lamina"
 
 
 def network(quick: bool) -> GPT:

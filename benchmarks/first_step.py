@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from measure import Report, arguments
+from measure import LAMINA, Report, arguments
 
-LAMINA = os.environ.get("LAMINA_COMMAND", str(Path(sys.executable).parent / "lamina"))
 PRELOAD = ["--preload", "torch,lamina"]
 RANKS = 8
 FIGURES = ["first step", "first update", "processor time"]

@@ -15,7 +15,7 @@ import time
 import uuid
 from pathlib import Path
 
-from measure import Report, arguments
+from measure import LAMINA, Report, arguments
 
 BESIDE = Path(sys.executable).parent
 MARK = "LAMINA_BENCHMARK_MARK"
@@ -27,9 +27,8 @@ DIES = {
 
 def launchers() -> dict[str, list[str]]:
     """The words of each that are followed by the number of ranks, the program and its arguments."""
-    lamina = os.environ.get("LAMINA_COMMAND", str(BESIDE / "lamina"))
     found = {
-        "lamina run": [lamina, "run", "-c", "-n"],
+        "lamina run": [LAMINA, "run", "-c", "-n"],
         "torchrun": [str(BESIDE / "torchrun"), "--standalone", "--no-python", "--nproc-per-node"],
     }
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -8,10 +8,12 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+LAMINA = os.environ.get("LAMINA_COMMAND", str(Path(sys.executable).parent / "lamina"))
 OUT = Path(__file__).resolve().parents[1] / "build" / "bench"
 
 

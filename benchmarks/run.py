@@ -19,10 +19,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import OUT, Options, add_effort, table
+from measure import LAMINA, OUT, Options, add_effort, table
 
 HERE = Path(__file__).resolve().parent
-LAMINA = Path(sys.executable).parent / "lamina"
 PROGRAMS = HERE.parent / "build" / "release" / "bin"
 LIMIT_S = 1200
 PR_SET_PDEATHSIG = 1
@@ -42,7 +41,7 @@ class Benchmark:
 
     def command(self, options: Options) -> list[str]:
         """The command that runs it: `lamina run`, which leaves no process behind, for one that starts its own too."""
-        start = [str(LAMINA), "run", "--grace-period", "5", "-n", str(self.ranks or 1)]
+        start = [LAMINA, "run", "--grace-period", "5", "-n", str(self.ranks or 1)]
         needed = [str(self.needs)] if self.needs else []
         effort = [f"--{effort}" for effort in ("quick", "full") if getattr(options, effort)]
         return [*start, "-c", sys.executable, str(HERE / self.file), *needed, "--name", self.name, *effort]
@@ -68,7 +67,7 @@ BENCHMARKS = [
     Benchmark("checkpoints_2", "checkpoints.py", ranks=2, usual_s=200, full_s=600),
     Benchmark("checkpoints_4", "checkpoints.py", ranks=4, usual_s=300, full_s=800),
     Benchmark("optim", "optim.py", needs=PROGRAMS / "optim_bench", usual_s=60, full_s=240),
-    Benchmark("remote_updates", "remote_updates.py", ranks=5, usual_s=40, full_s=90),
+    Benchmark("remote_updates", "remote_updates.py", usual_s=150, full_s=360),
     Benchmark("engine_call", "engine_call.py", needs=PROGRAMS / "call_bench"),
     Benchmark("engine_schedule", "engine_schedule.py", needs=PROGRAMS / "schedule_bench", usual_s=50, full_s=600),
     Benchmark("cpp_schedule", "engine_schedule.py", needs=PROGRAMS / "cpp_schedule_bench", usual_s=50, full_s=600),
