@@ -39,11 +39,11 @@ void with_type(DType dtype, const Work& work) {
 }  // namespace
 
 template <class T>
-void load(DType dtype, const void* memory, std::size_t begin, std::size_t count, T factor, T* out, Vectors vectors) {
+void load(DType dtype, const void* memory, std::size_t begin, std::size_t count, T* out, Vectors vectors) {
   with_type(dtype, [&]<class Type>(Type) {
     const auto* from = static_cast<const typename Type::Stored*>(memory) + begin;
     with_vectors(vectors, [&] {
-      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(Type::widen(from[i])) * factor;
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(Type::widen(from[i]));
     });
   });
 }
@@ -58,8 +58,8 @@ void store(const T* values, DType dtype, void* memory, std::size_t begin, std::s
   });
 }
 
-template void load<float>(DType, const void*, std::size_t, std::size_t, float, float*, Vectors);
-template void load<double>(DType, const void*, std::size_t, std::size_t, double, double*, Vectors);
+template void load<float>(DType, const void*, std::size_t, std::size_t, float*, Vectors);
+template void load<double>(DType, const void*, std::size_t, std::size_t, double*, Vectors);
 template void store<float>(const float*, DType, void*, std::size_t, std::size_t, Vectors);
 template void store<double>(const double*, DType, void*, std::size_t, std::size_t, Vectors);
 

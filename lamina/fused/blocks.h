@@ -8,10 +8,9 @@
 
 namespace lamina::fused {
 
-// Reads `count` elements of `dtype`, each multiplied by `factor`, into T, the type that they are computed in.
+// Reads `count` elements of `dtype` into T, the type that they are computed in.
 template <class T>
-void load(layout::DType dtype, const void* memory, std::size_t begin, std::size_t count, T factor, T* out,
-          Vectors vectors);
+void load(layout::DType dtype, const void* memory, std::size_t begin, std::size_t count, T* out, Vectors vectors);
 
 // Writes them in `dtype`, rounded to the nearest.
 template <class T>

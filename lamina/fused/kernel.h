@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -70,18 +71,19 @@ Values read(Hyper hyper) {
   return values;
 }
 
-// Calls `work` with each element and its states, which are written unless it takes them as const.
+// Calls `work` with each of these elements and its states, which are written unless it takes them as const.
 template <std::size_t States, bool Writes, class T, class Work>
-[[gnu::always_inline]] inline void for_each_element(const Chunk<T>& chunk, const Work& work) {
-  const std::size_t count = chunk.count;
+[[gnu::always_inline]] inline void for_each_element(const Chunk<T>& chunk, std::size_t begin, std::size_t end,
+                                                    const Work& work) {
   T* const parameters = chunk.parameter;
   const T* const gradients = chunk.gradient;
+  const T scale = chunk.gradient_scale;
   const std::array<T*, kMostStates> memory = chunk.states;
 #pragma GCC ivdep
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = begin; i < end; ++i) {
     std::array<T, States> states;
     for (std::size_t k = 0; k < States; ++k) states[k] = memory[k][i];
-    work(i, parameters, gradients[i], states);
+    work(i, parameters, gradients[i] * scale, states);
     for (std::size_t k = 0; Writes && k < States; ++k) memory[k][i] = states[k];
   }
 }
@@ -92,11 +94,12 @@ void update_chunk(const Coefficients& coefficients, const Chunk<T>& chunk) {
     using Step = typename Of::template Step<T>;
     constexpr bool kWrites = !std::is_invocable_v<const Step&, T&, T, const std::array<T, Step::kStates>&>;
     const Step step = step_of<Of, T>(coefficients);
-    for_each_element<Step::kStates, kWrites>(chunk, [&](std::size_t i, T* parameters, T gradient, auto& states) {
+    const auto update = [&](std::size_t i, T* parameters, T gradient, auto& states) {
       T parameter = parameters[i];
       step(parameter, gradient, states);
       parameters[i] = parameter;
-    });
+    };
+    for_each_element<Step::kStates, kWrites>(chunk, 0, chunk.count, update);
   });
 }
 
@@ -115,23 +118,28 @@ void update_arrays(std::span<const Value> coefficients, Operands& operands) {
   std::ranges::move(states, operands.states.begin());
 }
 
-inline constexpr std::size_t kLanes = 64;
+inline constexpr std::size_t kLanes = 32;
 
-// The sum of squares, or the largest absolute value, of a block that zeros fill up to whole lanes.
+// The sum of squares, or the largest absolute value, of elements in turn: each lane has those of a vector's place.
 template <Combine How, class T>
-[[gnu::always_inline]] inline double norm_of(const std::array<T, kBlock>& values, std::size_t count) {
+struct Lanes {
   using Lane = std::conditional_t<How == Combine::kSum, double, T>;
   std::array<Lane, kLanes> lanes{};
-  for (std::size_t begin = 0; begin < count; begin += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const Lane value = values[begin + lane];
-      lanes[lane] = How == Combine::kSum ? lanes[lane] + value * value : larger(lanes[lane], std::abs(value));
-    }
+
+  [[gnu::always_inline]] void add(std::size_t lane, Lane value) {
+    lanes[lane] = How == Combine::kSum ? lanes[lane] + value * value : larger(lanes[lane], std::abs(value));
   }
-  double all = 0;
-  for (const Lane lane : lanes) all = combined(How, all, lane);
-  return all;
-}
+
+  [[gnu::always_inline]] double all() {
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) {
+        const Lane other = lanes[i + half];
+        lanes[i] = How == Combine::kSum ? lanes[i] + other : larger(lanes[i], other);
+      }
+    }
+    return lanes[0];
+  }
+};
 
 // Measures as norms First and the following.
 template <class Of, std::size_t First, Combine... Combines>
@@ -143,16 +151,18 @@ struct Measure {
       constexpr bool kWrites =
           !requires(const Step& step, const std::array<T, Step::kStates>& states) { step.measured(T(), T(), states); };
       const Step step = step_of<Of, T>(coefficients);
-      std::array<std::array<T, kBlock>, sizeof...(Combines)> values;
-      for_each_element<Step::kStates, kWrites>(chunk, [&](std::size_t i, T* parameters, T gradient, auto& states) {
-        const auto measured = step.measured(parameters[i], gradient, states);
-        for (std::size_t k = 0; k < sizeof...(Combines); ++k) values[k][i] = measured[k];
-      });
-      for (auto& of_one : values) {
-        for (std::size_t i = chunk.count; i % kLanes != 0; ++i) of_one[i] = 0;
+      std::tuple<Lanes<Combines, T>...> measured;
+      std::size_t begin = 0;
+      const auto measure = [&](std::size_t i, T* parameters, T gradient, auto& states) {
+        const auto values = step.measured(parameters[i], gradient, states);
+        std::apply([&, k = std::size_t{0}](auto&... lanes) mutable { (lanes.add(i - begin, values[k++]), ...); },
+                   measured);
+      };
+      for (; begin + kLanes <= chunk.count; begin += kLanes) {
+        for_each_element<Step::kStates, kWrites>(chunk, begin, begin + kLanes, measure);
       }
-      std::size_t k = 0;
-      ((norms[First + k] = norm_of<Combines>(values[k], chunk.count), ++k), ...);
+      for_each_element<Step::kStates, kWrites>(chunk, begin, chunk.count, measure);
+      std::apply([&, k = First](auto&... lanes) mutable { ((norms[k++] = lanes.all()), ...); }, measured);
     });
   }
 

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -32,30 +34,46 @@ void finish(Hyper hyper, const Norms& norms, const Moment& moment, Numbers& numb
 // Every state that is declared is used.
 constexpr std::uint32_t kAllStates = (1U << kMostStates) - 1;
 
+// Calls `work` with the chunk, or where its gradients have a scale, of which libraries know nothing, with blocks of it
+// and a copy of their gradients.
+template <class T, class Work>
+void with_scaled(Chunk<T> chunk, const Work& work) {
+  if (chunk.gradient_scale == T(1)) return work(chunk);
+  std::array<T, kBlock> scaled;
+  for (std::size_t left = chunk.count; left > 0; left -= chunk.count) {
+    chunk.count = std::min(left, kBlock);
+    std::ranges::transform(std::span(chunk.gradient, chunk.count), scaled.begin(),
+                           [&](T gradient) { return gradient * chunk.gradient_scale; });
+    auto block = chunk;
+    block.gradient = scaled.data();
+    work(block);
+    chunk.parameter += chunk.count;
+    chunk.gradient += chunk.count;
+    for (T*& state : chunk.states) state = state == nullptr ? nullptr : state + chunk.count;
+  }
+}
+
+template <auto Update, class T>
+void update(const Coefficients& with, const Chunk<T>& chunk) {
+  with_scaled(chunk, [&](const Chunk<T>& each) {
+    (table(each.context).*Update)(with.data(), each.count, each.parameter, each.gradient, each.states.data());
+  });
+}
+
+// Of a chunk that is a block at most.
+template <auto Measure, class T>
+void measure(const Coefficients& with, const Chunk<T>& chunk, double* norms) {
+  with_scaled(chunk, [&](const Chunk<T>& each) {
+    (table(each.context).*Measure)(with.data(), each.count, each.parameter, each.gradient, each.states.data(), norms);
+  });
+}
+
 Kernel kernel(Hyper) {
-  return {
-      .states = kAllStates,
-      .update_float =
-          [](const Coefficients& with, const Chunk<float>& chunk) {
-            table(chunk.context)
-                .update_float(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data());
-          },
-      .update_double =
-          [](const Coefficients& with, const Chunk<double>& chunk) {
-            table(chunk.context)
-                .update_double(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data());
-          },
-      .measure_float =
-          [](const Coefficients& with, const Chunk<float>& chunk, double* norms) {
-            table(chunk.context)
-                .measure_float(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data(), norms);
-          },
-      .measure_double =
-          [](const Coefficients& with, const Chunk<double>& chunk, double* norms) {
-            table(chunk.context)
-                .measure_double(with.data(), chunk.count, chunk.parameter, chunk.gradient, chunk.states.data(), norms);
-          },
-  };
+  return {.states = kAllStates,
+          .update_float = &update<&LaminaOptimizer::update_float, float>,
+          .update_double = &update<&LaminaOptimizer::update_double, double>,
+          .measure_float = &measure<&LaminaOptimizer::measure_float, float>,
+          .measure_double = &measure<&LaminaOptimizer::measure_double, double>};
 }
 
 constexpr std::array<Combine, kMostNorms> kSums{Combine::kSum, Combine::kSum};

@@ -26,6 +26,7 @@ struct Chunk {
   std::size_t count = 0;
   T* parameter = nullptr;
   const T* gradient = nullptr;
+  T gradient_scale = 1;                  // gradients are multiplied by it first
   std::array<T*, kMostStates> states{};  // those that are used, in the order of the declaration
   Vectors vectors = Vectors::kBaseline;
   const void* context = nullptr;  // the rule's
@@ -52,7 +53,7 @@ struct Kernel {
   std::array<Value, kMostNorms> (*measure_arrays)(std::span<const Value> coefficients, Operands&) = nullptr;
 };
 
-inline constexpr std::size_t kBlock = 1024;
+inline constexpr std::size_t kBlock = 512;
 
 // The moment at which a parameter is updated.
 struct Moment {

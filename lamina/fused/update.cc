@@ -61,20 +61,20 @@ class Window {
 
   // Neither gradient nor parameter has to be converted, so that a chunk may be as long as one likes.
   bool in_place() const {
-    return !is_half(part_.dtype) && part_.gradient_dtype == part_.dtype && scale_ == T(1) && part_.copy == nullptr;
+    return !is_half(part_.dtype) && part_.gradient_dtype == part_.dtype && part_.copy == nullptr;
   }
 
   Chunk<T> load(std::size_t begin, std::size_t end) {
-    Chunk<T> chunk{.count = end - begin, .vectors = vectors_, .context = context_};
+    Chunk<T> chunk{.count = end - begin, .gradient_scale = scale_, .vectors = vectors_, .context = context_};
     chunk.parameter = loaded(part_.parameter, begin, chunk.count, parameter_);
     std::size_t used = 0;
     for (std::size_t k = 0; k < kMostStates; ++k) {
       if (uses(k)) chunk.states[used++] = loaded(part_.states[k], begin, chunk.count, states_[k]);
     }
-    if (part_.gradient_dtype == part_.dtype && !is_half(part_.dtype) && scale_ == T(1)) {
+    if (part_.gradient_dtype == part_.dtype && !is_half(part_.dtype)) {
       chunk.gradient = static_cast<const T*>(part_.gradient) + begin;
     } else {
-      fused::load<T>(part_.gradient_dtype, part_.gradient, begin, chunk.count, scale_, gradient_.data(), vectors_);
+      fused::load<T>(part_.gradient_dtype, part_.gradient, begin, chunk.count, gradient_.data(), vectors_);
       chunk.gradient = gradient_.data();
     }
     return chunk;
@@ -104,7 +104,7 @@ class Window {
 
   T* loaded(void* memory, std::size_t begin, std::size_t count, Block& block) {
     if (!is_half(part_.dtype)) return static_cast<T*>(memory) + begin;
-    fused::load<T>(part_.dtype, memory, begin, count, T(1), block.data(), vectors_);
+    fused::load<T>(part_.dtype, memory, begin, count, block.data(), vectors_);
     return block.data();
   }
 

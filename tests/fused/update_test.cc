@@ -209,6 +209,8 @@ TEST_P(Rules, AreTheirDefinitionInDouble) {
 // Differences of 50 roundings of numbers of about 1.
 TEST_P(Rules, AreTheirDefinitionInFloat) { expect_near(trained({.sample = GetParam()}), 2e-5); }
 
+TEST_P(Rules, ScaleGradientsFirst) { expect_near(trained({.sample = GetParam(), .scale = 0.125}), 2e-5); }
+
 TEST_P(Rules, GiveTheSameBitsWithAnyThreadsChunksAndVectors) {
   const auto expected = trained({.sample = GetParam(), .steps = 5}).parameters;
   EXPECT_EQ(trained({.sample = GetParam(), .steps = 5, .threads = 2, .chunk = kBlock}).parameters, expected);
@@ -222,7 +224,7 @@ TEST_P(Rules, GiveTheSameBitsWithAnyThreadsChunksAndVectors) {
 // Sums of other parts differ in the last bit of a double.
 TEST_P(Rules, UpdatePartsAsTheWhole) {
   const auto whole = trained({.sample = GetParam()});
-  const auto cut = trained({.sample = GetParam(), .cuts = {1, 100, kBlock + 5, 2000}});
+  const auto cut = trained({.sample = GetParam(), .cuts = {1, 100, kBlock + 5, 3 * kBlock}});
   const double tolerance = GetParam().rule->declaration.needs == Needs::kElements ? 0 : 1e-6;
   for (std::size_t k = 0; k < kSizes.size(); ++k) {
     EXPECT_LE(largest_difference(cut.parameters[k].value.values(), whole.parameters[k].value.values()), tolerance);

@@ -56,6 +56,28 @@ TEST(Registry, LoadsAnOptimizerFromASharedLibrary) {
   EXPECT_EQ(usage_error_of([&] { functional->check(std::vector<double>{-1}); }), "Trust goes forward");
 }
 
+TEST(Registry, ALibrarysGradientsAreScaledForIt) {
+  Registry registry;
+  const auto functional = registry.find(registry.load(TRUST_PLUGIN));
+  const auto hyper = fused::hyper_values(functional->declaration(), GivenHyper{{"lr", 0.5}});
+  Threads threads(1);
+  at::manual_seed(0);
+  const at::Tensor gradient = at::randn({2001});
+  const auto updated = [&](double scale) {
+    const at::Tensor parameter = at::linspace(1, 2, 2001);
+    State state;
+    std::vector<Update> updates{{.parameter = parameter, .gradient = gradient * (1 / scale), .state = &state}};
+    const Step step{.hyper = hyper, .gradient_scale = scale};
+    functional->measure(step, updates, threads);
+    functional->update(step, updates, threads);
+    return std::pair(parameter, state.tensors.at(0));
+  };
+  const auto [parameter, state] = updated(1);
+  const auto [scaled_parameter, scaled_state] = updated(0.25);
+  EXPECT_TRUE(at::equal(scaled_parameter, parameter));
+  EXPECT_TRUE(at::equal(scaled_state, state));
+}
+
 TEST(Registry, ALibraryWithoutAnOptimizerIsAnErrorThatNamesIt) {
   Registry registry;
   EXPECT_THAT(usage_error_of([&] { registry.load("/nowhere.so"); }), HasSubstr("no optimizer in /nowhere.so: "));
