@@ -15,6 +15,7 @@ namespace lamina::parameter_server {
 struct Requests::Pending {
   std::int64_t number = 0;
   base::Rank owner;
+  base::Rank origin;  // of its context, or this rank
   std::string what;
   bool answered = false;
   Answer answer;
@@ -37,6 +38,7 @@ Requests::Requests(messaging::Messenger& messenger) : messenger_(messenger) {
 Requests::Asked Requests::ask(base::Rank owner, Request request, std::string what, Context* context) {
   auto asked = std::make_shared<Pending>();
   asked->owner = owner;
+  asked->origin = context != nullptr ? context->id.origin : messenger_.rank();
   asked->what = std::move(what);
   {
     const std::lock_guard guard(mutex_);
@@ -71,6 +73,9 @@ value::Value Requests::await(const Asked& asked, const base::Patience& patience)
       if (asked->answered) return true;
       if (closed_) throw base::CancelledError(asked->what + ": the job has ended");
       if (const auto found = lost_.find(asked->owner); found != lost_.end()) throw lost(asked->what, found->second);
+      if (lost_.contains(asked->origin)) {  // the owner knows that, too, and may answer nothing
+        throw base::CancelledError(base::str(asked->what, ": rank ", asked->origin, ", whose context it is, is lost"));
+      }
       return false;
     };
     try {

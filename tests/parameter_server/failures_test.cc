@@ -159,6 +159,32 @@ TEST_F(Failures, ADeadTrainerHoldsNobodyUpAndItsContextGoes) {
   trainer.join();
 }
 
+// Rank 2 dies while a module on rank 1 that serves it waits for one on rank 0, from where no answer will come.
+TEST_F(Failures, AModuleThatCallsAnotherOneForADeadTrainerEnds) {
+  std::promise<std::string> error;
+  const auto outer = ranks[1].place({"outer",
+                                     [&](value::Value input) -> value::Value {
+                                       entered = true;
+                                       error.set_value(message_of<base::CancelledError>(
+                                           [&] { called(ranks[1], net, input.as<at::Tensor>(), ranks.patience()); }));
+                                       return value::None();
+                                     },
+                                     {}});
+  ranks.network().hold(base::Rank(1), kOwner);  // the request comes after the news
+  std::thread trainer([&] {
+    const InContext in(ranks[2]);
+    EXPECT_THROW(ranks[2].call(outer.address, outer.label(), input, ranks.patience()), base::Error);
+  });
+  ASSERT_TRUE(comes_true([&] { return entered.load(); }));
+  ranks.network().kill(base::Rank(2));
+  auto said = error.get_future();
+  ASSERT_EQ(said.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_THAT(said.get(), HasSubstr("rank 2, whose context it is, is lost"));
+  ranks.network().release(base::Rank(1), kOwner);
+  ranks[2].end();  // its process is gone: wakes its thread
+  trainer.join();
+}
+
 TEST_F(Failures, AnOwnerThatDoesNotAnswerIsNamedAtTheDeadline) {
   ranks.network().hold(kOwner, base::Rank(1));
   const auto text =
