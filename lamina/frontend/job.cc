@@ -43,11 +43,7 @@ void init(const std::string& json) {
   auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
-  const auto& session = *frontend::begin(std::move(parsed.config)).session;
-  if (const int replicas = dp_size(); replicas > 1 && rank() == 0 && !session.config().ddp) {
-    base::log_warning(
-        base::str(replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
-  }
+  frontend::begin(std::move(parsed.config));
 }
 
 bool is_initialized() { return frontend::has_current(); }

@@ -67,7 +67,14 @@ Model::Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options)
   const auto& session = *job_.session;
   convert();
   backwards_.scale_by(job_.loss_scale);
-  if (session.config().ddp && session.topology().size(Group::kDp) > 1) make_reducer();
+  if (const int replicas = session.topology().size(Group::kDp); replicas > 1) {
+    if (session.config().ddp) {
+      make_reducer();
+    } else if (rank() == 0) {
+      base::log_warning(base::str(
+          replicas, " replicas of the model train apart: their gradients are not averaged without ddp: true"));
+    }
+  }
   if (!job_.pipelined()) cut(std::nullopt);
 }
 

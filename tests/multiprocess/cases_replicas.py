@@ -334,10 +334,13 @@ def case_without_ddp_the_copies_train_apart_and_one_warning_says_so():
     assert not dist.is_initialized()
 
 
-def case_with_ddp_nothing_is_warned_of():
+def case_with_ddp_or_without_a_model_nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        start(ddp=False)
+        lamina.shutdown()
         start()
+        lamina.distribute(linear())
 
 
 def case_process_groups():

@@ -50,11 +50,6 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
     job = current.begin(session, parsed.microbatches)
     excepthook.install(session)
     job.on_end.callback(excepthook.remove)
-    if (replicas := session.group_size("dp")) > 1 and session.rank == 0 and not parsed.ddp:
-        warnings.warn(
-            f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
-            stacklevel=2,
-        )
     if not _process:
         atexit.register(_at_exit)
     _process = os.getpid()

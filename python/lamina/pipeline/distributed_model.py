@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model spread over the ranks of its pipeline."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,11 @@ class DistributedModel(SavedModel):
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
             job.on_end.callback(self._replicas.unwatch)
+        elif (replicas := job.session.group_size("dp")) > 1 and job.session.rank == 0:
+            warnings.warn(
+                f"{replicas} replicas of the model train apart: their gradients are not averaged without ddp: true",
+                stacklevel=2,
+            )
         if not job.pipelined:
             self._cut.make()
 
