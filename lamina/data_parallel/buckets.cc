@@ -53,7 +53,7 @@ void scatter(const at::Tensor& bucket, const std::vector<at::Tensor>& parameters
     auto& gradient = parameter.mutable_grad();
     if (how == Gradients::kViews) {
       gradient = part.detach();
-    } else if (gradient.defined()) {
+    } else if (gradient.defined() && !gradient._is_zerotensor()) {  // zeros without memory cannot be written to
       gradient.copy_(part);
     } else {
       gradient = part.clone();

@@ -110,7 +110,9 @@ void OptimizerSteps::give_gradients(std::span<const at::Tensor> places, const Be
   stand_ins_.give_gradients(begun.factor, as_is);
   if (as_is || begun.factor == 1) return;
   for (const auto& place : places) {
-    if (!stand_ins_.find(place) && place.grad().defined()) place.mutable_grad().mul_(begun.factor);
+    auto& gradient = place.mutable_grad();
+    const bool writable = gradient.defined() && !gradient._is_zerotensor();  // zeros without memory stay zeros
+    if (!stand_ins_.find(place) && writable) gradient.mul_(begun.factor);
   }
 }
 

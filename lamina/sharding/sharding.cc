@@ -146,6 +146,8 @@ void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
   const at::NoGradGuard no_grad;
   gradient = gradient.detach();
   if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
+  // Members read its memory, in which its elements have to be.
+  gradient = gradient._is_zerotensor() ? gradient.clone() : gradient.resolve_neg();
   if (is_half(gradient)) gradient = gradient.div(parts_.replicas());
   transfer_->give(*find(parameter), gradient.contiguous(), pass);
 }

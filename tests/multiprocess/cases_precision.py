@@ -531,6 +531,36 @@ def case_odd_parameters_are_divided_or_left_whole():
         assert_same(*found)
 
 
+class Signed(nn.Module):
+    """The gradient of `gate` is zeros without memory, as sgn() gives them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 6)
+        self.gate = nn.Parameter(torch.randn(6))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x) * self.gate.sgn())
+
+
+def case_gradients_of_zeros_that_have_no_memory_are_zeros():
+    for layout, keys, make in itertools.product(LAYOUTS, ({}, {"bf16": True}), (sgd, adamw, lamb)):
+        start(layout, **keys)
+        model = lamina.DistributedModel(Signed())
+        optimizer = lamina.DistributedOptimizer(make(model.parameters()), static_loss_scale=8.0)
+        gate = model.module.gate
+        before = Signed().gate.detach().to(torch.bfloat16 if keys else torch.float32)
+        for _ in range(2):
+            train(model, share())
+            optimizer.step()
+            optimizer.zero_grad()
+        if make is sgd and any(own is gate for _, own in model.local_named_parameters()):
+            assert torch.equal(lamina.get_full_parameter(gate), before), layout
+        lamina.shutdown()
+
+
 def case_parts_of_another_layout_are_refused():
     states = {}
     for layout in ("sharded 4", "dp4 shared states", "dp4"):
