@@ -38,6 +38,11 @@ std::optional<DType> reals_in(at::ScalarType type) {
 
 // Refuses what belongs to a parameter and does not fit it.
 void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const char* what, const char* optimizer) {
+  if (!has_own_elements(tensor)) {
+    throw UsageError(base::str(optimizer, ": a ", what,
+                               " of a class that has its elements elsewhere (a tensor subclass ",
+                               "with __torch_dispatch__, as DTensor); give it the local tensors"));
+  }
   if (tensor.layout() != at::kStrided) {
     throw UsageError(base::str(optimizer, " does not support sparse gradients, please consider SparseAdam instead"));
   }
@@ -70,7 +75,7 @@ at::Tensor filled(const at::Tensor& like, double value) {
 }
 
 bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
-  return tensor.strides() == like.strides() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.strides() == like.strides() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
 }
 
 at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
@@ -80,6 +85,8 @@ at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
 }
 
 }  // namespace
+
+bool has_own_elements(const at::Tensor& tensor) { return !tensor.key_set().has(c10::DispatchKey::Python); }
 
 DType reals_of(const at::Tensor& tensor) { return reals_in(tensor.scalar_type()).value(); }
 

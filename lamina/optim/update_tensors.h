@@ -13,6 +13,9 @@
 
 namespace lamina::optim {
 
+// False for subclasses of Python with a dispatch of their own, such as DTensor: their memory is not their elements.
+bool has_own_elements(const at::Tensor& tensor);
+
 // The type of the reals that a tensor holds, which is one that rules update.
 layout::DType reals_of(const at::Tensor& tensor);
 

@@ -162,6 +162,10 @@ class OptimizerGroup {
   }
 
   bool each_once() const { return each_once_; }
+  // Asked anew in each step: torch.utils.swap_tensors may have given a parameter another class.
+  bool have_own_elements() const {
+    return std::ranges::all_of(slots_, [](const Slot& slot) { return optim::has_own_elements(slot.parameter()); });
+  }
   const Functional& functional() const { return *functional_; }
 
   // True while the list has the same parameters, and the states are the same.
@@ -321,6 +325,7 @@ void bind_optim(py::module_& module) {
       .def(py::init<Shared, const py::list&, py::dict>(), py::arg("functional"), py::arg("parameters"),
            py::arg("states"))
       .def_property_readonly("each_once", &OptimizerGroup::each_once)
+      .def_property_readonly("have_own_elements", &OptimizerGroup::have_own_elements)
       .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"));
   py::class_<StateEntries>(module, "StateEntries")
       .def(py::init<const py::dict&>(), py::arg("states"))

@@ -534,6 +534,9 @@ class OptimizerGroup:
     @property
     def each_once(self) -> bool:
         """False where a parameter is listed twice."""
+    @property
+    def have_own_elements(self) -> bool:
+        """False where a parameter is of a tensor subclass with a dispatch of its own."""
     def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
         """True where these are its parameters, and this its dict."""
 

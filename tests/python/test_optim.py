@@ -414,6 +414,50 @@ def test_elements_that_are_one_in_memory_are_refused_before_anything_changes(nam
     assert plain.eq(1).all() and not optimizer.state
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB", "NovoGrad"])
+def test_a_gradient_of_zeros_that_has_no_memory_is_zeros(name):
+    ours, theirs = (parameters(torch.float32, [(5,)]) for _ in range(2))
+    ours[0].sgn().sum().backward()
+    assert ours[0].grad._is_zerotensor()
+    theirs[0].grad = torch.zeros(5)
+    for each in (ours, theirs):
+        getattr(optim, name)(each, lr=0.1, weight_decay=0.1).step()
+    agree(ours, theirs, 0)
+
+
+class Doubled(torch.Tensor):
+    """Its elements are twice those of another tensor: a class with a dispatch of its own, as DTensor."""
+
+    @staticmethod
+    def __new__(cls, half):
+        made = torch.Tensor._make_wrapper_subclass(cls, half.shape, dtype=half.dtype)
+        made.half_of_it = half
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, lambda own: own.half_of_it * 2, (args, kwargs or {}))
+        out = function(*args, **kwargs)
+        if function._schema.is_mutable:
+            raise NotImplementedError(f"{function} writes to a Doubled")
+        return out
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, optim.AdamW])
+def test_a_tensor_subclass_with_a_dispatch_of_its_own_is_torchs_business(kind):
+    parameter = Doubled(torch.ones(3)).requires_grad_()
+    parameter.grad = Doubled(torch.ones(3))
+    with pytest.raises(NotImplementedError, match="writes to a Doubled"):  # what it is asked to do, it does or not
+        kind([parameter], foreach=False).step()
+
+
+def test_one_that_torch_has_not_refuses_a_tensor_subclass_with_a_dispatch_of_its_own():
+    parameter = Doubled(torch.ones(3)).requires_grad_()
+    parameter.grad = Doubled(torch.ones(3))
+    with pytest.raises(lamina.UsageError, match=r"LAMB updates parameters .* __torch_dispatch__"):
+        optim.LAMB([parameter]).step()
+
+
 def test_an_entry_that_a_program_replaces_counts():
     own = torch.ones(3, requires_grad=True)
     optimizer = optim.SGD([own], lr=1.0, momentum=1.0)

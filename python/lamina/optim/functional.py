@@ -57,7 +57,8 @@ class FunctionalOptimizer(optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of all parameters that have a gradient. Where a group is `differentiable` or `capturable`, or
-        has a parameter twice, it is torch's own, where torch has one. Threads take turns.
+        has a parameter twice, or one of a tensor subclass with a dispatch of its own (DTensor), it is torch's own,
+        where torch has one. Threads take turns.
 
         Args:
             closure: computes the loss again, and the gradients; called first.
@@ -85,12 +86,14 @@ class FunctionalOptimizer(optim.Optimizer):
         """False where an update is torch's own; UsageError where torch has none."""
         with self._turn():
             groups = self._known_groups()
-        if all(group.each_once for group in groups) and not any(map(_is_recorded, self.param_groups)):
+        plain = all(group.each_once and group.have_own_elements for group in groups)
+        if plain and not any(map(_is_recorded, self.param_groups)):
             return True
         kinds = type(self).__mro__
         if kinds[kinds.index(FunctionalOptimizer) + 1] is optim.Optimizer:
             raise UsageError(
-                f"{type(self).__name__} updates parameters that are each listed once, with nothing recorded"
+                f"{type(self).__name__} updates parameters that are each listed once, with nothing recorded, and that "
+                "are no tensor subclass with __torch_dispatch__, as DTensor is"
             )
         return False
 
