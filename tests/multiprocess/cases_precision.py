@@ -137,6 +137,20 @@ def case_states_that_copies_divide_change_nothing():
             trains_like_the_plain_loop(layout, torch.float32, make)
 
 
+def case_a_closure_may_be_what_cuts_the_model():
+    for layout, make in itertools.product(("pp4", "pp2 dp2", "pp2 dp2 shared states"), (sgd, adamw)):
+        start(layout, bf16=True)
+        model = lamina.DistributedModel(network_of(make))
+        optimizer = lamina.DistributedOptimizer(make(model.parameters()))
+        for expected in reference(make, torch.bfloat16, 2):
+            assert optimizer.step(lambda model=model: train(model, share()).reduce_mean()) > 0
+            optimizer.zero_grad()
+            for name, parameter in model.local_named_parameters():
+                # A step that is left out leaves a parameter where it was, further away than this.
+                torch.testing.assert_close(parameter.detach(), expected[name].detach(), rtol=1e-2, atol=4e-3)
+        lamina.shutdown()
+
+
 def case_a_scale_without_half_precision_changes_nothing():
     for layout in LAYOUTS:
         trains_like_the_plain_loop(layout, torch.float32, adamw, static_loss_scale=1024.0)

@@ -97,9 +97,11 @@ class OptimizerState:
         job = current.job_if_any()
         if self.roster.has_others or self._scale.is_on:
             self._require_job("step()", job)
+        uncut = job is not None and job.model is not None and not job.model.partitioned
+        losses = [self._closed(job, closure)] if closure is not None and uncut else []  # it cuts the model, maybe
         if not (self._scale.is_on or self.roster.has_others or self._clip is not None):
-            return self._step() if closure is None else self._step(closure)
-        loss = self._closed(job, closure)
+            return self._step() if closure is None else self._step(lambda: losses.pop() if losses else closure())
+        loss = losses.pop() if losses else self._closed(job, closure)
         self._restore()
         fresh = self._measured if self._measured_after == _passes(job) else None
         begun = fresh or self._measure(job)
