@@ -78,6 +78,7 @@ bool OptimizerSteps::is_master(const at::Tensor& place) const {
 }
 
 OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, double max_norm, bool with_copies) {
+  give_back_gradients();  // of a step that failed
   Begun begun{.factor = 1 / scale_->value()};
   if (!sharding_ && !scale_->is_on() && max_norm == kNoClipping) return begun;
   std::vector<at::Tensor> holders;
@@ -112,8 +113,13 @@ void OptimizerSteps::give_gradients(std::span<const at::Tensor> places, const Be
   for (const auto& place : places) {
     auto& gradient = place.mutable_grad();
     const bool writable = gradient.defined() && !gradient._is_zerotensor();  // zeros without memory stay zeros
-    if (!stand_ins_.find(place) && writable) gradient.mul_(begun.factor);
+    if (!stand_ins_.find(place) && writable) multiplied_.emplace_back(gradient.mul_(begun.factor), begun.factor);
   }
+}
+
+void OptimizerSteps::give_back_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& [gradient, factor] : std::exchange(multiplied_, {})) gradient.mul_(1 / factor);
 }
 
 void OptimizerSteps::update(const optim::Functional& functional, std::span<optim::GroupStep> groups,
@@ -136,6 +142,7 @@ void OptimizerSteps::update(const optim::Functional& functional, std::span<optim
 void OptimizerSteps::end(bool as_is) {
   if (!as_is) stand_ins_.write_back();
   stand_ins_.forget_gradients();
+  give_back_gradients();
   std::vector<at::Tensor> divided;
   for (std::size_t i = 0; i < stand_ins_.size(); ++i) {
     if (const auto& of = stand_ins_.of(i); divides(of)) divided.push_back(of);

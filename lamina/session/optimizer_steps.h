@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "lamina/distributed_optimizer/gradients.h"
 #include "lamina/distributed_optimizer/holders.h"
@@ -58,8 +60,8 @@ class OptimizerSteps {
   Begun begin(std::span<const at::Tensor> places, double max_norm, bool with_copies);
   // The step is left out.
   void leave_out();
-  // Gives each place its gradient; `as_is`, where whoever updates multiplies them itself, and gives halves their
-  // values.
+  // Gives each place its gradient, until end(); `as_is`, where whoever updates multiplies them itself, and gives halves
+  // their values.
   void give_gradients(std::span<const at::Tensor> places, const Begun& begun, bool as_is);
   // As optim::step_groups(), of what stands in groups, as it is: what is measured of parts is combined, collectively
   // over the holders, and halves get the values of their masters.
@@ -82,6 +84,7 @@ class OptimizerSteps {
 
  private:
   void hold_in(collective::Group& group);
+  void give_back_gradients();
   bool divides(const at::Tensor& held) const;
 
   Session& session_;
@@ -91,6 +94,7 @@ class OptimizerSteps {
   Table table_ = [] { return nullptr; };
   std::shared_ptr<sharding::Sharding> sharding_;
   distributed_optimizer::StandIns stand_ins_;
+  std::vector<std::pair<at::Tensor, double>> multiplied_;  // in a step: gradients in their own memory, by how much
 };
 
 }  // namespace lamina::session

@@ -652,6 +652,22 @@ def case_gradients_that_a_backward_has_scaled_may_be_taken_twice():
             optimizer.step()
 
 
+def case_gradients_that_are_not_zeroed_have_the_scale_in_every_step():
+    for layout, make in itertools.product(("pp4", "dp4", "sharded 4"), (sgd, adamw, adam_of_torch)):
+        found = []
+        for scale in (1.0, 64.0):
+            start(layout)
+            model = lamina.DistributedModel(network_of(make))
+            optimizer = lamina.DistributedOptimizer(make(model.parameters()), static_loss_scale=scale)
+            for _ in range(3):
+                train(model, share())
+                optimizer.step()
+                optimizer.step()
+            found.append(copy.deepcopy(model.state_dict()))
+            lamina.shutdown()
+        assert_same(*found)
+
+
 def case_values_of_gradients_are_clipped_without_the_scale():
     for layout in LAYOUTS:
         found = []
