@@ -43,6 +43,9 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const cha
                                " of a class that has its elements elsewhere (a tensor subclass ",
                                "with __torch_dispatch__, as DTensor); give it the local tensors"));
   }
+  if (tensor.layout() == at::kMkldnn) {
+    throw UsageError(base::str(optimizer, ": a ", what, " in oneDNN's layout; call to_dense() before"));
+  }
   if (tensor.layout() != at::kStrided) {
     throw UsageError(base::str(optimizer, " does not support sparse gradients, please consider SparseAdam instead"));
   }

@@ -414,6 +414,14 @@ def test_elements_that_are_one_in_memory_are_refused_before_anything_changes(nam
     assert plain.eq(1).all() and not optimizer.state
 
 
+def test_a_gradient_in_another_layout_is_refused_by_its_name():
+    parameter = nn.Parameter(torch.ones(3, 4).to_mkldnn())
+    optimizer = lamina.optim.AdamW([parameter])
+    parameter.grad = torch.ones(3, 4).to_mkldnn()
+    with pytest.raises(lamina.UsageError, match="oneDNN's layout"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB", "NovoGrad"])
 def test_a_gradient_of_zeros_that_has_no_memory_is_zeros(name):
     ours, theirs = (parameters(torch.float32, [(5,)]) for _ in range(2))
