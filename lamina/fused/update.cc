@@ -71,7 +71,9 @@ class Window {
     for (std::size_t k = 0; k < kMostStates; ++k) {
       if (uses(k)) chunk.states[used++] = loaded(part_.states[k], begin, chunk.count, states_[k]);
     }
-    if (part_.gradient_dtype == part_.dtype && !is_half(part_.dtype)) {
+    if (part_.gradient == part_.parameter) {  // gradients that are measured stand for both
+      chunk.gradient = chunk.parameter;
+    } else if (part_.gradient_dtype == part_.dtype && !is_half(part_.dtype)) {
       chunk.gradient = static_cast<const T*>(part_.gradient) + begin;
     } else {
       fused::load<T>(part_.gradient_dtype, part_.gradient, begin, chunk.count, gradient_.data(), vectors_);
