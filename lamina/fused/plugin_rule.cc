@@ -60,7 +60,7 @@ void update(const Coefficients& with, const Chunk<T>& chunk) {
   });
 }
 
-// Of a chunk that is a block at most.
+// Measures a chunk, which is a block at most.
 template <auto Measure, class T>
 void measure(const Coefficients& with, const Chunk<T>& chunk, double* norms) {
   with_scaled(chunk, [&](const Chunk<T>& each) {
