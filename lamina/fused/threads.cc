@@ -88,10 +88,10 @@ Threads::~Threads() {
 }
 
 void Threads::run(std::size_t pieces, const std::function<void(std::size_t)>& work) {
-  Job job{work, pieces};
   if (pieces < 2 || !team_ || process_.forked()) {
-    job.take_pieces();
+    for (std::size_t i = 0; i < pieces; ++i) work(i);
   } else {
+    Job job{work, pieces};
     team_->run(job);
   }
 }

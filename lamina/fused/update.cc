@@ -23,8 +23,14 @@ struct Task {
 // The tasks of a pass. Many parts have the same coefficients, one after the other.
 class Pass {
  public:
-  void add(const Part& part, const Coefficients& coefficients, std::size_t chunk) {
+  explicit Pass(std::size_t parts) { tasks_.reserve(parts); }
+
+  // Has the parts that follow these coefficients.
+  void use(const Coefficients& coefficients) {
     if (coefficients_.empty() || coefficients != coefficients_.back()) coefficients_.push_back(coefficients);
+  }
+
+  void add(const Part& part, std::size_t chunk) {
     chunk = std::max(chunk / kBlock, std::size_t{1}) * kBlock;
     for (std::size_t begin = 0; begin < part.count; begin += chunk) {
       tasks_.push_back({&part, coefficients_.size() - 1, begin, std::min(begin + chunk, part.count)});
@@ -192,12 +198,13 @@ void measure(const Call& call, std::span<Part> parts, const Workers& workers) {
   const auto combine = call.rule.declaration.norms;
   if (combine.empty()) return;
   const Kernel kernel = call.rule.kernel(call.hyper);
-  Pass pass;
+  Pass pass(parts.size());
   std::size_t blocks = 0;
   std::vector<std::size_t> first_block;
   for (const Part& part : parts) {
     Numbers numbers = part.numbers;
-    pass.add(part, prepared(call, part, numbers), workers.chunk);
+    pass.use(prepared(call, part, numbers));
+    pass.add(part, workers.chunk);
     first_block.push_back(blocks);
     blocks += (part.count + kBlock - 1) / kBlock;
   }
@@ -218,13 +225,22 @@ void measure(const Call& call, std::span<Part> parts, const Workers& workers) {
 
 void update(const Call& call, std::span<Part> parts, const Workers& workers) {
   const Kernel kernel = call.rule.kernel(call.hyper);
-  Pass pass;
+  Pass pass(parts.size());
+  const Part* like = nullptr;  // one whose numbers were `before`, as those of most are
+  Numbers before{};
   for (Part& part : parts) {
-    auto coefficients = prepared(call, part, part.numbers);
-    if (call.rule.finish != nullptr) {
-      call.rule.finish(call.hyper, part.norms, call.moment(part.first), part.numbers, coefficients);
+    if (like != nullptr && part.numbers == before && part.first == like->first && call.rule.finish == nullptr) {
+      part.numbers = like->numbers;
+    } else {
+      before = part.numbers;
+      auto coefficients = prepared(call, part, part.numbers);
+      if (call.rule.finish != nullptr) {
+        call.rule.finish(call.hyper, part.norms, call.moment(part.first), part.numbers, coefficients);
+      }
+      pass.use(coefficients);
+      like = &part;
     }
-    pass.add(part, coefficients, workers.chunk);
+    pass.add(part, workers.chunk);
   }
   pass.run(workers.threads, [&](const Task& task, const Coefficients& coefficients) {
     with_computed_type(task.part->dtype,

@@ -41,7 +41,8 @@ class Spans {
                      .dtype = reals_of(parameter),
                      .gradient_dtype = reals_of(update.gradient),
                      .first = !state.started};
-    const at::Tensor like = dense_like(parameter);
+    const auto dense = dense_like(parameter);
+    const at::Tensor& like = *dense;
     const bool updates = pass_ == Pass::kUpdate;
     part.parameter = updates ? copies_.writable(parameter, like).mutable_data_ptr()
                              : const_cast<void*>(copies_.readable(parameter, like).const_data_ptr());

@@ -36,6 +36,19 @@ std::optional<DType> reals_in(at::ScalarType type) {
   }
 }
 
+// Without a call, which costs more than it compares.
+bool equal(at::IntArrayRef a, at::IntArrayRef b) {
+  bool equal = a.size() == b.size();
+  for (std::size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
+  return equal;
+}
+
+// True of a tensor that is as one which has been found to fit.
+bool is_as(const at::Tensor& tensor, const at::Tensor& fitting) {
+  return tensor.key_set() == fitting.key_set() && tensor.dtype() == fitting.dtype() &&
+         tensor.device() == fitting.device() && equal(tensor.sizes(), fitting.sizes());
+}
+
 // Refuses what belongs to a parameter and does not fit it.
 void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const char* what, const char* optimizer) {
   if (!has_own_elements(tensor)) {
@@ -78,7 +91,9 @@ at::Tensor filled(const at::Tensor& like, double value) {
 }
 
 bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
-  return tensor.strides() == like.strides() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
+  constexpr c10::DispatchKeySet kOtherwise{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                           c10::DispatchKey::ZeroTensor};
+  return equal(tensor.strides(), like.strides()) && !tensor.key_set().has_any(kOtherwise);
 }
 
 at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
@@ -98,17 +113,21 @@ void check_update(const Declaration& declaration, const Update& update) {
   const at::Tensor& parameter = update.parameter;
   check_fits(parameter, parameter, "parameter", name);
   if (!parameter.is_same(update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
-  check_fits(update.gradient, parameter, "gradient", name);
-  if (update.copy.defined()) check_fits(update.copy, parameter, "copy", name);
+  const auto check = [&](const at::Tensor& tensor, const char* what) {
+    if (!is_as(tensor, parameter)) check_fits(tensor, parameter, what, name);
+  };
+  check(update.gradient, "gradient");
+  if (update.copy.defined()) check(update.copy, "copy");
   for (const at::Tensor& tensor : update.state->tensors) {
-    if (tensor.defined()) check_fits(tensor, parameter, "state", name);
+    if (tensor.defined()) check(tensor, "state");
   }
 }
 
 bool torchs_numbers_are_double() { return at::get_default_dtype_as_scalartype() == at::kDouble; }
 
-at::Tensor dense_like(const at::Tensor& parameter) {
-  return parameter.is_non_overlapping_and_dense() ? parameter : at::empty_like(parameter);
+c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter) {
+  using Like = c10::MaybeOwned<at::Tensor>;
+  return parameter.is_non_overlapping_and_dense() ? Like::borrowed(parameter) : Like::owned(at::empty_like(parameter));
 }
 
 void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like,

@@ -26,7 +26,7 @@ void check_update(const Declaration& declaration, const Update& update);
 bool torchs_numbers_are_double();
 
 // A tensor of the parameter's shape, with an element for each place in memory.
-at::Tensor dense_like(const at::Tensor& parameter);
+c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter);
 
 // Makes the states that are missing, a bit in `used` for each that lies like the parameter.
 void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like, State& state);

@@ -122,7 +122,8 @@ class Batches {
   void add(std::size_t i) {
     Update& update = *updates_[i];
     State& state = *update.state;
-    const at::Tensor like = dense_like(update.parameter);
+    const auto dense = dense_like(update.parameter);
+    const at::Tensor& like = *dense;
     make_states(rule_.declaration, kernel_.states, step_.hyper, like, state);
     fused::Numbers numbers{};
     std::ranges::copy(state.numbers, numbers.begin());

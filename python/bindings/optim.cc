@@ -48,12 +48,15 @@ void set_number(at::Tensor& tensor, double value) {
 // Fields of a state, with their names as keys of a dict.
 struct Fields {
   explicit Fields(const Functional& functional) : all(functional.declaration().states) {
-    for (const auto& field : all)
+    for (const auto& field : all) {
       names.emplace_back(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(field.name)));
+      tensors += fused::is_number(field.kind) ? 0 : 1;
+    }
   }
 
   std::span<const fused::StateField> all;
   std::vector<py::str> names;
+  std::size_t tensors = 0;  // how many are no numbers
 };
 
 // A parameter with its state, as `optimizer.state` has it: one entry per field that is in use. Numbers lie on the CPU,
@@ -72,10 +75,10 @@ class Slot {
   const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
 
   // Takes what somebody has put into the dict meanwhile.
-  optim::Update begin(const Fields& fields, const at::Tensor& gradient) {
+  optim::Update begin(const Fields& fields, at::Tensor gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
-    return {.parameter = parameter(), .gradient = gradient, .state = &state_};
+    return {.parameter = parameter(), .gradient = std::move(gradient), .state = &state_};
   }
 
   void end(const Fields& fields, const py::dict& states) {
@@ -110,8 +113,9 @@ class Slot {
 
   void read(const Fields& fields) {
     fields_.resize(fields.all.size());
-    state_.tensors.clear();
-    state_.numbers.clear();
+    state_.tensors.resize(fields.tensors);
+    state_.numbers.resize(fields.all.size() - fields.tensors);
+    std::size_t tensors = 0, numbers = 0;
     bool any = false;
     for (std::size_t i = 0; i < fields_.size(); ++i) {
       auto* found = PyDict_GetItemWithError(entry_.ptr(), fields.names[i].ptr());
@@ -125,12 +129,12 @@ class Slot {
       }
       any = any || fields_[i].defined();
       if (!fused::is_number(fields.all[i].kind)) {
-        state_.tensors.push_back(fields_[i]);
+        if (auto& known = state_.tensors[tensors++]; !known.is_same(fields_[i])) known = fields_[i];
       } else if (found != nullptr && (PyFloat_Check(found) || PyLong_Check(found))) {
-        state_.numbers.push_back(PyFloat_AsDouble(found));
+        state_.numbers[numbers++] = PyFloat_AsDouble(found);
         any = true;
       } else {
-        state_.numbers.push_back(fields_[i].defined() ? number_of(fields_[i]) : 0);
+        state_.numbers[numbers++] = fields_[i].defined() ? number_of(fields_[i]) : 0;
       }
     }
     state_.started = any;
@@ -178,7 +182,7 @@ class OptimizerGroup {
   }
 
   std::vector<optim::Update> begin() {
-    return begin([this](std::size_t i) { return slots_[i].parameter().grad(); });
+    return begin([this](std::size_t i) -> const at::Tensor& { return slots_[i].parameter().grad(); });
   }
   std::vector<optim::Update> begin(const Gradients& gradients) {
     return begin([&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
