@@ -4,7 +4,8 @@
 //
 //     optim_bench OPTIMIZER ROUNDS SIZE...
 //
-// Prints the median seconds of each, in float32, measured in turns; 0 for what torch does not have.
+// Prints the median seconds of each, in float32, of steps one after the other, which find in the caches what fits
+// there; 0 for what torch does not have.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -106,6 +107,7 @@ double seconds_of(const std::function<void()>& work) {
 // Parameters with gradients, and what torch's fused kernels take as states.
 struct Lists {
   explicit Lists(std::span<char*> sizes) : states(sizes.size()) {
+    parameters.reserve(sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const std::int64_t size = std::strtoll(sizes[i], nullptr, 10);
       parameters.push_back(at::randn({size}));
@@ -113,7 +115,7 @@ struct Lists {
       first.push_back(at::zeros_like(parameters.back()));
       second.push_back(at::zeros_like(parameters.back()));
       steps.push_back(at::ones({}));
-      updates.push_back({.parameter = parameters.back(), .gradient = gradients.back(), .state = &states[i]});
+      updates.push_back({.parameter = &parameters.back(), .gradient = gradients.back(), .state = &states[i]});
     }
   }
 
@@ -177,14 +179,13 @@ int main(int argc, char** argv) {
   };
   const auto torch = of_torch(declaration.name, lists);
   const std::vector<std::function<void()>> figures{stepping(*functional), torch ? torch : [] {}, stepping(touch)};
-  std::vector<std::vector<double>> samples(figures.size());
+  std::vector<double> medians;
   const int rounds = std::atoi(argv[2]);
-  for (int round = 0; round < rounds + 3; ++round) {
-    for (std::size_t i = 0; i < figures.size(); ++i) samples[i].push_back(seconds_of(figures[i]));
+  for (const auto& figure : figures) {
+    std::vector<double> samples;
+    for (int round = 0; round < rounds + 3; ++round) samples.push_back(seconds_of(figure));
+    std::ranges::sort(samples.begin() + 3, samples.end());
+    medians.push_back(samples[3 + rounds / 2]);
   }
-  for (auto& of_one : samples) {
-    of_one.erase(of_one.begin(), of_one.begin() + 3);
-    std::ranges::sort(of_one);
-  }
-  std::printf("%.9f %.9f %.9f\n", samples[0][rounds / 2], torch ? samples[1][rounds / 2] : 0, samples[2][rounds / 2]);
+  std::printf("%.9f %.9f %.9f\n", medians[0], torch ? medians[1] : 0, medians[2]);
 }

@@ -27,13 +27,14 @@ struct State {
   bool started = false;  // a step has been taken that uses some of them; SGD's without momentum does not
 };
 
-// One parameter in a step, or the part of it that is held here.
+// One parameter in a step, or the part of it that is held here. The parameter and its state are the caller's: a
+// reference to a tensor of Python would cost as much as all else that a step asks of it.
 struct Update {
-  at::Tensor parameter;    // in float32, where the model's own are half
-  at::Tensor gradient;     // undefined: the parameter is left alone
-  State* state = nullptr;  // what its first step makes is kept there
-  at::Tensor copy;         // gets the new values too, in its own type and in the same pass; undefined for none
-  Norms norms{};           // from `measure`; combined over the holders, if there are others
+  const at::Tensor* parameter = nullptr;  // in float32, where the model's own are half
+  at::Tensor gradient;                    // undefined: the parameter is left alone
+  State* state = nullptr;                 // what its first step makes is kept there
+  at::Tensor copy;  // gets the new values too, in its own type and in the same pass; undefined for none
+  Norms norms{};    // from `measure`; combined over the holders, if there are others
   std::optional<std::int64_t> elements{};  // the first of them, where others merely pad what is held here
 };
 

@@ -13,114 +13,163 @@
 namespace lamina::optim {
 namespace {
 
-// The spans of a list of updates, with the copies that some of them need.
-class Spans {
+// What a pass works on: spans of memory for the loops, with the copies that some need, and whole tensors. All updates
+// are checked before anything is made for one.
+class Work {
  public:
-  Spans(const fused::Rule& rule, Hyper hyper, std::span<Update* const> updates, Pass pass)
-      : declaration_(rule.declaration), used_(rule.kernel(hyper).states), updates_(updates), pass_(pass) {
+  Work(const fused::Rule& rule, Way way, Hyper hyper, std::span<Update> updates, Pass pass)
+      : declaration_(rule.declaration),
+        kernel_(rule.kernel(hyper)),
+        tensors_(static_cast<std::size_t>(std::ranges::count_if(
+            declaration_.states, [](const auto& field) { return !fused::is_number(field.kind); }))),
+        writes_(pass == Pass::kUpdate) {
+    updates_.reserve(updates.size());
     parts_.reserve(updates.size());
-    for (Update* update : updates) add(*update, hyper);
+    const fused::Part none;
+    std::vector<std::size_t> others;  // places of the parts that more has to be done for
+    for (Update& update : updates) {
+      if (!update.gradient.defined()) continue;
+      if (way == Way::kByDevice && is_plain(update)) {
+        parts_.push_back(none);
+        if (fill(parts_.back(), update, memory_of)) {
+          updates_.push_back(&update);
+          continue;
+        }
+        parts_.pop_back();
+      }
+      check_update(declaration_, update);
+      if (way == Way::kByDevice && update.parameter->is_cpu()) {
+        others.push_back(parts_.size());
+        updates_.push_back(&update);
+        parts_.emplace_back();
+        if (lies_like(*update.parameter, *update.parameter)) plain_ = update.parameter->key_set();
+      } else {
+        whole_.push_back(&update);
+      }
+    }
+    if (!whole_.empty() && kernel_.update_arrays == nullptr) {
+      throw base::UsageError(base::str("the optimizer ", declaration_.name,
+                                       " is a shared library's, which updates parameters on the CPU alone; one is on ",
+                                       whole_.front()->parameter->device()));
+    }
+    for (const auto i : others) make(parts_[i], *updates_[i], hyper);
   }
 
   std::span<fused::Part> parts() { return parts_; }
+  std::span<Update* const> whole() const { return whole_; }
 
-  // Calls `work(update, part)` for each.
-  template <class Work>
-  void each(const Work& work) {
+  // Calls `work(update, part)` for each part.
+  template <class Each>
+  void each(const Each& work) {
     for (std::size_t i = 0; i < parts_.size(); ++i) work(*updates_[i], parts_[i]);
   }
 
   void write_back() { copies_.write_back(); }
 
  private:
-  void add(Update& update, Hyper hyper) {
-    const at::Tensor& parameter = update.parameter;
-    State& state = *update.state;
-    const auto elements = static_cast<std::size_t>(update.elements.value_or(parameter.numel()));
-    fused::Part part{.count = elements * (parameter.is_complex() ? 2 : 1),
-                     .dtype = reals_of(parameter),
-                     .gradient_dtype = reals_of(update.gradient),
-                     .first = !state.started};
-    const auto dense = dense_like(parameter);
-    const at::Tensor& like = *dense;
-    const bool updates = pass_ == Pass::kUpdate;
-    part.parameter = updates ? copies_.writable(parameter, like).mutable_data_ptr()
-                             : const_cast<void*>(copies_.readable(parameter, like).const_data_ptr());
-    part.gradient = copies_.readable(update.gradient, like).const_data_ptr();
-    if (update.copy.defined() && updates) {
-      part.copy_dtype = reals_of(update.copy);
-      part.copy = copies_.writable(update.copy, like).mutable_data_ptr();
+  // True of most: a dense parameter of a kind that was checked, all else lies like it, and nothing is missing.
+  [[gnu::flatten]] bool is_plain(const Update& update) const {
+    const at::Tensor& parameter = *update.parameter;
+    const auto fits = [&](const at::Tensor& tensor) {
+      return tensor.key_set() == plain_ && are_equal(tensor.sizes(), parameter.sizes()) &&
+             are_equal(tensor.strides(), parameter.strides()) && reals_in(tensor.scalar_type()).has_value() &&
+             tensor.is_complex() == parameter.is_complex();
+    };
+    const State& state = *update.state;
+    bool plain = parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(update.gradient) &&
+                 (!update.copy.defined() || fits(update.copy)) && state.tensors.size() == tensors_ &&
+                 state.numbers.size() == declaration_.states.size() - tensors_;
+    for (std::size_t k = 0; plain && k < tensors_; ++k) {
+      const at::Tensor& tensor = state.tensors[k];
+      plain = !uses(k) || (tensor.defined() && tensor.dtype() == parameter.dtype() && fits(tensor));
     }
-    make_states(declaration_, used_, hyper, like, state);
-    std::ranges::copy(state.numbers, part.numbers.begin());
-    for (std::size_t k = 0; k < state.tensors.size(); ++k) {
-      if ((used_ >> k & 1) != 0) part.states[k] = copies_.writable(state.tensors[k], like).mutable_data_ptr();
-    }
-    parts_.push_back(part);
+    return plain;
   }
 
+  // Makes the states and the dense copies that are missing.
+  void make(fused::Part& part, Update& update, Hyper hyper) {
+    const auto dense = dense_like(*update.parameter);
+    make_states(declaration_, kernel_.states, hyper, *dense, *update.state);
+    fill(part, update, [&](const at::Tensor& tensor, bool writes) {
+      return memory_of(writes ? copies_.writable(tensor, *dense) : copies_.readable(tensor, *dense), writes);
+    });
+  }
+
+  // Sets all but norms, and says whether all has memory. `memory`: of a tensor, which is written or not.
+  template <class Memory>
+  [[gnu::flatten]] bool fill(fused::Part& part, const Update& update, const Memory& memory) {
+    const at::Tensor& parameter = *update.parameter;
+    const State& state = *update.state;
+    const auto elements = static_cast<std::size_t>(update.elements.value_or(parameter.numel()));
+    part.count = elements * (parameter.is_complex() ? 2 : 1);
+    part.dtype = reals_of(parameter);
+    part.gradient_dtype = reals_of(update.gradient);
+    part.parameter = memory(parameter, writes_);
+    part.gradient = memory(update.gradient, false);
+    bool found = part.parameter != nullptr && part.gradient != nullptr;
+    if (update.copy.defined() && writes_) {
+      part.copy_dtype = reals_of(update.copy);
+      part.copy = memory(update.copy, true);
+      found = found && part.copy != nullptr;
+    }
+    part.first = !state.started;
+    std::ranges::copy(state.numbers, part.numbers.begin());
+    for (std::size_t k = 0; k < state.tensors.size(); ++k) {
+      if (!uses(k)) continue;
+      part.states[k] = memory(state.tensors[k], true);
+      found = found && part.states[k] != nullptr;
+    }
+    return found;
+  }
+
+  bool uses(std::size_t state) const { return (kernel_.states >> state & 1) != 0; }
+
   const Declaration& declaration_;
-  const std::uint32_t used_;
-  const std::span<Update* const> updates_;
-  const Pass pass_;
+  const fused::Kernel kernel_;
+  const std::size_t tensors_;     // among the states
+  const bool writes_;             // the parameters
+  c10::DispatchKeySet plain_;     // of a parameter that was checked, and has its elements as they are
+  std::vector<Update*> updates_;  // a part for each
   std::vector<fused::Part> parts_;
+  std::vector<Update*> whole_;
   DenseCopies copies_;
 };
 
 // Autograd notices that a tensor which it has saved was changed.
-void bump_version(const at::Tensor& tensor) {
+[[gnu::flatten]] void bump_version(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
 
-FusedFunctional::Divided FusedFunctional::divided(std::span<Update> updates, Hyper hyper) const {
-  Divided divided;
-  divided.in_memory.reserve(updates.size());
-  for (Update& update : updates) {
-    if (!update.gradient.defined()) continue;
-    check_update(rule_.declaration, update);
-    const bool loops = way_ == Way::kByDevice && update.parameter.is_cpu();
-    (loops ? divided.in_memory : divided.whole).push_back(&update);
-  }
-  if (!divided.whole.empty() && rule_.kernel(hyper).update_arrays == nullptr) {
-    throw base::UsageError(base::str("the optimizer ", rule_.declaration.name,
-                                     " is a shared library's, which updates parameters on the CPU alone; one is on ",
-                                     divided.whole.front()->parameter.device()));
-  }
-  return divided;
-}
-
 void FusedFunctional::measure(const Step& step, std::span<Update> updates, Threads& threads) const {
   if (rule_.declaration.needs == fused::Needs::kElements) return;
   const at::NoGradGuard no_grad;
-  const auto [in_memory, whole] = divided(updates, step.hyper);
-  Spans spans(rule_, step.hyper, in_memory, Pass::kMeasure);
+  Work work(rule_, way_, step.hyper, updates, Pass::kMeasure);
   fused::measure({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()},
-                 spans.parts(), {threads});
-  spans.write_back();
-  spans.each([](Update& update, const fused::Part& part) { update.norms = part.norms; });
-  measure_whole_tensors(rule_, step, whole);
+                 work.parts(), {threads});
+  work.write_back();
+  work.each([](Update& update, const fused::Part& part) { update.norms = part.norms; });
+  measure_whole_tensors(rule_, step, work.whole());
 }
 
 void FusedFunctional::update(const Step& step, std::span<Update> updates, Threads& threads) const {
   const at::NoGradGuard no_grad;
-  const auto [in_memory, whole] = divided(updates, step.hyper);
-  Spans spans(rule_, step.hyper, in_memory, Pass::kUpdate);
-  spans.each([](const Update& update, fused::Part& part) { part.norms = update.norms; });
-  fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()},
-                spans.parts(), {threads});
-  spans.write_back();
+  Work work(rule_, way_, step.hyper, updates, Pass::kUpdate);
+  work.each([](const Update& update, fused::Part& part) { part.norms = update.norms; });
+  fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()}, work.parts(),
+                {threads});
+  work.write_back();
   const auto used = rule_.kernel(step.hyper).states;
-  spans.each([used](const Update& update, const fused::Part& part) {
+  work.each([used](const Update& update, const fused::Part& part) {
     std::copy_n(part.numbers.begin(), update.state->numbers.size(), update.state->numbers.begin());
     start(used, *update.state);
-    bump_version(update.parameter);
+    bump_version(*update.parameter);
     bump_version(update.copy);
   });
-  update_whole_tensors(rule_, step, whole, way_ != Way::kWholeTensorsByTheRule);
-  for (const auto* update : whole) {
-    bump_version(update->parameter);
+  update_whole_tensors(rule_, step, work.whole(), way_ != Way::kWholeTensorsByTheRule);
+  for (const auto* update : work.whole()) {
+    bump_version(*update->parameter);
     bump_version(update->copy);
   }
 }

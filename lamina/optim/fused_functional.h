@@ -28,12 +28,6 @@ class FusedFunctional final : public Functional {
   void update(const Step& step, std::span<Update> updates, Threads& threads) const override;
 
  private:
-  struct Divided {
-    std::vector<Update*> in_memory, whole;
-  };
-  // Those that have a gradient. Throws UsageError for what cannot be updated.
-  Divided divided(std::span<Update> updates, Hyper hyper) const;
-
   const fused::Rule& rule_;
   const Way way_;
 };

@@ -19,12 +19,13 @@ std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& 
   const at::NoGradGuard no_grad;
   std::vector<double> squares(tensors.size());
   std::vector<State> none(tensors.size());
+  std::vector<at::Tensor> dense(tensors.size());
   std::vector<Update> measured;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
-    const auto dense = tensors[i].is_sparse() ? tensors[i].coalesce().values() : tensors[i];
-    measured.push_back({.parameter = dense, .gradient = dense, .state = &none[i]});
+    dense[i] = tensors[i].is_sparse() ? tensors[i].coalesce().values() : tensors[i];
+    measured.push_back({.parameter = &dense[i], .gradient = dense[i], .state = &none[i]});
     places.push_back(i);
   }
   FusedFunctional(fused::kGradientNorm).measure({}, measured, threads);
@@ -44,7 +45,7 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
   std::vector<State> none(updates.size());
   std::vector<Update> measured;
   for (std::size_t i = 0; i < updates.size(); ++i) {
-    measured.push_back({.parameter = updates[i].gradient,
+    measured.push_back({.parameter = &updates[i].gradient,
                         .gradient = updates[i].gradient,
                         .state = &none[i],
                         .elements = updates[i].elements});
@@ -75,7 +76,7 @@ void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor>
   std::vector<Update> updates;
   updates.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    updates.push_back({.parameter = parameters[i], .gradient = gradients[i], .state = &states[i]});
+    updates.push_back({.parameter = &parameters[i], .gradient = gradients[i], .state = &states[i]});
   }
   Step given{.hyper = hyper};
   if (functional.declaration().gradient_norm) {

@@ -19,34 +19,10 @@ namespace {
 using base::UsageError;
 using layout::DType;
 
-std::optional<DType> reals_in(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kComplexFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-    case at::kComplexDouble:
-      return DType::kFloat64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    default:
-      return {};
-  }
-}
-
-// Without a call, which costs more than it compares.
-bool equal(at::IntArrayRef a, at::IntArrayRef b) {
-  bool equal = a.size() == b.size();
-  for (std::size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
-  return equal;
-}
-
 // True of a tensor that is as one which has been found to fit.
 bool is_as(const at::Tensor& tensor, const at::Tensor& fitting) {
   return tensor.key_set() == fitting.key_set() && tensor.dtype() == fitting.dtype() &&
-         tensor.device() == fitting.device() && equal(tensor.sizes(), fitting.sizes());
+         tensor.device() == fitting.device() && are_equal(tensor.sizes(), fitting.sizes());
 }
 
 // Refuses what belongs to a parameter and does not fit it.
@@ -77,6 +53,14 @@ void check_fits(const at::Tensor& tensor, const at::Tensor& parameter, const cha
   }
 }
 
+// Refuses elements that a program has taken the memory from, as sharding of others does between steps.
+void check_memory(const at::Tensor& tensor, const char* what, const char* optimizer) {
+  if (!tensor.is_cpu() || tensor.numel() == 0 || tensor._is_zerotensor()) return;
+  if (memory_of(tensor, false) != nullptr) return;
+  throw UsageError(base::str(optimizer, ": a ", what, " of shape ", tensor.sizes(),
+                             " has no memory: its storage was resized to nothing; give it back before the step"));
+}
+
 // Refuses a parameter of which several elements are one in memory: they cannot all have their values.
 void check_alone(const at::Tensor& parameter, const char* optimizer) {
   if (at::has_internal_overlap(parameter) != at::MemOverlap::Yes) return;
@@ -90,12 +74,6 @@ at::Tensor filled(const at::Tensor& like, double value) {
   return at::full_like(like, like.is_complex() ? c10::Scalar(c10::complex<double>(value, value)) : c10::Scalar(value));
 }
 
-bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
-  constexpr c10::DispatchKeySet kOtherwise{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-                                           c10::DispatchKey::ZeroTensor};
-  return equal(tensor.strides(), like.strides()) && !tensor.key_set().has_any(kOtherwise);
-}
-
 at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
   auto dense = at::empty_strided(like.sizes(), like.strides(), tensor.options());
   dense.copy_(tensor);
@@ -106,15 +84,15 @@ at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
 
 bool has_own_elements(const at::Tensor& tensor) { return !tensor.key_set().has(c10::DispatchKey::Python); }
 
-DType reals_of(const at::Tensor& tensor) { return reals_in(tensor.scalar_type()).value(); }
-
 void check_update(const Declaration& declaration, const Update& update) {
   const char* name = declaration.name;
-  const at::Tensor& parameter = update.parameter;
+  const at::Tensor& parameter = *update.parameter;
   check_fits(parameter, parameter, "parameter", name);
+  check_memory(parameter, "parameter", name);
   if (!parameter.is_same(update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
   const auto check = [&](const at::Tensor& tensor, const char* what) {
     if (!is_as(tensor, parameter)) check_fits(tensor, parameter, what, name);
+    check_memory(tensor, what, name);
   };
   check(update.gradient, "gradient");
   if (update.copy.defined()) check(update.copy, "copy");

@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,8 +18,50 @@ namespace lamina::optim {
 // False for subclasses of Python with a dispatch of their own, such as DTensor: their memory is not their elements.
 bool has_own_elements(const at::Tensor& tensor);
 
-// The type of the reals that a tensor holds, which is one that rules update.
-layout::DType reals_of(const at::Tensor& tensor);
+// The type of the reals that tensors of a type hold, where rules update it.
+inline std::optional<layout::DType> reals_in(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kComplexFloat:
+      return layout::DType::kFloat32;
+    case at::kDouble:
+    case at::kComplexDouble:
+      return layout::DType::kFloat64;
+    case at::kHalf:
+      return layout::DType::kFloat16;
+    case at::kBFloat16:
+      return layout::DType::kBFloat16;
+    default:
+      return {};
+  }
+}
+
+// That of a tensor which can be updated.
+inline layout::DType reals_of(const at::Tensor& tensor) { return *reals_in(tensor.scalar_type()); }
+
+// Without a call, which costs more than it compares.
+inline bool are_equal(at::IntArrayRef a, at::IntArrayRef b) {
+  bool equal = a.size() == b.size();
+  for (std::size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i];
+  return equal;
+}
+
+// True where the elements of a tensor stand in its memory as they are, each where that of `like`, of the same sizes,
+// does.
+inline bool lies_like(const at::Tensor& tensor, const at::Tensor& like) {
+  constexpr c10::DispatchKeySet kOtherwise{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                           c10::DispatchKey::ZeroTensor};
+  return are_equal(tensor.strides(), like.strides()) && !tensor.key_set().has_any(kOtherwise);
+}
+
+// The first element of a tensor in memory; null where there is no memory.
+inline void* memory_of(const at::Tensor& tensor, bool writes) {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  const auto& storage = impl.unsafe_storage();
+  auto* const memory = static_cast<std::byte*>(writes ? storage.mutable_data() : const_cast<void*>(storage.data()));
+  const auto offset = static_cast<std::size_t>(impl.storage_offset());
+  return memory == nullptr || offset == 0 ? memory : memory + impl.itemsize() * offset;
+}
 
 // Throws UsageError for what does not belong together, or cannot be updated.
 void check_update(const Declaration& declaration, const Update& update);

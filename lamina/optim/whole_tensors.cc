@@ -122,7 +122,7 @@ class Batches {
   void add(std::size_t i) {
     Update& update = *updates_[i];
     State& state = *update.state;
-    const auto dense = dense_like(update.parameter);
+    const auto dense = dense_like(*update.parameter);
     const at::Tensor& like = *dense;
     make_states(rule_.declaration, kernel_.states, step_.hyper, like, state);
     fused::Numbers numbers{};
@@ -135,11 +135,11 @@ class Batches {
     }
     numbers_.push_back(numbers);
 
-    const auto elements = update.elements.value_or(update.parameter.numel());
+    const auto elements = update.elements.value_or(update.parameter->numel());
     const auto row = [&](const at::Tensor& dense) { return row_of(dense, elements); };
     const bool updates = pass_ == Pass::kUpdate;
     const auto parameter =
-        row(updates ? copies_.writable(update.parameter, like) : copies_.readable(update.parameter, like));
+        row(updates ? copies_.writable(*update.parameter, like) : copies_.readable(*update.parameter, like));
     const auto gradient = row(copies_.readable(update.gradient, like));
     const bool has_copy = updates && update.copy.defined();
     const auto copy = has_copy ? row(copies_.writable(update.copy, like)) : at::Tensor();

@@ -127,8 +127,8 @@ void OptimizerSteps::update(const optim::Functional& functional, std::span<optim
   std::vector<optim::Update*> parts;
   for (auto& group : groups) {
     for (auto& each : group.updates) {
-      if (const auto number = stand_ins_.find(each.parameter)) each.copy = stand_ins_.half_copy(*number);
-      if (const auto is = part(each.parameter)) {
+      if (const auto number = stand_ins_.find(*each.parameter)) each.copy = stand_ins_.half_copy(*number);
+      if (const auto is = part(*each.parameter)) {
         each.elements = holders_->elements(*is);
         parts.push_back(&each);
       }

@@ -59,6 +59,15 @@ struct Fields {
   std::size_t tensors = 0;  // how many are no numbers
 };
 
+// The version of a dict, which another one has whenever an item was set, or taken away; 0 where Python keeps none.
+std::uint64_t version_of([[maybe_unused]] const py::dict& dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict.ptr())->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
 // A parameter with its state, as `optimizer.state` has it: one entry per field that is in use. Numbers lie on the CPU,
 // those of torch's classes in the type that they have there, others in float64.
 class Slot {
@@ -74,44 +83,65 @@ class Slot {
   // Not kept: torch.utils.swap_tensors gives the object of Python another one.
   const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
 
-  // Takes what somebody has put into the dict meanwhile.
+  // Takes what somebody has put into the dict meanwhile. Valid while the parameter is.
   optim::Update begin(const Fields& fields, at::Tensor gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
-    return {.parameter = parameter(), .gradient = std::move(gradient), .state = &state_};
+    return {.parameter = &parameter(), .gradient = std::move(gradient), .state = &state_};
   }
 
-  void end(const Fields& fields, const py::dict& states) {
-    if (!changes_) return;
+  // True where it has made an entry in `states`.
+  bool end(const Fields& fields, const py::dict& states) {
+    if (!changes_) return false;
+    const bool had_entry(entry_);
+    bool puts = false;
     fields_.resize(fields.all.size());
     std::size_t tensor = 0, number = 0;
     for (std::size_t i = 0; i < fields_.size(); ++i) {
       if (!fused::is_number(fields.all[i].kind)) {
-        put(fields.names[i], fields_[i], state_.tensors.at(tensor++), states);
+        puts |= put(fields.names[i], fields_[i], state_.tensors.at(tensor++), states);
         continue;
       }
       const double value = state_.numbers.at(number++);
       if (!fields_[i].defined()) {
         const bool is_torchs = fields.all[i].kind == StateKind::kTorchsNumber;
         const auto type = is_torchs && !optim::torchs_numbers_are_double() ? at::kFloat : at::kDouble;
-        put(fields.names[i], fields_[i], at::scalar_tensor(value, type), states);
+        puts |= put(fields.names[i], fields_[i], at::scalar_tensor(value, type), states);
       }
       set_number(fields_[i], value);
     }
+    if (!puts) version_ = begun_;
+    return !had_entry && entry_;
   }
 
  private:
-  void put(const py::str& name, at::Tensor& known, const at::Tensor& tensor, const py::dict& states) {
-    if (!tensor.defined() || known.is_same(tensor)) return;
+  bool put(const py::str& name, at::Tensor& known, const at::Tensor& tensor, const py::dict& states) {
+    if (!tensor.defined() || known.is_same(tensor)) return false;
     if (!entry_) {
       entry_ = py::dict();
       states[key_] = entry_;
     }
     known = tensor;
     entry_[name] = tensor;
+    return true;
   }
 
   void read(const Fields& fields) {
+    if (version_ == 0 || version_of(entry_) != version_) {
+      read_all(fields);
+    } else {
+      std::size_t numbers = 0;
+      for (std::size_t i = 0; i < fields_.size(); ++i) {
+        if (!fused::is_number(fields.all[i].kind)) continue;
+        if (fields_[i].defined()) state_.numbers[numbers] = number_of(fields_[i]);
+        ++numbers;
+      }
+    }
+    begun_ = version_of(entry_);
+    version_ = 0;  // until the step has ended as it should
+  }
+
+  void read_all(const Fields& fields) {
     fields_.resize(fields.all.size());
     state_.tensors.resize(fields.tensors);
     state_.numbers.resize(fields.all.size() - fields.tensors);
@@ -120,7 +150,7 @@ class Slot {
     for (std::size_t i = 0; i < fields_.size(); ++i) {
       auto* found = PyDict_GetItemWithError(entry_.ptr(), fields.names[i].ptr());
       if (found != nullptr && THPVariable_Check(found)) {
-        if (const auto& tensor = THPVariable_Unpack(found); !fields_[i].is_same(tensor)) fields_[i] = tensor;
+        fields_[i] = THPVariable_Unpack(found);
         if (fused::is_number(fields.all[i].kind) && !fields_[i].is_cpu() && !fields_[i].is_meta()) {
           entry_[fields.names[i]] = fields_[i] = fields_[i].cpu();  // waits for the device this once
         }
@@ -129,7 +159,7 @@ class Slot {
       }
       any = any || fields_[i].defined();
       if (!fused::is_number(fields.all[i].kind)) {
-        if (auto& known = state_.tensors[tensors++]; !known.is_same(fields_[i])) known = fields_[i];
+        state_.tensors[tensors++] = fields_[i];
       } else if (found != nullptr && (PyFloat_Check(found) || PyLong_Check(found))) {
         state_.numbers[numbers++] = PyFloat_AsDouble(found);
         any = true;
@@ -143,7 +173,9 @@ class Slot {
 
   py::object key_;
   py::dict entry_{py::reinterpret_steal<py::dict>(py::handle())};
-  bool changes_ = false;  // in this step
+  std::uint64_t version_ = 0;  // of the entry that `fields_` and `state_` are from; 0: it is to be read
+  std::uint64_t begun_ = 0;    // the one that this step began with
+  bool changes_ = false;       // in this step
   optim::State state_;
   std::vector<at::Tensor> fields_;  // the state's tensors, numbers too; undefined where unused
 };
@@ -182,14 +214,19 @@ class OptimizerGroup {
   }
 
   std::vector<optim::Update> begin() {
-    return begin([this](std::size_t i) -> const at::Tensor& { return slots_[i].parameter().grad(); });
+    return begin([this](std::size_t i) -> const at::Tensor& {
+      return slots_[i].parameter().unsafeGetTensorImpl()->grad();  // without the warning for what is no leaf
+    });
   }
   std::vector<optim::Update> begin(const Gradients& gradients) {
     return begin([&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
   }
 
-  void end() {
-    for (auto& slot : slots_) slot.end(fields_, states_);
+  // True where it has made entries of states.
+  bool end() {
+    bool made = false;
+    for (auto& slot : slots_) made |= slot.end(fields_, states_);
+    return made;
   }
 
  private:
@@ -227,8 +264,8 @@ double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double 
   return sum;
 }
 
-// With the hyper-parameters of each group. `around` may be nullptr.
-void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
+// With the hyper-parameters of each group. `around` may be nullptr. True where the states have new entries.
+bool step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
           double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
   auto steps = begun(groups, gradients);
   {
@@ -243,7 +280,9 @@ void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vec
       optim::step_groups(groups.front()->functional(), steps, *helpers);
     }
   }
-  for (auto* group : groups) group->end();
+  bool made = false;
+  for (auto* group : groups) made |= group->end();
+  return made;
 }
 
 const char* needs(const Functional& functional) {

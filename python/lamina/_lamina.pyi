@@ -563,7 +563,7 @@ def optimizer_step(
     gradient_norm: float,
     gradients: Sequence[torch.Tensor | None] | None = None,
     steps: OptimizerSteps | None = None,
-) -> None:
+) -> bool:
     """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with parts and
     an optimizer that needs norms collective over their holders. From one thread at a time for the same groups.
 
@@ -571,6 +571,9 @@ def optimizer_step(
         hyper: of each group, the hyper-parameters.
         gradients: those of the only group; each parameter's own where they are not given.
         steps: knows halves that parameters stand in for, which get their values, too.
+
+    Returns:
+        Whether the states have new entries.
     """
 
 class LossScale:

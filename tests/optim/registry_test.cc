@@ -66,7 +66,7 @@ TEST(Registry, ALibrarysGradientsAreScaledForIt) {
   const auto updated = [&](double scale) {
     const at::Tensor parameter = at::linspace(1, 2, 2001);
     State state;
-    std::vector<Update> updates{{.parameter = parameter, .gradient = gradient * (1 / scale), .state = &state}};
+    std::vector<Update> updates{{.parameter = &parameter, .gradient = gradient * (1 / scale), .state = &state}};
     const Step step{.hyper = hyper, .gradient_scale = scale};
     functional->measure(step, updates, threads);
     functional->update(step, updates, threads);

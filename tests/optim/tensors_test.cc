@@ -122,7 +122,7 @@ TEST_P(Tensors, WithMastersGetTheirValuesInTheSamePass) {
   const auto model = master.to(at::kBFloat16).t().contiguous().t();
   State state;
   std::vector<Update> updates{
-      {.parameter = master, .gradient = at::randn({5, 7}, at::kBFloat16), .state = &state, .copy = model}};
+      {.parameter = &master, .gradient = at::randn({5, 7}, at::kBFloat16), .state = &state, .copy = model}};
   const Step step{.hyper = optimizer.hyper, .gradient_scale = 0.5, .gradient_norm = 1};
   optimizer.functional->measure(step, updates, optimizer.threads);
   optimizer.functional->update(step, updates, optimizer.threads);
@@ -172,7 +172,7 @@ TEST_P(Tensors, InPartsThatAreMeasuredAndCombinedAreTheWhole) {
     const auto gradients = cut(gradient);
     std::vector<Update> updates;
     for (std::size_t k = 0; k < 2; ++k) {
-      updates.push_back({.parameter = parts[k], .gradient = gradients[k], .state = &states[k], .elements = sizes[k]});
+      updates.push_back({.parameter = &parts[k], .gradient = gradients[k], .state = &states[k], .elements = sizes[k]});
     }
     const Step step{.hyper = whole.hyper, .gradient_norm = std::sqrt(squared_gradient_norm(updates, 1, whole.threads))};
     for (auto& update : updates) whole.functional->measure(step, {&update, 1}, whole.threads);
@@ -195,6 +195,77 @@ TEST_P(Tensors, WhoseElementsAreOneInMemoryAreRefusedBeforeAnythingChanges) {
   EXPECT_THAT(usage_error_of([&] { optimizer.step({plain, expanded}, {at::ones({3}), at::ones({3})}); }),
               HasSubstr("more than one element of a parameter of shape [3]"));
   EXPECT_TRUE(plain.eq(1).all().item<bool>());
+}
+
+TEST_P(Tensors, WhoseMemoryWasGivenBackAreRefusedBeforeAnythingChanges) {
+  auto optimizer = make(GetParam());
+  const auto plain = at::ones({3}), emptied = at::ones({3});
+  const auto problem = [&](const at::Tensor& gradient) {
+    return usage_error_of([&] { optimizer.step({plain, emptied}, {at::ones({3}), gradient}); });
+  };
+  EXPECT_EQ(problem(at::ones({3})), "");
+  const auto before = plain.clone();
+  const auto freed = at::ones({3});
+  freed.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(nullptr, at::kCPU));
+  EXPECT_THAT(problem(freed), HasSubstr("a gradient of shape [3] has no memory"));
+  emptied.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(nullptr, at::kCPU));
+  EXPECT_THAT(problem(at::ones({3})), HasSubstr("a parameter of shape [3] has no memory"));
+  EXPECT_TRUE(at::equal(plain, before));
+}
+
+// In a list most tensors are like those of the parameter before, and are only looked at; one alone is checked in full.
+TEST_P(Tensors, MayChangeInAnyWayBetweenSteps) {
+  const auto shapes = std::vector<std::vector<std::int64_t>>{{4, 6}, {4, 6}, {0, 2}, {4, 6}, {}, {24}};
+  const auto drawn = [&] {
+    at::manual_seed(7);
+    std::vector<at::Tensor> all;
+    for (const auto& shape : shapes) all.push_back(at::randn(shape));
+    return all;
+  };
+  const auto listed = drawn(), single = drawn();
+  auto together = make(GetParam());
+  together.states.resize(shapes.size());
+  std::vector<std::unique_ptr<Optimizer>> alone;
+  for (std::size_t i = 0; i < shapes.size(); ++i) alone.emplace_back(new Optimizer(make(GetParam())));
+
+  using Change = std::function<void(at::Tensor parameter, at::Tensor & gradient, State&)>;
+  const auto transposed = [](const at::Tensor& tensor) { return tensor.t().clone().t(); };
+  const std::vector<Change> changes{
+      [](at::Tensor, at::Tensor&, State&) {},
+      [](at::Tensor, at::Tensor& gradient, State&) { gradient = gradient.to(at::kDouble); },
+      [](at::Tensor, at::Tensor& gradient, State&) { gradient = gradient.to(at::kHalf); },
+      [&](at::Tensor, at::Tensor& gradient, State&) { gradient = transposed(gradient); },
+      [](at::Tensor, at::Tensor& gradient, State&) { gradient = at::cat({gradient, gradient}, -1).slice(1, 0, 12, 2); },
+      [](at::Tensor, at::Tensor& gradient, State&) { gradient = gradient._neg_view(); },
+      [&](at::Tensor parameter, at::Tensor&, State&) { parameter.set_data(transposed(parameter)); },
+      [](at::Tensor parameter, at::Tensor&, State&) {
+        parameter.set_data(at::cat({parameter, parameter}).slice(0, 1, 5));
+      },
+      [](at::Tensor parameter, at::Tensor&, State&) { parameter.set_data(parameter.clone()); },
+      [&](at::Tensor, at::Tensor&, State& state) {
+        for (auto& tensor : state.tensors) tensor = tensor.defined() ? transposed(tensor) : tensor;
+      },
+      [](at::Tensor, at::Tensor&, State& state) {
+        for (auto& tensor : state.tensors) tensor = tensor.defined() ? tensor.to(at::kDouble) : tensor;
+      },
+      [](at::Tensor, at::Tensor&, State& state) {
+        if (!state.tensors.empty()) state.tensors.front().reset();
+      },
+      [](at::Tensor, at::Tensor&, State& state) { state = {}; },
+      [](at::Tensor, at::Tensor& gradient, State&) { gradient.reset(); },
+  };
+  for (std::size_t k = 0; k < changes.size(); ++k) {
+    auto gradients = drawn(), same = drawn();
+    changes[k](listed[3], gradients[3], together.states[3]);
+    if (k > 0) changes[k](single[3], same[3], alone[3]->states[0]);
+    together.step(listed, gradients);
+    for (std::size_t i = 0; i < shapes.size(); ++i) alone[i]->step({single[i]}, {same[i]});
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      if (std::get<0>(GetParam()) != "LAMB") {  // which divides gradients by the norm of all
+        EXPECT_TRUE(at::equal(listed[i], single[i])) << "parameter " << i << " after change " << k;
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Tensors, ::testing::Combine(::testing::ValuesIn(kAll), ::testing::ValuesIn(kWays)),

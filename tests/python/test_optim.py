@@ -4,12 +4,14 @@
 import copy
 import math
 import pickle
+import random
 import threading
 import time
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import lamina
 from lamina import optim, optimizers
@@ -128,6 +130,47 @@ def test_hooks_are_called_once_where_the_update_is_torchs():
         assert heard == ["before", "after"]
 
 
+def test_hooks_of_a_step_that_a_subclass_has_are_called_once():
+    class Own(optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    own, heard = torch.ones(3, requires_grad=True), []
+    optimizer = Own([own])
+    optimizer.register_step_pre_hook(lambda *_: heard.append("before"))
+    optimizer.register_step_post_hook(lambda *_: heard.append("after"))
+    own.grad = torch.ones(3)
+    optimizer.step()
+    assert heard == ["before", "after"]
+
+
+def test_hooks_of_all_optimizers_are_called_and_may_give_the_closure():
+    own, heard = torch.ones(3, requires_grad=True), []
+    optimizer = optim.SGD([own])
+    handles = [
+        register_optimizer_step_pre_hook(lambda each, *_: ((each, lambda: 5.0), {})),
+        register_optimizer_step_post_hook(lambda *_: heard.append("after")),
+    ]
+    try:
+        assert optimizer.step() == 5.0 and heard == ["after"]
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert optimizer.step() is None
+
+
+@pytest.mark.parametrize("subclass", [False, True])
+def test_a_profiler_sees_a_step_by_its_name(subclass):
+    kind = type("Own", (optim.SGD,), {}) if subclass else optim.SGD
+    own = torch.ones(3, requires_grad=True)
+    optimizer = kind([own])
+    own.grad = torch.ones(3)
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    assert sum(event.name == f"Optimizer.step#{kind.__name__}.step" for event in profile.events()) == 1
+    assert own.eq(1 - 1e-3).all()
+
+
 def test_hooks_closures_copies_and_pickles():
     ours = parameters()
     optimizer = optim.Adam(ours)
@@ -159,6 +202,52 @@ def test_what_a_program_puts_into_the_state_counts():
         optimizer.state.clear()
     steps(ours, theirs, both, 3, seed=3)
     agree(ours, theirs)
+
+
+def _replace_the_data(parameter):
+    parameter.data = parameter.data * 2
+
+
+def _swap(parameter):
+    grad, parameter.grad = parameter.grad, None
+    other = nn.Parameter(parameter.detach() + 1) if isinstance(parameter, nn.Parameter) else parameter.detach() + 1
+    torch.utils.swap_tensors(parameter, other.requires_grad_())
+    parameter.grad = grad
+
+
+# What a program may do between two steps: to an optimizer, one of its parameters, and the state that this one has.
+MEANWHILE = {
+    "nothing": lambda optimizer, parameter, state: None,
+    "a state in place": lambda optimizer, parameter, state: state["exp_avg"].mul_(2),
+    "a state's data": lambda optimizer, parameter, state: setattr(state["exp_avg"], "data", state["exp_avg"].data + 1),
+    "another state": lambda optimizer, parameter, state: state.update(exp_avg=state["exp_avg"] * 3),
+    "steps in place": lambda optimizer, parameter, state: state["step"].add_(3),
+    "other steps": lambda optimizer, parameter, state: state.update(step=torch.tensor(2.0)),
+    "no state": lambda optimizer, parameter, state: optimizer.state.pop(parameter),
+    "the parameter in place": lambda optimizer, parameter, state: parameter.data.add_(1),
+    "the parameter's data": lambda optimizer, parameter, state: _replace_the_data(parameter),
+    "the parameter swapped": lambda optimizer, parameter, state: _swap(parameter),
+    "a state dict": lambda optimizer, parameter, state: optimizer.load_state_dict(
+        copy.deepcopy(optimizer.state_dict())
+    ),
+    "a group": lambda optimizer, parameter, state: optimizer.param_groups[0].update(lr=0.05),
+    "the order": lambda optimizer, parameter, state: optimizer.param_groups[0]["params"].reverse(),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_a_program_does_between_steps_counts(seed):
+    ours, theirs = parameters(), parameters()
+    both = optim.AdamW(ours, lr=0.1), torch.optim.AdamW(theirs, lr=0.1)
+    steps(ours, theirs, both, 2)
+    draw = random.Random(seed)
+    for number in range(60):
+        place, name = draw.randrange(len(ours)), draw.choice(list(MEANWHILE))
+        for optimizer, given in zip(both, (ours, theirs), strict=True):
+            if given[place] in optimizer.state:
+                MEANWHILE[name](optimizer, given[place], optimizer.state[given[place]])
+        steps(ours, theirs, both, draw.randrange(1, 3), seed=number)
+        agree(ours, theirs, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "LAMB", "NovoGrad"])
@@ -412,6 +501,18 @@ def test_elements_that_are_one_in_memory_are_refused_before_anything_changes(nam
     with pytest.raises(RuntimeError, match="more than one element of a parameter"):
         optimizer.step()
     assert plain.eq(1).all() and not optimizer.state
+
+
+def test_a_parameter_whose_memory_was_given_back_is_refused_before_anything_changes():
+    plain, emptied = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = optim.SGD([plain, emptied], lr=1.0, momentum=0.9)
+    for each in (plain, emptied):
+        each.grad = torch.ones(3)
+    optimizer.step()
+    emptied.untyped_storage().resize_(0)
+    with pytest.raises(lamina.UsageError, match=r"a parameter of shape \[3\] has no memory"):
+        optimizer.step()
+    assert plain.eq(0).all()
 
 
 def test_a_gradient_in_another_layout_is_refused_by_its_name():

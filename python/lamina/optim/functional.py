@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers whose update is one pass of the engine's over memory: without the GIL, and without a call per tensor."""
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks as all_post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as all_pre_hooks
 
 from lamina import _lamina
 from lamina.errors import UsageError
@@ -27,7 +30,7 @@ class FunctionalOptimizer(optim.Optimizer):
     def _values(self, group: Mapping[str, Any]) -> list[float]:
         """The hyper-parameters of a group, in the order of the engine's form."""
         values = []
-        for key, place, choices, preset in self._form().hyper:
+        for key, place, choices, preset in _hyper_fields(self._form()):
             if key not in group and math.isnan(preset):
                 raise UsageError(
                     f"the functional form {self._functional} needs a value of {key}, which groups of "
@@ -54,7 +57,6 @@ class FunctionalOptimizer(optim.Optimizer):
                 if is_number and isinstance(value, torch.Tensor) and value.dim() == 0:
                     self.state[parameter][name] = value.detach().clone()
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of all parameters that have a gradient. Where a group is `differentiable` or `capturable`, or
         has a parameter twice, or one of a tensor subclass with a dispatch of its own (DTensor), it is torch's own,
@@ -69,33 +71,57 @@ class FunctionalOptimizer(optim.Optimizer):
         Raises:
             UsageError: for sparse gradients, and parameters whose elements overlap in memory.
         """
-        if not self.is_fused():
+        return (self._watched_step if self._is_watched() else self._plain_step)(closure)
+
+    step.hooked = True  # torch does not wrap it then: entering its profiler, which is off, would take most of a step
+
+    def _is_watched(self) -> bool:
+        """True where hooks are to be called, or a profiler looks on. A step that a subclass has in the place of ours is
+        wrapped by torch itself."""
+        if type(self).step is not FunctionalOptimizer.step:
+            return False
+        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        return bool(own or all_pre_hooks or all_post_hooks or torch.autograd._profiler_enabled())
+
+    def _plain_step(self, closure: Callable[[], Any] | None) -> Any:
+        with self._turn():
+            groups = self._fused_groups()
+            if groups is not None and closure is None:
+                return self._update_scaled(groups)
+        if groups is None:
             return _without_hooks(super().step)(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        # torch's GradScaler leaves that to optimizers made with fused=True.
-        if (found := getattr(self, "found_inf", None)) is not None and found.item():
-            return loss
-        scale = getattr(self, "grad_scale", None)
-        self._update(1.0 if scale is None else 1.0 / scale.item())
+        with torch.enable_grad():
+            loss = closure()
+        with self._turn():
+            self._update_scaled(self._known_groups())
         return loss
+
+    _watched_step = optim.Optimizer.profile_hook_step(_plain_step)
+
+    def _update_scaled(self, groups: list[_lamina.OptimizerGroup]) -> None:
+        """As torch's GradScaler leaves it to optimizers made with fused=True."""
+        if (found := getattr(self, "found_inf", None)) is not None and found.item():
+            return
+        scale = getattr(self, "grad_scale", None)
+        self._update(groups, 1.0 if scale is None else 1.0 / scale.item())
 
     def is_fused(self) -> bool:
         """False where an update is torch's own; UsageError where torch has none."""
         with self._turn():
-            groups = self._known_groups()
+            return self._fused_groups() is not None
+
+    def _fused_groups(self) -> list[_lamina.OptimizerGroup] | None:
+        groups = self._known_groups()
         plain = all(group.each_once and group.have_own_elements for group in groups)
         if plain and not any(map(_is_recorded, self.param_groups)):
-            return True
+            return groups
         kinds = type(self).__mro__
         if kinds[kinds.index(FunctionalOptimizer) + 1] is optim.Optimizer:
             raise UsageError(
                 f"{type(self).__name__} updates parameters that are each listed once, with nothing recorded, and that "
                 "are no tensor subclass with __torch_dispatch__, as DTensor is"
             )
-        return False
+        return None
 
     def step_with(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """One update of the only group, which `is_fused`, with gradients that are no attributes of the parameters: one,
@@ -104,19 +130,22 @@ class FunctionalOptimizer(optim.Optimizer):
         Raises:
             UsageError: as `step`.
         """
-        self._update(1.0, gradients)
-
-    def _update(self, factor: float, gradients: Sequence[torch.Tensor | None] | None = None) -> None:
         with self._turn():
-            groups = self._known_groups()
-            steps, left, norm = self.__dict__.get("_distributed", (None, 1.0, 0.0))
-            factor *= left
-            if steps is None:
-                norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
-            values = [self._values(group) for group in self.param_groups]
-            _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
-            if not self._entries.are_of(self.state):
-                self._entries = _lamina.StateEntries(self.state)
+            self._update(self._known_groups(), 1.0, gradients)
+
+    def _update(
+        self,
+        groups: list[_lamina.OptimizerGroup],
+        factor: float,
+        gradients: Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        steps, left, norm = self.__dict__.get("_distributed", (None, 1.0, 0.0))
+        factor *= left
+        if steps is None:
+            norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
+        values = [self._values(group) for group in self.param_groups]
+        if _lamina.optimizer_step(groups, values, factor, norm, gradients, steps):
+            self._entries = _lamina.StateEntries(self.state)
 
     def _turn(self) -> threading.Lock:
         """Held by the thread that takes a step: others wait for it."""
@@ -148,6 +177,11 @@ class FunctionalOptimizer(optim.Optimizer):
         if place not in known or not known[place].is_of(parameters, self.state):
             known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
         return known[place]
+
+
+@functools.cache
+def _hyper_fields(form: _lamina.Functional) -> list[tuple[str, int | None, list[str], float]]:
+    return form.hyper
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
