@@ -58,6 +58,12 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
 
 void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
                  const std::function<void()>& measured) {
+  // What does not fit is an error before any group is changed; a group alone sees to that itself.
+  for (const auto& group : groups.first(groups.size() > 1 ? groups.size() : 0)) {
+    for (const Update& update : group.updates) {
+      if (update.gradient.defined()) check_update(functional.declaration(), update);
+    }
+  }
   for (auto& group : groups) functional.measure(group.step, group.updates, threads);
   if (measured) measured();
   for (auto& group : groups) functional.update(group.step, group.updates, threads);

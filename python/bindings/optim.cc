@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizers of Python, whose states lie in the dict that torch's have.
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/record_function.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -83,11 +84,11 @@ class Slot {
   // Not kept: torch.utils.swap_tensors gives the object of Python another one.
   const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
 
-  // Takes what somebody has put into the dict meanwhile. Valid while the parameter is.
-  optim::Update begin(const Fields& fields, at::Tensor gradient) {
+  // Takes what somebody has put into the dict meanwhile.
+  optim::Update begin(const Fields& fields, const at::Tensor& parameter, at::Tensor gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
-    return {.parameter = &parameter(), .gradient = std::move(gradient), .state = &state_};
+    return {.parameter = &parameter, .gradient = std::move(gradient), .state = &state_};
   }
 
   // True where it has made an entry in `states`.
@@ -183,6 +184,24 @@ class Slot {
 // One for each parameter of a group; None where it is left alone.
 using Gradients = std::vector<std::optional<at::Tensor>>;
 
+// References to the parameters of a step. While the GIL is released, another thread may give the objects of Python
+// other tensors: torch.utils.swap_tensors refuses one that somebody has a reference to. Where there is no other thread,
+// none is taken, for they cost as much as all else that is asked of a small parameter.
+class Held {
+ public:
+  explicit Held(std::size_t most)
+      : needed_(PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) != nullptr) {
+    if (needed_) tensors_.reserve(most);
+  }
+
+  // Valid as long as this object.
+  const at::Tensor& hold(const at::Tensor& parameter) { return needed_ ? tensors_.emplace_back(parameter) : parameter; }
+
+ private:
+  const bool needed_;
+  std::vector<at::Tensor> tensors_;
+};
+
 // The parameters of a group, in the list that the optimizer has.
 class OptimizerGroup {
  public:
@@ -213,13 +232,15 @@ class OptimizerGroup {
     return true;
   }
 
-  std::vector<optim::Update> begin() {
-    return begin([this](std::size_t i) -> const at::Tensor& {
+  std::size_t size() const { return slots_.size(); }
+
+  std::vector<optim::Update> begin(Held& held) {
+    return begin(held, [this](std::size_t i) -> const at::Tensor& {
       return slots_[i].parameter().unsafeGetTensorImpl()->grad();  // without the warning for what is no leaf
     });
   }
-  std::vector<optim::Update> begin(const Gradients& gradients) {
-    return begin([&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
+  std::vector<optim::Update> begin(Held& held, const Gradients& gradients) {
+    return begin(held, [&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
   }
 
   // True where it has made entries of states.
@@ -231,10 +252,12 @@ class OptimizerGroup {
 
  private:
   template <class GradientOf>
-  std::vector<optim::Update> begin(const GradientOf& gradient_of) {
+  std::vector<optim::Update> begin(Held& held, const GradientOf& gradient_of) {
     std::vector<optim::Update> updates;
     updates.reserve(slots_.size());
-    for (std::size_t i = 0; i < slots_.size(); ++i) updates.push_back(slots_[i].begin(fields_, gradient_of(i)));
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      updates.push_back(slots_[i].begin(fields_, held.hold(slots_[i].parameter()), gradient_of(i)));
+    }
     return updates;
   }
 
@@ -245,18 +268,28 @@ class OptimizerGroup {
   bool each_once_ = true;
 };
 
-// Updates of each group in a step. `gradients`: of the only group; else each parameter has its own.
-std::vector<optim::GroupStep> begun(const std::vector<OptimizerGroup*>& groups,
-                                    const std::optional<Gradients>& gradients) {
-  base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+// Updates of each group in a step.
+struct Begun {
+  // `gradients`: of the only group; else each parameter has its own.
+  Begun(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients) : held(size_of(groups)) {
+    base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+    for (auto* group : groups) steps.push_back({{}, gradients ? group->begin(held, *gradients) : group->begin(held)});
+  }
+
+  static std::size_t size_of(const std::vector<OptimizerGroup*>& groups) {
+    std::size_t size = 0;
+    for (const auto* group : groups) size += group->size();
+    return size;
+  }
+
+  Held held;
   std::vector<optim::GroupStep> steps;
-  for (auto* group : groups) steps.push_back({{}, gradients ? group->begin(*gradients) : group->begin()});
-  return steps;
-}
+};
 
 double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double scale,
                              const std::optional<Gradients>& gradients) {
-  auto steps = begun(groups, gradients);
+  Begun begun(groups, gradients);
+  auto& steps = begun.steps;
   const py::gil_scoped_release release;
   const auto helpers = optim::shared_threads();
   double sum = 0;
@@ -267,7 +300,8 @@ double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double 
 // With the hyper-parameters of each group. `around` may be nullptr. True where the states have new entries.
 bool step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
           double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
-  auto steps = begun(groups, gradients);
+  Begun begun(groups, gradients);
+  auto& steps = begun.steps;
   {
     const py::gil_scoped_release release;
     for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -373,6 +407,7 @@ void bind_optim(py::module_& module) {
   py::class_<StateEntries>(module, "StateEntries")
       .def(py::init<const py::dict&>(), py::arg("states"))
       .def("are_of", &StateEntries::are_of, py::arg("states"));
+  module.def("functions_are_recorded", &at::hasCallbacks);
   module.def("squared_gradient_norm", &squared_gradient_norm, py::arg("groups"), py::arg("scale"),
              py::arg("gradients") = py::none());
   module.def("optimizer_step", &step, py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),

@@ -556,6 +556,9 @@ def squared_gradient_norm(
         gradients: those of the only group; each parameter's own where they are not given.
     """
 
+def functions_are_recorded() -> bool:
+    """True where a profiler, or another observer of torch's, is told of functions."""
+
 def optimizer_step(
     groups: list[OptimizerGroup],
     hyper: Sequence[Sequence[float]],

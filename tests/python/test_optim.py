@@ -2,6 +2,7 @@
 """Optimizers with the engine's update, beside torch's and formulas written out."""
 
 import copy
+import functools
 import math
 import pickle
 import random
@@ -142,6 +143,98 @@ def test_hooks_of_a_step_that_a_subclass_has_are_called_once():
     own.grad = torch.ones(3)
     optimizer.step()
     assert heard == ["before", "after"]
+
+
+def test_hooks_of_a_step_that_wraps_ours_are_called():
+    class Own(optim.SGD):
+        @functools.wraps(optim.SGD.step)
+        def step(self, closure=None):
+            return super().step(closure)
+
+    own, heard = torch.ones(3, requires_grad=True), []
+    optimizer = Own([own])
+    optimizer.register_step_post_hook(lambda *_: heard.append("after"))
+    optimizer.step()
+    assert heard == ["after"]
+
+
+@pytest.mark.parametrize("module", [torch.optim, optim])
+def test_hooks_get_the_arguments_of_the_step_and_may_give_others(module):
+    def made(hook):
+        optimizer = module.SGD([torch.ones(3, requires_grad=True)])
+        optimizer.register_step_pre_hook(hook)
+        return optimizer
+
+    heard = []
+    optimizer = made(lambda _, args, keys: heard.append((len(args), sorted(keys))))
+    optimizer.step()
+    optimizer.step(lambda: 1.0)
+    optimizer.step(closure=lambda: 1.0)
+    assert heard == [(1, []), (2, []), (1, ["closure"])]
+    assert made(lambda each, *_: ((each,), {})).step(lambda: 1.0) is None
+    assert made(lambda _, args, keys: (args, {**keys, "closure": lambda: 5.0})).step() == 5.0
+
+
+@pytest.mark.parametrize("module", [torch.optim, optim])
+def test_hooks_that_a_closure_registers_are_called(module):
+    optimizer, heard = module.SGD([torch.ones(3, requires_grad=True)]), []
+
+    def closure():
+        optimizer.register_step_post_hook(lambda *_: heard.append("after"))
+        return 1.0
+
+    assert optimizer.step(closure) == 1.0 and heard == ["after"]
+
+
+def test_an_observer_of_all_functions_sees_a_step(tmp_path):
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "trace.json"))
+    optimizer = optim.SGD([torch.ones(3, requires_grad=True)])
+    observer.start()
+    optimizer.step()
+    observer.stop()
+    observer.unregister_callback()
+    assert "Optimizer.step#SGD.step" in (tmp_path / "trace.json").read_text()
+
+
+def test_an_error_in_one_group_leaves_all_groups_as_they_are():
+    first, second = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = optim.AdamW([{"params": [first]}, {"params": [second]}], lr=0.1)
+    first.grad, second.grad = torch.ones(3), torch.ones(3)
+    optimizer.step()
+    before = first.detach().clone()
+    second.grad = None
+    second.grad = torch.ones(3).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    assert first.equal(before) and optimizer.state[first]["step"] == 1
+
+
+def test_a_parameter_cannot_be_swapped_while_another_thread_updates_it():
+    own, other = torch.ones(8_000_000, requires_grad=True), torch.zeros(3, requires_grad=True)
+    optimizer, started = optim.AdamW([own]), threading.Event()
+
+    def step():
+        started.set()
+        optimizer.step()
+
+    for _ in range(50):
+        own.grad = torch.ones_like(own)
+        started.clear()
+        thread = threading.Thread(target=step)
+        thread.start()
+        started.wait()
+        time.sleep(0.003)
+        own.grad = None
+        try:
+            torch.utils.swap_tensors(own, other)
+        except RuntimeError as error:
+            assert "use_count" in str(error)
+            break
+        finally:
+            thread.join()
+        torch.utils.swap_tensors(own, other)  # too early, or too late
+    else:
+        pytest.fail("no swap met an update")
 
 
 def test_hooks_of_all_optimizers_are_called_and_may_give_the_closure():

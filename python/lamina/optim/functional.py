@@ -18,6 +18,30 @@ from lamina.job import current
 from lamina.torch_patches import clipping
 
 
+def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step within torch's wrapper where somebody hears of it. That calls the hooks, and enters the profiler, which
+    takes longer than a small step where there is none."""
+    watched = optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def hooked(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        has_closure = bool(args or kwargs)  # which may add hooks, and takes longer than any wrapper
+        return (watched if _is_watched(self, has_closure) else step)(self, *args, **kwargs)
+
+    hooked.hooked = True  # torch wraps it no more
+    return hooked
+
+
+_wrapper = optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+
+def _is_watched(optimizer: optim.Optimizer, has_closure: bool) -> bool:
+    if getattr(type(optimizer).step, "__code__", None) is _wrapper:
+        return False  # a step that a subclass has in the place of ours, and which torch has wrapped
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return has_closure or bool(own or all_pre_hooks or all_post_hooks) or _lamina.functions_are_recorded()
+
+
 class FunctionalOptimizer(optim.Optimizer):
     """A torch optimizer with the engine's update: schedulers, groups, hooks and state dicts are torch's, and so are the
     states. `_functional` names the engine's form of it."""
@@ -57,6 +81,7 @@ class FunctionalOptimizer(optim.Optimizer):
                 if is_number and isinstance(value, torch.Tensor) and value.dim() == 0:
                     self.state[parameter][name] = value.detach().clone()
 
+    @_hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of all parameters that have a gradient. Where a group is `differentiable` or `capturable`, or
         has a parameter twice, or one of a tensor subclass with a dispatch of its own (DTensor), it is torch's own,
@@ -71,19 +96,6 @@ class FunctionalOptimizer(optim.Optimizer):
         Raises:
             UsageError: for sparse gradients, and parameters whose elements overlap in memory.
         """
-        return (self._watched_step if self._is_watched() else self._plain_step)(closure)
-
-    step.hooked = True  # torch does not wrap it then: entering its profiler, which is off, would take most of a step
-
-    def _is_watched(self) -> bool:
-        """True where hooks are to be called, or a profiler looks on. A step that a subclass has in the place of ours is
-        wrapped by torch itself."""
-        if type(self).step is not FunctionalOptimizer.step:
-            return False
-        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        return bool(own or all_pre_hooks or all_post_hooks or torch.autograd._profiler_enabled())
-
-    def _plain_step(self, closure: Callable[[], Any] | None) -> Any:
         with self._turn():
             groups = self._fused_groups()
             if groups is not None and closure is None:
@@ -95,8 +107,6 @@ class FunctionalOptimizer(optim.Optimizer):
         with self._turn():
             self._update_scaled(self._known_groups())
         return loss
-
-    _watched_step = optim.Optimizer.profile_hook_step(_plain_step)
 
     def _update_scaled(self, groups: list[_lamina.OptimizerGroup]) -> None:
         """As torch's GradScaler leaves it to optimizers made with fused=True."""
