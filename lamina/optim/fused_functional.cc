@@ -13,8 +13,8 @@
 namespace lamina::optim {
 namespace {
 
-// What a pass works on: spans of memory for the loops, with the copies that some need, and whole tensors. All updates
-// are checked before anything is made for one.
+// The work of a pass: spans of memory for the loops, with the copies that some need, and whole tensors. All updates are
+// checked before anything is made for one.
 class Work {
  public:
   Work(const fused::Rule& rule, Way way, Hyper hyper, std::span<Update> updates, Pass pass)

@@ -58,7 +58,7 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
 
 void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
                  const std::function<void()>& measured) {
-  // What does not fit is an error before any group is changed; a group alone sees to that itself.
+  // Refuses what does not fit before any group is changed; a group alone sees to that itself.
   for (const auto& group : groups.first(groups.size() > 1 ? groups.size() : 0)) {
     for (const Update& update : group.updates) {
       if (update.gradient.defined()) check_update(functional.declaration(), update);

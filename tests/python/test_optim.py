@@ -308,7 +308,7 @@ def _swap(parameter):
     parameter.grad = grad
 
 
-# What a program may do between two steps: to an optimizer, one of its parameters, and the state that this one has.
+# Things that a program may do between two steps: to an optimizer, a parameter, and the state that this one has.
 MEANWHILE = {
     "nothing": lambda optimizer, parameter, state: None,
     "a state in place": lambda optimizer, parameter, state: state["exp_avg"].mul_(2),
