@@ -25,7 +25,7 @@ class Work {
         writes_(pass == Pass::kUpdate) {
     updates_.reserve(updates.size());
     parts_.reserve(updates.size());
-    const fused::Part none;
+    const fused::Part none;           // copied, which is faster than to clear one in its place
     std::vector<std::size_t> others;  // places of the parts that more has to be done for
     for (Update& update : updates) {
       if (!update.gradient.defined()) continue;

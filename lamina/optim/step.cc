@@ -14,6 +14,15 @@
 #include "lamina/optim/update_tensors.h"
 
 namespace lamina::optim {
+namespace {
+
+void check_updates(const Declaration& declaration, std::span<const Update> updates) {
+  for (const Update& update : updates) {
+    if (update.gradient.defined()) check_update(declaration, update);
+  }
+}
+
+}  // namespace
 
 std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& threads) {
   const at::NoGradGuard no_grad;
@@ -58,11 +67,8 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
 
 void step_groups(const Functional& functional, std::span<GroupStep> groups, Threads& threads,
                  const std::function<void()>& measured) {
-  // Refuses what does not fit before any group is changed; a group alone sees to that itself.
-  for (const auto& group : groups.first(groups.size() > 1 ? groups.size() : 0)) {
-    for (const Update& update : group.updates) {
-      if (update.gradient.defined()) check_update(functional.declaration(), update);
-    }
+  if (groups.size() > 1) {  // before any is changed; one alone is checked in its pass
+    for (const auto& group : groups) check_updates(functional.declaration(), group.updates);
   }
   for (auto& group : groups) functional.measure(group.step, group.updates, threads);
   if (measured) measured();
@@ -86,9 +92,7 @@ void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor>
   }
   Step given{.hyper = hyper};
   if (functional.declaration().gradient_norm) {
-    for (const Update& update : updates) {
-      if (update.gradient.defined()) check_update(functional.declaration(), update);
-    }
+    check_updates(functional.declaration(), updates);
     given.gradient_norm = std::sqrt(squared_gradient_norm(updates, 1, threads));
   }
   functional.measure(given, updates, threads);

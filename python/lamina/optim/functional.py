@@ -32,11 +32,11 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
-_wrapper = optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+_TORCHS_WRAPPER = optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
 
 def _is_watched(optimizer: optim.Optimizer, has_closure: bool) -> bool:
-    if getattr(type(optimizer).step, "__code__", None) is _wrapper:
+    if getattr(type(optimizer).step, "__code__", None) is _TORCHS_WRAPPER:
         return False  # a step that a subclass has in the place of ours, and which torch has wrapped
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return has_closure or bool(own or all_pre_hooks or all_post_hooks) or _lamina.functions_are_recorded()
