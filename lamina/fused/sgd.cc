@@ -14,14 +14,14 @@ constexpr HyperField kHyper[] = {lr(1e-3),        momentum(0),      {"dampening"
                                  weight_decay(0), flag("nesterov"), flag("maximize")};
 constexpr StateField kStateFields[] = {{"momentum_buffer"}};
 
+// To maximize, a step goes against the gradient: the coefficients of what it goes along have the other sign.
 struct Plain {
   template <class T>
   struct Step {
     static constexpr std::size_t kStates = 0;
-    T lr, weight_decay, sign;
+    T lr, weight_decay;
 
     void operator()(T& parameter, T gradient, std::array<T, 0>&) const {
-      gradient *= sign;
       if (weight_decay != 0) gradient += weight_decay * parameter;
       parameter -= lr * gradient;
     }
@@ -32,14 +32,13 @@ struct Momentum {
   template <class T>
   struct Step {
     static constexpr std::size_t kStates = 1;
-    T lr, weight_decay, sign, momentum, keep, add, nesterov;
+    T lr, weight_decay, momentum, keep, add, nesterov;
 
     void operator()(T& parameter, T gradient, std::array<T, 1>& states) const {
       T& buffer = states[0];
-      gradient *= sign;
       if (weight_decay != 0) gradient += weight_decay * parameter;
       buffer = keep * buffer + add * gradient;
-      parameter -= lr * (nesterov != 0 ? gradient + momentum * buffer : buffer);
+      parameter -= lr * (nesterov != 0 ? nesterov * gradient + momentum * buffer : buffer);
     }
   };
 };
@@ -63,10 +62,10 @@ constexpr Rule kSgd{
         [](Hyper hyper, const Moment& moment, Numbers&) {
           const auto h = read<Hyperparameters>(hyper);
           const double sign = h.maximize != 0 ? -1 : 1;
-          if (h.momentum == 0) return coefficients<Plain>({h.lr, h.weight_decay, sign});
+          if (h.momentum == 0) return coefficients<Plain>({sign * h.lr, sign * h.weight_decay});
           // The first gradient is not dampened.
           const double keep = moment.first ? 0 : h.momentum, add = moment.first ? 1 : 1 - h.dampening;
-          return coefficients<Momentum>({h.lr, h.weight_decay, sign, h.momentum, keep, add, h.nesterov});
+          return coefficients<Momentum>({h.lr, sign * h.weight_decay, h.momentum, keep, sign * add, sign * h.nesterov});
         },
 };
 

@@ -25,6 +25,7 @@ struct State {
   std::vector<at::Tensor> tensors;
   std::vector<double> numbers;
   bool started = false;  // a step has been taken that uses some of them; SGD's without momentum does not
+  bool made = false;     // a step has put in some of them, since its holder set this to false
 };
 
 // One parameter in a step, or the part of it that is held here. The parameter and its state are the caller's: a

@@ -52,7 +52,9 @@ class Work {
                                        " is a shared library's, which updates parameters on the CPU alone; one is on ",
                                        whole_.front()->parameter->device()));
     }
-    for (const auto i : others) make(parts_[i], *updates_[i], hyper);
+    StateMaker maker;
+    for (const auto i : others) maker.expect(*updates_[i]->parameter);
+    for (const auto i : others) make(parts_[i], *updates_[i], hyper, maker);
   }
 
   std::span<fused::Part> parts() { return parts_; }
@@ -87,9 +89,9 @@ class Work {
   }
 
   // Makes the states and the dense copies that are missing.
-  void make(fused::Part& part, Update& update, Hyper hyper) {
+  void make(fused::Part& part, Update& update, Hyper hyper, StateMaker& maker) {
     const auto dense = dense_like(*update.parameter);
-    make_states(declaration_, kernel_.states, hyper, *dense, *update.state);
+    make_states(declaration_, kernel_.states, hyper, *dense, *update.state, maker);
     fill(part, update, [&](const at::Tensor& tensor, bool writes) {
       return memory_of(writes ? copies_.writable(tensor, *dense) : copies_.readable(tensor, *dense), writes);
     });
@@ -156,17 +158,21 @@ void FusedFunctional::measure(const Step& step, std::span<Update> updates, Threa
 void FusedFunctional::update(const Step& step, std::span<Update> updates, Threads& threads) const {
   const at::NoGradGuard no_grad;
   Work work(rule_, way_, step.hyper, updates, Pass::kUpdate);
-  work.each([](const Update& update, fused::Part& part) { part.norms = update.norms; });
-  fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()}, work.parts(),
-                {threads});
-  work.write_back();
   const auto used = rule_.kernel(step.hyper).states;
-  work.each([used](const Update& update, const fused::Part& part) {
-    std::copy_n(part.numbers.begin(), update.state->numbers.size(), update.state->numbers.begin());
+  work.each([used](const Update& update, fused::Part& part) {
+    part.norms = update.norms;
     start(used, *update.state);
     bump_version(*update.parameter);
     bump_version(update.copy);
   });
+  fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()}, work.parts(),
+                {threads});
+  work.write_back();
+  if (std::ranges::any_of(rule_.declaration.states, [](const auto& field) { return fused::is_number(field.kind); })) {
+    work.each([](const Update& update, const fused::Part& part) {
+      std::copy_n(part.numbers.begin(), update.state->numbers.size(), update.state->numbers.begin());
+    });
+  }
   update_whole_tensors(rule_, step, work.whole(), way_ != Way::kWholeTensorsByTheRule);
   for (const auto* update : work.whole()) {
     bump_version(*update->parameter);

@@ -3,10 +3,11 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Utils.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <optional>
 
@@ -68,11 +69,10 @@ void check_alone(const at::Tensor& parameter, const char* optimizer) {
                              parameter.sizes(), " refers to a single memory location; clone() it before"));
 }
 
-// A complex number has the value in both of its parts.
-at::Tensor filled(const at::Tensor& like, double value) {
-  if (value == 0) return at::zeros_like(like);
-  return at::full_like(like, like.is_complex() ? c10::Scalar(c10::complex<double>(value, value)) : c10::Scalar(value));
-}
+constexpr std::size_t kLine = 64;                         // bytes that a processor fetches at once
+constexpr std::size_t kMostInRow = std::size_t{1} << 16;  // bytes of a tensor; one that is larger fills pages by itself
+
+std::size_t bytes_in_row(const at::Tensor& tensor) { return (tensor.nbytes() + kLine - 1) / kLine * kLine; }
 
 at::Tensor dense_copy(const at::Tensor& tensor, const at::Tensor& like) {
   auto dense = at::empty_strided(like.sizes(), like.strides(), tensor.options());
@@ -108,20 +108,55 @@ c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter) {
   return parameter.is_non_overlapping_and_dense() ? Like::borrowed(parameter) : Like::owned(at::empty_like(parameter));
 }
 
-void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like,
-                 State& state) {
+void StateMaker::expect(const at::Tensor& like) {
+  if (like.nbytes() <= kMostInRow) expected_ += bytes_in_row(like);
+}
+
+at::Tensor StateMaker::make(const at::Tensor& like, std::size_t state, double value) {
+  auto tensor = place(like, state);
+  if (!tensor.defined()) tensor = at::empty_like(like);
+  return tensor.fill_(like.is_complex() ? c10::Scalar(c10::complex<double>(value, value)) : c10::Scalar(value));
+}
+
+at::Tensor StateMaker::place(const at::Tensor& like, std::size_t state) {
+  if (expected_ == 0 || like.nbytes() > kMostInRow || like.numel() == 0) return {};
+  while (rows_.size() <= state) {
+    // Rows begin at different places of a page, so that elements of one place do not take each other's in the cache.
+    used_.push_back(rows_.size() * (4096 / fused::kMostStates + kLine));
+    rows_.push_back(at::empty({static_cast<std::int64_t>(used_.back() + expected_)}, at::kByte));
+  }
+  const at::Tensor& row = rows_[state];
+  const std::size_t begin = used_[state];
+  if (begin + bytes_in_row(like) > row.nbytes()) return {};
+  used_[state] += bytes_in_row(like);
+  return at::for_blob(row.mutable_data_ptr<std::uint8_t>() + begin, like.sizes())
+      .strides(like.strides())
+      .deleter([row](void*) {})
+      .options(like.options())
+      .allocator(c10::GetCPUAllocator())
+      .resizeable_storage()
+      .make_tensor();
+}
+
+void make_states(const Declaration& declaration, std::uint32_t used, Hyper hyper, const at::Tensor& like, State& state,
+                 StateMaker& maker) {
   std::size_t tensors = 0, numbers = 0;
   for (const auto& field : declaration.states) {
     const double initial = *field.initial == '\0' ? 0 : hyper[fused::hyper_index(declaration, field.initial)];
     if (fused::is_number(field.kind)) {
-      if (state.numbers.size() == numbers++) state.numbers.push_back(initial);
+      if (state.numbers.size() == numbers++) {
+        state.numbers.push_back(initial);
+        state.made = true;
+      }
       continue;
     }
     if (state.tensors.size() == tensors) state.tensors.emplace_back();
-    at::Tensor& tensor = state.tensors[tensors];
-    if ((used >> tensors++ & 1) == 0) continue;
-    if (!tensor.defined()) tensor = filled(like, initial);
-    if (tensor.scalar_type() != like.scalar_type()) tensor = tensor.to(like.scalar_type());
+    const std::size_t place = tensors++;
+    at::Tensor& tensor = state.tensors[place];
+    if ((used >> place & 1) == 0) continue;
+    if (tensor.defined() && tensor.scalar_type() == like.scalar_type()) continue;
+    tensor = tensor.defined() ? tensor.to(like.scalar_type()) : maker.make(like, place, initial);
+    state.made = true;
   }
 }
 

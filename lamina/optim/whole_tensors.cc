@@ -124,7 +124,7 @@ class Batches {
     State& state = *update.state;
     const auto dense = dense_like(*update.parameter);
     const at::Tensor& like = *dense;
-    make_states(rule_.declaration, kernel_.states, step_.hyper, like, state);
+    make_states(rule_.declaration, kernel_.states, step_.hyper, like, state, maker_);
     fused::Numbers numbers{};
     std::ranges::copy(state.numbers, numbers.begin());
     const double steps_before = numbers[0];
@@ -257,6 +257,7 @@ class Batches {
   std::vector<fused::Numbers> numbers_;     // that they have afterwards
   std::vector<Batch> batches_;
   DenseCopies copies_;
+  StateMaker maker_;
 };
 
 }  // namespace

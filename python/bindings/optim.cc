@@ -88,12 +88,17 @@ class Slot {
   optim::Update begin(const Fields& fields, const at::Tensor& parameter, at::Tensor gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
+    state_.made = false;
     return {.parameter = &parameter, .gradient = std::move(gradient), .state = &state_};
   }
 
   // True where it has made an entry in `states`.
   bool end(const Fields& fields, const py::dict& states) {
     if (!changes_) return false;
+    if (entry_ && !state_.made && fields.tensors == fields.all.size()) {  // it has all there is
+      version_ = begun_;
+      return false;
+    }
     const bool had_entry(entry_);
     bool puts = false;
     fields_.resize(fields.all.size());

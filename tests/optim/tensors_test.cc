@@ -286,6 +286,54 @@ TEST(Step, MakesTheStatesThatAreUsed) {
   EXPECT_EQ(optimizer.states[0].numbers, std::vector<double>{1});
 }
 
+TEST(Step, MakesStatesThatAreTensorsOfTheirOwn) {
+  const std::vector parameters{at::ones({3}),
+                               at::ones({5, 2}).t(),
+                               at::ones({}),
+                               at::ones({0, 4}),
+                               at::ones({4}, at::kComplexDouble),
+                               at::ones({100}, at::kHalf),
+                               at::ones({1000, 1000})};
+  Optimizer optimizer("Adam", {{"amsgrad", 1}});
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) gradients.push_back(at::ones_like(parameter));
+  optimizer.step(parameters, gradients);
+  std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    ASSERT_EQ(optimizer.states[i].tensors.size(), 3);
+    for (const auto& tensor : optimizer.states[i].tensors) {
+      EXPECT_EQ(tensor.strides(), parameters[i].strides());
+      EXPECT_EQ(tensor.scalar_type(), parameters[i].scalar_type());
+      EXPECT_EQ(tensor.storage().nbytes(), tensor.nbytes());
+      EXPECT_TRUE(tensor.storage().resizable());
+      const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+      spans.emplace_back(begin, begin + tensor.nbytes());
+    }
+  }
+  std::ranges::sort(spans);
+  for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].second, spans[i].first);
+
+  // One may outlive the others.
+  const auto kept = optimizer.states[0].tensors[0];
+  optimizer.states.clear();
+  EXPECT_TRUE(at::allclose(kept, at::full({3}, 0.1)));
+}
+
+TEST(Step, MakesTheStatesOfParametersThatComeLater) {
+  Optimizer optimizer("SGD", {{"momentum", 0.9}});
+  std::vector<at::Tensor> parameters, gradients;
+  for (int i = 1; i <= 4; ++i) {
+    parameters.push_back(at::zeros({i}));
+    gradients.push_back(at::ones({i}));
+    optimizer.step(parameters, gradients);
+  }
+  const std::vector momenta{3.439F, 2.71F, 1.9F, 1.0F};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto& momentum = optimizer.states[i].tensors.at(0);
+    EXPECT_TRUE(at::allclose(momentum, at::full_like(momentum, momenta[i]))) << momentum;
+  }
+}
+
 TEST(Step, IsTheFirstInBothPasses) {
   Optimizer optimizer("NovoGrad");
   optimizer.step({at::ones({2})}, {at::tensor({3.0F, 4.0F})});
