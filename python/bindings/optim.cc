@@ -124,11 +124,12 @@ class Slot {
   bool put(const py::str& name, at::Tensor& known, const at::Tensor& tensor, const py::dict& states) {
     if (!tensor.defined() || known.is_same(tensor)) return false;
     if (!entry_) {
-      entry_ = py::dict();
-      states[key_] = entry_;
+      py::dict entry;
+      states[key_] = entry;
+      entry_ = std::move(entry);
     }
-    known = tensor;
     entry_[name] = tensor;
+    known = tensor;
     return true;
   }
 
@@ -239,6 +240,9 @@ class OptimizerGroup {
 
   std::size_t size() const { return slots_.size(); }
 
+  bool is_busy() const { return busy_; }
+  void set_busy(bool busy) { busy_ = busy; }
+
   std::vector<optim::Update> begin(Held& held) {
     return begin(held, [this](std::size_t i) -> const at::Tensor& {
       return slots_[i].parameter().unsafeGetTensorImpl()->grad();  // without the warning for what is no leaf
@@ -271,12 +275,37 @@ class OptimizerGroup {
   const py::dict states_;
   std::vector<Slot> slots_;
   bool each_once_ = true;
+  bool busy_ = false;
+};
+
+// Groups in a step. A finaliser that Python calls in the middle of it cannot take another one.
+class Busy {
+ public:
+  explicit Busy(const std::vector<OptimizerGroup*>& groups) : groups_(groups) {
+    if (std::ranges::any_of(groups_, &OptimizerGroup::is_busy)) {
+      throw base::UsageError(
+          "a step of an optimizer within its own step: a finaliser, or a signal handler, has called "
+          "step(); let it set a flag, and call step() where the program sees that");
+    }
+    for (auto* group : groups_) group->set_busy(true);
+  }
+
+  ~Busy() {
+    for (auto* group : groups_) group->set_busy(false);
+  }
+
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  const std::vector<OptimizerGroup*>& groups_;
 };
 
 // Updates of each group in a step.
 struct Begun {
-  // `gradients`: of the only group; else each parameter has its own.
-  Begun(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients) : held(size_of(groups)) {
+  // `groups` outlive it. `gradients`: of the only group; else each parameter has its own.
+  Begun(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients)
+      : busy(groups), held(size_of(groups)) {
     base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
     for (auto* group : groups) steps.push_back({{}, gradients ? group->begin(held, *gradients) : group->begin(held)});
   }
@@ -287,6 +316,7 @@ struct Begun {
     return size;
   }
 
+  Busy busy;
   Held held;
   std::vector<optim::GroupStep> steps;
 };

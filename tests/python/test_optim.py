@@ -6,6 +6,7 @@ import functools
 import math
 import pickle
 import random
+import signal
 import threading
 import time
 
@@ -567,6 +568,50 @@ def test_threads_that_share_an_optimizer_take_turns(name):
         alone.step()
     assert all(shared.state[each]["step"] == 200 for each in ours)
     agree(ours, theirs, 0)
+
+
+def test_a_signal_handler_may_take_a_step_while_one_is_begun():
+    class Interrupting(float):
+        def __float__(self):
+            signal.raise_signal(signal.SIGUSR1)
+            return 0.5
+
+    def take_a_step(*_):
+        optimizer.param_groups[0]["lr"] = 0.25
+        optimizer.step()
+
+    own = torch.nn.Parameter(torch.zeros(3))
+    own.grad = torch.ones(3)
+    optimizer = optim.SGD([own])
+    optimizer.param_groups[0]["lr"] = Interrupting(0.5)
+    before = signal.signal(signal.SIGUSR1, take_a_step)
+    try:
+        optimizer.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert torch.equal(own.detach(), torch.full((3,), -0.75))
+
+
+def test_a_step_in_the_middle_of_its_own_update_is_an_error():
+    class Stepping(torch.nn.Parameter):
+        steps = False
+
+        def __hash__(self):  # asked for by the dict that the first step puts its state into
+            if self.steps:
+                self.steps = False
+                optimizer.step()
+            return id(self)
+
+    own = Stepping(torch.zeros(3))
+    own.grad = torch.ones(3)
+    optimizer = optim.AdamW([own], lr=0.5, weight_decay=0)
+    optimizer._known_groups()
+    own.steps = True
+    with pytest.raises(lamina.UsageError, match=r"within its own step.*let it set a flag"):
+        optimizer.step()
+    assert torch.allclose(own, torch.full((3,), -0.5))  # whose update is over
+    optimizer.step()
+    assert torch.allclose(own, torch.full((3,), -1.0)) and optimizer.state[own]["step"] == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*duplicate parameters")

@@ -5,6 +5,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -157,9 +158,10 @@ class FunctionalOptimizer(optim.Optimizer):
         if _lamina.optimizer_step(groups, values, factor, norm, gradients, steps):
             self._entries = _lamina.StateEntries(self.state)
 
-    def _turn(self) -> threading.Lock:
-        """Held by the thread that takes a step: others wait for it."""
-        return self.__dict__.setdefault("_lock", threading.Lock())
+    def _turn(self) -> AbstractContextManager[Any]:
+        """Held by the thread that takes a step: others wait for it. A signal handler runs in the thread that it
+        interrupts, which must not wait for itself."""
+        return self.__dict__.setdefault("_lock", threading.RLock())
 
     def _known_groups(self) -> list[_lamina.OptimizerGroup]:
         entries = self.__dict__.get("_entries")
