@@ -212,7 +212,7 @@ void FusedOptimizer::step_in(const Around& around) {
       auto& own = state()[parameter.unsafeGetTensorImpl()];
       if (own == nullptr) own = std::make_unique<FusedState>(*functional_);
       updates.push_back(
-          {.parameter = &parameter, .gradient = parameter.grad(), .state = &static_cast<FusedState&>(*own).state});
+          {.parameter = &parameter, .gradient = &parameter.grad(), .state = &static_cast<FusedState&>(*own).state});
     }
   }
   const auto threads = optim::shared_threads();

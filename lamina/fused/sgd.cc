@@ -65,7 +65,8 @@ constexpr Rule kSgd{
           if (h.momentum == 0) return coefficients<Plain>({sign * h.lr, sign * h.weight_decay});
           // The first gradient is not dampened.
           const double keep = moment.first ? 0 : h.momentum, add = moment.first ? 1 : 1 - h.dampening;
-          return coefficients<Momentum>({h.lr, sign * h.weight_decay, h.momentum, keep, sign * add, sign * h.nesterov});
+          const double nesterov = h.nesterov != 0 ? sign : 0;
+          return coefficients<Momentum>({h.lr, sign * h.weight_decay, h.momentum, keep, sign * add, nesterov});
         },
 };
 

@@ -28,11 +28,11 @@ struct State {
   bool made = false;     // a step has put in some of them, since its holder set this to false
 };
 
-// One parameter in a step, or the part of it that is held here. The parameter and its state are the caller's: a
-// reference to a tensor of Python would cost as much as all else that a step asks of it.
+// One parameter in a step, or the part of it that is held here. The tensors and the state are the caller's: references
+// to tensors of Python would cost as much as all else that a step asks of them.
 struct Update {
   const at::Tensor* parameter = nullptr;  // in float32, where the model's own are half
-  at::Tensor gradient;                    // undefined: the parameter is left alone
+  const at::Tensor* gradient = nullptr;   // undefined: the parameter is left alone
   State* state = nullptr;                 // what its first step makes is kept there
   at::Tensor copy;  // gets the new values too, in its own type and in the same pass; undefined for none
   Norms norms{};    // from `measure`; combined over the holders, if there are others

@@ -28,7 +28,7 @@ class Work {
     const fused::Part none;           // copied, which is faster than to clear one in its place
     std::vector<std::size_t> others;  // places of the parts that more has to be done for
     for (Update& update : updates) {
-      if (!update.gradient.defined()) continue;
+      if (!update.gradient->defined()) continue;
       if (way == Way::kByDevice && is_plain(update)) {
         parts_.push_back(none);
         if (fill(parts_.back(), update, memory_of)) {
@@ -53,7 +53,9 @@ class Work {
                                        whole_.front()->parameter->device()));
     }
     StateMaker maker;
-    for (const auto i : others) maker.expect(*updates_[i]->parameter);
+    for (const auto i : others) {
+      if (lacks_a_state(*updates_[i])) maker.expect(*updates_[i]->parameter);
+    }
     for (const auto i : others) make(parts_[i], *updates_[i], hyper, maker);
   }
 
@@ -78,7 +80,7 @@ class Work {
              tensor.is_complex() == parameter.is_complex();
     };
     const State& state = *update.state;
-    bool plain = parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(update.gradient) &&
+    bool plain = parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(*update.gradient) &&
                  (!update.copy.defined() || fits(update.copy)) && state.tensors.size() == tensors_ &&
                  state.numbers.size() == declaration_.states.size() - tensors_;
     for (std::size_t k = 0; plain && k < tensors_; ++k) {
@@ -105,9 +107,9 @@ class Work {
     const auto elements = static_cast<std::size_t>(update.elements.value_or(parameter.numel()));
     part.count = elements * (parameter.is_complex() ? 2 : 1);
     part.dtype = reals_of(parameter);
-    part.gradient_dtype = reals_of(update.gradient);
+    part.gradient_dtype = reals_of(*update.gradient);
     part.parameter = memory(parameter, writes_);
-    part.gradient = memory(update.gradient, false);
+    part.gradient = memory(*update.gradient, false);
     bool found = part.parameter != nullptr && part.gradient != nullptr;
     if (update.copy.defined() && writes_) {
       part.copy_dtype = reals_of(update.copy);
@@ -124,6 +126,13 @@ class Work {
     return found;
   }
 
+  bool lacks_a_state(const Update& update) const {
+    const auto& tensors = update.state->tensors;
+    bool lacks = false;
+    for (std::size_t k = 0; k < tensors_; ++k) lacks |= uses(k) && (k >= tensors.size() || !tensors[k].defined());
+    return lacks;
+  }
+
   bool uses(std::size_t state) const { return (kernel_.states >> state & 1) != 0; }
 
   const Declaration& declaration_;
@@ -137,9 +146,15 @@ class Work {
   DenseCopies copies_;
 };
 
-// Autograd notices that a tensor which it has saved was changed.
 [[gnu::flatten]] void bump_version(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// Autograd notices that tensors which it may have saved are changed.
+void bump_versions(const Update& update) {
+  bump_version(*update.parameter);
+  bump_version(update.copy);
+  for (const at::Tensor& tensor : update.state->tensors) bump_version(tensor);
 }
 
 }  // namespace
@@ -162,8 +177,7 @@ void FusedFunctional::update(const Step& step, std::span<Update> updates, Thread
   work.each([used](const Update& update, fused::Part& part) {
     part.norms = update.norms;
     start(used, *update.state);
-    bump_version(*update.parameter);
-    bump_version(update.copy);
+    bump_versions(update);
   });
   fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()}, work.parts(),
                 {threads});
@@ -174,10 +188,7 @@ void FusedFunctional::update(const Step& step, std::span<Update> updates, Thread
     });
   }
   update_whole_tensors(rule_, step, work.whole(), way_ != Way::kWholeTensorsByTheRule);
-  for (const auto* update : work.whole()) {
-    bump_version(*update->parameter);
-    bump_version(update->copy);
-  }
+  for (const auto* update : work.whole()) bump_versions(*update);
 }
 
 }  // namespace lamina::optim

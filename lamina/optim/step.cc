@@ -18,7 +18,7 @@ namespace {
 
 void check_updates(const Declaration& declaration, std::span<const Update> updates) {
   for (const Update& update : updates) {
-    if (update.gradient.defined()) check_update(declaration, update);
+    if (update.gradient->defined()) check_update(declaration, update);
   }
 }
 
@@ -34,7 +34,7 @@ std::vector<double> squared_norms(std::span<const at::Tensor> tensors, Threads& 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     dense[i] = tensors[i].is_sparse() ? tensors[i].coalesce().values() : tensors[i];
-    measured.push_back({.parameter = &dense[i], .gradient = dense[i], .state = &none[i]});
+    measured.push_back({.parameter = &dense[i], .gradient = &dense[i], .state = &none[i]});
     places.push_back(i);
   }
   FusedFunctional(fused::kGradientNorm).measure({}, measured, threads);
@@ -54,7 +54,7 @@ double squared_gradient_norm(std::span<Update> updates, double gradient_scale, T
   std::vector<State> none(updates.size());
   std::vector<Update> measured;
   for (std::size_t i = 0; i < updates.size(); ++i) {
-    measured.push_back({.parameter = &updates[i].gradient,
+    measured.push_back({.parameter = updates[i].gradient,
                         .gradient = updates[i].gradient,
                         .state = &none[i],
                         .elements = updates[i].elements});
@@ -88,7 +88,7 @@ void step(const Functional& functional, Hyper hyper, std::span<const at::Tensor>
   std::vector<Update> updates;
   updates.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    updates.push_back({.parameter = &parameters[i], .gradient = gradients[i], .state = &states[i]});
+    updates.push_back({.parameter = &parameters[i], .gradient = &gradients[i], .state = &states[i]});
   }
   Step given{.hyper = hyper};
   if (functional.declaration().gradient_norm) {

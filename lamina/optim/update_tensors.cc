@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "lamina/base/error.h"
@@ -69,8 +70,9 @@ void check_alone(const at::Tensor& parameter, const char* optimizer) {
                              parameter.sizes(), " refers to a single memory location; clone() it before"));
 }
 
-constexpr std::size_t kLine = 64;                         // bytes that a processor fetches at once
-constexpr std::size_t kMostInRow = std::size_t{1} << 16;  // bytes of a tensor; one that is larger fills pages by itself
+constexpr std::size_t kLine = 64;                     // bytes that a processor fetches at once
+constexpr std::size_t kRow = std::size_t{1} << 20;    // bytes of a row, all of which one state may keep alive
+constexpr std::size_t kSmall = std::size_t{1} << 16;  // bytes of a state; one that is larger fills pages by itself
 
 std::size_t bytes_in_row(const at::Tensor& tensor) { return (tensor.nbytes() + kLine - 1) / kLine * kLine; }
 
@@ -89,12 +91,12 @@ void check_update(const Declaration& declaration, const Update& update) {
   const at::Tensor& parameter = *update.parameter;
   check_fits(parameter, parameter, "parameter", name);
   check_memory(parameter, "parameter", name);
-  if (!parameter.is_same(update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
+  if (!parameter.is_same(*update.gradient)) check_alone(parameter, name);  // measured gradients stand for both
   const auto check = [&](const at::Tensor& tensor, const char* what) {
     if (!is_as(tensor, parameter)) check_fits(tensor, parameter, what, name);
     check_memory(tensor, what, name);
   };
-  check(update.gradient, "gradient");
+  check(*update.gradient, "gradient");
   if (update.copy.defined()) check(update.copy, "copy");
   for (const at::Tensor& tensor : update.state->tensors) {
     if (tensor.defined()) check(tensor, "state");
@@ -109,7 +111,7 @@ c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter) {
 }
 
 void StateMaker::expect(const at::Tensor& like) {
-  if (like.nbytes() <= kMostInRow) expected_ += bytes_in_row(like);
+  if (like.nbytes() <= kSmall) expected_ += bytes_in_row(like);
 }
 
 at::Tensor StateMaker::make(const at::Tensor& like, std::size_t state, double value) {
@@ -119,19 +121,21 @@ at::Tensor StateMaker::make(const at::Tensor& like, std::size_t state, double va
 }
 
 at::Tensor StateMaker::place(const at::Tensor& like, std::size_t state) {
-  if (expected_ == 0 || like.nbytes() > kMostInRow || like.numel() == 0) return {};
-  while (rows_.size() <= state) {
-    // Rows begin at different places of a page, so that elements of one place do not take each other's in the cache.
-    used_.push_back(rows_.size() * (4096 / fused::kMostStates + kLine));
-    rows_.push_back(at::empty({static_cast<std::int64_t>(used_.back() + expected_)}, at::kByte));
+  Row& row = rows_.at(state);
+  const std::size_t bytes = bytes_in_row(like);
+  if (like.numel() == 0 || like.nbytes() > kSmall || row.made + bytes > expected_) return {};
+  if (!row.bytes.defined() || row.used + bytes > row.bytes.nbytes()) {
+    // Kinds begin at different places of a page, so that elements of one place do not take each other's in the cache.
+    row.used = state * (4096 / fused::kMostStates + kLine);
+    const std::size_t size = row.used + std::clamp(expected_ - row.made, bytes, kRow);
+    row.bytes = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
   }
-  const at::Tensor& row = rows_[state];
-  const std::size_t begin = used_[state];
-  if (begin + bytes_in_row(like) > row.nbytes()) return {};
-  used_[state] += bytes_in_row(like);
-  return at::for_blob(row.mutable_data_ptr<std::uint8_t>() + begin, like.sizes())
+  auto* const begin = row.bytes.mutable_data_ptr<std::uint8_t>() + row.used;
+  row.used += bytes;
+  row.made += bytes;
+  return at::for_blob(begin, like.sizes())
       .strides(like.strides())
-      .deleter([row](void*) {})
+      .deleter([kept = row.bytes](void*) {})
       .options(like.options())
       .allocator(c10::GetCPUAllocator())
       .resizeable_storage()

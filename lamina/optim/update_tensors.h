@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -72,7 +73,7 @@ bool torchs_numbers_are_double();
 // A tensor of the parameter's shape, with an element for each place in memory.
 c10::MaybeOwned<at::Tensor> dense_like(const at::Tensor& parameter);
 
-// Makes states. Those of small parameters lie in a row, each in a storage of its own: a step that goes through many
+// Makes states. Those of small parameters lie in rows, each in a storage of its own: a step that goes through many
 // takes less time than where they lie anywhere. A row lives as long as one of them does.
 class StateMaker {
  public:
@@ -84,12 +85,18 @@ class StateMaker {
   at::Tensor make(const at::Tensor& like, std::size_t state, double value);
 
  private:
-  // Uninitialised, in the row of that state; undefined where there is no place in one.
+  // States of one kind, one after the other.
+  struct Row {
+    at::Tensor bytes;
+    std::size_t used = 0;
+    std::size_t made = 0;  // bytes in all rows of the kind
+  };
+
+  // Uninitialised, in a row; undefined where it is not expected there.
   at::Tensor place(const at::Tensor& like, std::size_t state);
 
-  std::size_t expected_ = 0;       // bytes of a row
-  std::vector<at::Tensor> rows_;   // of bytes, by state
-  std::vector<std::size_t> used_;  // bytes of each
+  std::size_t expected_ = 0;  // bytes of each kind
+  std::array<Row, fused::kMostStates> rows_;
 };
 
 // Makes the states that are missing, a bit in `used` for each that lies like the parameter.

@@ -140,7 +140,7 @@ class Batches {
     const bool updates = pass_ == Pass::kUpdate;
     const auto parameter =
         row(updates ? copies_.writable(*update.parameter, like) : copies_.readable(*update.parameter, like));
-    const auto gradient = row(copies_.readable(update.gradient, like));
+    const auto gradient = row(copies_.readable(*update.gradient, like));
     const bool has_copy = updates && update.copy.defined();
     const auto copy = has_copy ? row(copies_.writable(update.copy, like)) : at::Tensor();
     std::array<at::Tensor, kMostStates> states;

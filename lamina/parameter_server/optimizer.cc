@@ -35,7 +35,7 @@ class FunctionalUpdater : public Updater {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (!gradients[i].defined()) continue;
       optim::check_update(functional_->declaration(),
-                          {.parameter = &parameters[i], .gradient = gradients[i], .state = &none});
+                          {.parameter = &parameters[i], .gradient = &gradients[i], .state = &none});
     }
   }
 
@@ -44,7 +44,7 @@ class FunctionalUpdater : public Updater {
     std::vector<optim::Update> updates;
     updates.reserve(indices.size());
     for (const auto i : indices) {
-      updates.push_back({.parameter = &parameters[i], .gradient = gradients[i], .state = &states_[i]});
+      updates.push_back({.parameter = &parameters[i], .gradient = &gradients[i], .state = &states_[i]});
     }
     const auto others = hyper_of(options.hyper);
     optim::Step step{.hyper = others ? *others : hyper_};

@@ -415,7 +415,7 @@ Value Service::run_norm(const Request& request, Context& context) {
   const auto gradients = context.gradients(optimizer(request.subject)->tensors());
   std::vector<optim::Update> updates;
   for (const auto& gradient : gradients) {
-    if (gradient.defined()) updates.push_back({.parameter = &gradient, .gradient = gradient});
+    if (gradient.defined()) updates.push_back({.parameter = &gradient, .gradient = &gradient});
   }
   return optim::squared_gradient_norm(updates, 1, *threads_);
 }

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,10 +74,17 @@ std::uint64_t version_of([[maybe_unused]] const py::dict& dict) {
 // those of torch's classes in the type that they have there, others in float64.
 class Slot {
  public:
-  Slot(py::object parameter, const py::dict& states) : key_(std::move(parameter)) {
-    if (auto* found = PyDict_GetItemWithError(states.ptr(), key_.ptr()))
-      entry_ = py::reinterpret_borrow<py::dict>(found);
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  explicit Slot(py::object parameter) : key_(std::move(parameter)), hash_(py::hash(key_)) {}
+
+  // Looks for the entry in `states`: a program may have taken it away, or put another one there.
+  void find_entry(const py::dict& states) {
+    auto* const found = _PyDict_GetItem_KnownHash(states.ptr(), key_.ptr(), hash_);  // else a call of Python's
+    if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (found == entry_.ptr()) return;
+    entry_ = py::reinterpret_borrow<py::dict>(found);
+    version_ = 0;
+    state_ = {};
+    fields_.clear();
   }
 
   const py::object& key() const { return key_; }
@@ -85,21 +93,20 @@ class Slot {
   const at::Tensor& parameter() const { return THPVariable_Unpack(key_.ptr()); }
 
   // Takes what somebody has put into the dict meanwhile.
-  optim::Update begin(const Fields& fields, const at::Tensor& parameter, at::Tensor gradient) {
+  optim::Update begin(const Fields& fields, const at::Tensor& parameter, const at::Tensor& gradient) {
     changes_ = gradient.defined();
     if (changes_ && entry_) read(fields);
     state_.made = false;
-    return {.parameter = &parameter, .gradient = std::move(gradient), .state = &state_};
+    return {.parameter = &parameter, .gradient = &gradient, .state = &state_};
   }
 
-  // True where it has made an entry in `states`.
-  bool end(const Fields& fields, const py::dict& states) {
-    if (!changes_) return false;
+  // Puts what the step has made into the entry; into a new one of `states`, if there is none.
+  void end(const Fields& fields, const py::dict& states) {
+    if (!changes_) return;
     if (entry_ && !state_.made && fields.tensors == fields.all.size()) {  // it has all there is
       version_ = begun_;
-      return false;
+      return;
     }
-    const bool had_entry(entry_);
     bool puts = false;
     fields_.resize(fields.all.size());
     std::size_t tensor = 0, number = 0;
@@ -117,7 +124,6 @@ class Slot {
       set_number(fields_[i], value);
     }
     if (!puts) version_ = begun_;
-    return !had_entry && entry_;
   }
 
  private:
@@ -179,6 +185,7 @@ class Slot {
   }
 
   py::object key_;
+  Py_hash_t hash_;
   py::dict entry_{py::reinterpret_steal<py::dict>(py::handle())};
   std::uint64_t version_ = 0;  // of the entry that `fields_` and `state_` are from; 0: it is to be read
   std::uint64_t begun_ = 0;    // the one that this step began with
@@ -190,9 +197,9 @@ class Slot {
 // One for each parameter of a group; None where it is left alone.
 using Gradients = std::vector<std::optional<at::Tensor>>;
 
-// References to the parameters of a step. While the GIL is released, another thread may give the objects of Python
-// other tensors: torch.utils.swap_tensors refuses one that somebody has a reference to. Where there is no other thread,
-// none is taken, for they cost as much as all else that is asked of a small parameter.
+// References to the parameters of a step, and to their gradients. While the GIL is released, another thread may give
+// the objects of Python other ones; torch.utils.swap_tensors refuses a tensor that somebody has a reference to. Where
+// there is no other thread, none is taken, for they cost as much as all else that is asked of a small parameter.
 class Held {
  public:
   explicit Held(std::size_t most)
@@ -201,7 +208,7 @@ class Held {
   }
 
   // Valid as long as this object.
-  const at::Tensor& hold(const at::Tensor& parameter) { return needed_ ? tensors_.emplace_back(parameter) : parameter; }
+  const at::Tensor& hold(const at::Tensor& tensor) { return needed_ ? tensors_.emplace_back(tensor) : tensor; }
 
  private:
   const bool needed_;
@@ -214,7 +221,7 @@ class OptimizerGroup {
   OptimizerGroup(Shared functional, const py::list& parameters, py::dict states)
       : functional_(std::move(functional)), fields_(*functional_), states_(std::move(states)) {
     for (const auto& parameter : parameters) {
-      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter), states_);
+      slots_.emplace_back(py::reinterpret_borrow<py::object>(parameter));
     }
     std::vector<const void*> objects;
     for (const auto& slot : slots_) objects.push_back(slot.key().ptr());
@@ -240,32 +247,65 @@ class OptimizerGroup {
 
   std::size_t size() const { return slots_.size(); }
 
-  bool is_busy() const { return busy_; }
-  void set_busy(bool busy) { busy_ = busy; }
+  // The thread that takes a step with it; 0: none.
+  unsigned long taken_by() const { return taken_by_; }
+  void set_taken_by(unsigned long thread) { taken_by_ = thread; }
 
-  std::vector<optim::Update> begin(Held& held) {
-    return begin(held, [this](std::size_t i) -> const at::Tensor& {
-      return slots_[i].parameter().unsafeGetTensorImpl()->grad();  // without the warning for what is no leaf
+  std::vector<optim::Update> begin(Held& held, const std::optional<Gradients>& gradients) {
+    if (version_ == 0 || version_of(states_) != version_) {
+      for (auto& slot : slots_) slot.find_entry(states_);
+      version_ = version_of(states_);
+    }
+    return updates_of(gradients, [&](Slot& slot, const at::Tensor& gradient) {
+      return slot.begin(fields_, held.hold(slot.parameter()), held.hold(gradient));
     });
   }
-  std::vector<optim::Update> begin(Held& held, const Gradients& gradients) {
-    return begin(held, [&gradients](std::size_t i) { return gradients.at(i).value_or(at::Tensor()); });
+
+  // Updates that have gradients, and nothing else.
+  std::vector<optim::Update> gradients(Held& held, const std::optional<Gradients>& gradients) {
+    return updates_of(
+        gradients, [&](Slot&, const at::Tensor& gradient) { return optim::Update{.gradient = &held.hold(gradient)}; });
   }
 
-  // True where it has made entries of states.
-  bool end() {
-    bool made = false;
-    for (auto& slot : slots_) made |= slot.end(fields_, states_);
-    return made;
+  // Returns the error of an entry that could not be made. Those of all others are, for their update is over.
+  std::exception_ptr end() {
+    std::exception_ptr error;
+    for (auto& slot : slots_) {
+      try {
+        slot.end(fields_, states_);
+      } catch (py::error_already_set&) {
+        error = std::current_exception();
+        end_again(slot);
+      }
+    }
+    return error;
   }
 
  private:
-  template <class GradientOf>
-  std::vector<optim::Update> begin(Held& held, const GradientOf& gradient_of) {
+  // What has raised may have been a signal, as Ctrl-C is, that came while Python asked the key for its hash.
+  void end_again(Slot& slot) {
+    try {
+      slot.end(fields_, states_);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("the state of a parameter");
+    }
+  }
+
+  // `gradients`: else each parameter has its own.
+  template <class UpdateOf>
+  std::vector<optim::Update> updates_of(const std::optional<Gradients>& gradients, const UpdateOf& update_of) {
+    static const at::Tensor none;
     std::vector<optim::Update> updates;
     updates.reserve(slots_.size());
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      updates.push_back(slots_[i].begin(fields_, held.hold(slots_[i].parameter()), gradient_of(i)));
+      Slot& slot = slots_[i];
+      if (gradients) {
+        const auto& gradient = gradients->at(i);
+        updates.push_back(update_of(slot, gradient ? *gradient : none));
+      } else {
+        // Without the warning for what is no leaf.
+        updates.push_back(update_of(slot, std::as_const(*slot.parameter().unsafeGetTensorImpl()).grad()));
+      }
     }
     return updates;
   }
@@ -274,69 +314,64 @@ class OptimizerGroup {
   const Fields fields_;
   const py::dict states_;
   std::vector<Slot> slots_;
+  std::uint64_t version_ = 0;  // of `states_` when entries were looked for; 0: they are to be
   bool each_once_ = true;
-  bool busy_ = false;
+  unsigned long taken_by_ = 0;
 };
 
-// Groups in a step. A finaliser that Python calls in the middle of it cannot take another one.
-class Busy {
+// Groups in a step of this thread. A finaliser that Python calls in the middle of it cannot take another one.
+class Taken {
  public:
-  explicit Busy(const std::vector<OptimizerGroup*>& groups) : groups_(groups) {
-    if (std::ranges::any_of(groups_, &OptimizerGroup::is_busy)) {
+  explicit Taken(const std::vector<OptimizerGroup*>& groups) : groups_(groups) {
+    const auto thread = PyThread_get_thread_ident();
+    if (std::ranges::find(groups_, thread, &OptimizerGroup::taken_by) != groups_.end()) {
       throw base::UsageError(
           "a step of an optimizer within its own step: a finaliser, or a signal handler, has called "
           "step(); let it set a flag, and call step() where the program sees that");
     }
-    for (auto* group : groups_) group->set_busy(true);
+    for (auto* group : groups_) group->set_taken_by(thread);
   }
 
-  ~Busy() {
-    for (auto* group : groups_) group->set_busy(false);
+  ~Taken() {
+    for (auto* group : groups_) group->set_taken_by(0);
   }
 
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
 
  private:
   const std::vector<OptimizerGroup*>& groups_;
 };
 
-// Updates of each group in a step.
-struct Begun {
-  // `groups` outlive it. `gradients`: of the only group; else each parameter has its own.
-  Begun(const std::vector<OptimizerGroup*>& groups, const std::optional<Gradients>& gradients)
-      : busy(groups), held(size_of(groups)) {
-    base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
-    for (auto* group : groups) steps.push_back({{}, gradients ? group->begin(held, *gradients) : group->begin(held)});
-  }
+// Tensors that a step may have to hold.
+std::size_t size_of(const std::vector<OptimizerGroup*>& groups) {
+  std::size_t size = 0;
+  for (const auto* group : groups) size += 2 * group->size();
+  return size;
+}
 
-  static std::size_t size_of(const std::vector<OptimizerGroup*>& groups) {
-    std::size_t size = 0;
-    for (const auto* group : groups) size += group->size();
-    return size;
-  }
-
-  Busy busy;
-  Held held;
-  std::vector<optim::GroupStep> steps;
-};
-
+// `gradients`: of the only group; else each parameter has its own.
 double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double scale,
                              const std::optional<Gradients>& gradients) {
-  Begun begun(groups, gradients);
-  auto& steps = begun.steps;
+  base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+  Held held(size_of(groups));
+  std::vector<std::vector<optim::Update>> all;
+  for (auto* group : groups) all.push_back(group->gradients(held, gradients));
   const py::gil_scoped_release release;
   const auto helpers = optim::shared_threads();
   double sum = 0;
-  for (auto& each : steps) sum += optim::squared_gradient_norm(each.updates, scale, *helpers);
+  for (auto& each : all) sum += optim::squared_gradient_norm(each, scale, *helpers);
   return sum;
 }
 
-// With the hyper-parameters of each group. `around` may be nullptr. True where the states have new entries.
-bool step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
+// With the hyper-parameters of each group. `around` may be nullptr.
+void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
           double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
-  Begun begun(groups, gradients);
-  auto& steps = begun.steps;
+  base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
+  const Taken taken(groups);
+  Held held(size_of(groups));
+  std::vector<optim::GroupStep> steps;
+  for (auto* group : groups) steps.push_back({{}, group->begin(held, gradients)});
   {
     const py::gil_scoped_release release;
     for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -349,9 +384,11 @@ bool step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vec
       optim::step_groups(groups.front()->functional(), steps, *helpers);
     }
   }
-  bool made = false;
-  for (auto* group : groups) made |= group->end();
-  return made;
+  std::exception_ptr error;
+  for (auto* group : groups) {
+    if (auto raised = group->end()) error = raised;
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 const char* needs(const Functional& functional) {
@@ -365,30 +402,6 @@ const char* needs(const Functional& functional) {
   }
   throw base::InternalError("an optimizer with other needs");
 }
-
-// The entries that a dict of states had, by their identity: looking them up would ask each tensor for its hash, which
-// is a function of Python's.
-class StateEntries {
- public:
-  explicit StateEntries(const py::dict& states) {
-    for (const auto& [key, entry] : states) {
-      entries_.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(entry));
-    }
-  }
-
-  bool are_of(const py::dict& states) const {
-    if (states.size() != entries_.size()) return false;
-    auto known = entries_.begin();
-    for (const auto& [key, entry] : states) {
-      if (!known->first.is(key) || !known->second.is(entry)) return false;
-      ++known;
-    }
-    return true;
-  }
-
- private:
-  std::vector<std::pair<py::object, py::object>> entries_;
-};
 
 py::list hyper_fields(const Functional& functional) {
   py::list fields;
@@ -439,9 +452,6 @@ void bind_optim(py::module_& module) {
       .def_property_readonly("each_once", &OptimizerGroup::each_once)
       .def_property_readonly("have_own_elements", &OptimizerGroup::have_own_elements)
       .def("is_of", &OptimizerGroup::is_of, py::arg("parameters"), py::arg("states"));
-  py::class_<StateEntries>(module, "StateEntries")
-      .def(py::init<const py::dict&>(), py::arg("states"))
-      .def("are_of", &StateEntries::are_of, py::arg("states"));
   module.def("functions_are_recorded", &at::hasCallbacks);
   module.def("squared_gradient_norm", &squared_gradient_norm, py::arg("groups"), py::arg("scale"),
              py::arg("gradients") = py::none());

@@ -540,13 +540,6 @@ class OptimizerGroup:
     def is_of(self, parameters: list[torch.Tensor], states: dict[torch.Tensor, Any]) -> bool:
         """True where these are its parameters, and this its dict."""
 
-class StateEntries:
-    """The entries of an optimizer's `state`, as they were."""
-
-    def __init__(self, states: dict[torch.Tensor, Any]) -> None: ...
-    def are_of(self, states: dict[torch.Tensor, Any]) -> bool:
-        """True where the dict has these and no others, in this order."""
-
 def squared_gradient_norm(
     groups: list[OptimizerGroup], scale: float, gradients: Sequence[torch.Tensor | None] | None = None
 ) -> float:
@@ -566,7 +559,7 @@ def optimizer_step(
     gradient_norm: float,
     gradients: Sequence[torch.Tensor | None] | None = None,
     steps: OptimizerSteps | None = None,
-) -> bool:
+) -> None:
     """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with parts and
     an optimizer that needs norms collective over their holders. From one thread at a time for the same groups.
 
@@ -574,9 +567,6 @@ def optimizer_step(
         hyper: of each group, the hyper-parameters.
         gradients: those of the only group; each parameter's own where they are not given.
         steps: knows halves that parameters stand in for, which get their values, too.
-
-    Returns:
-        Whether the states have new entries.
     """
 
 class LossScale:

@@ -66,7 +66,8 @@ TEST(Registry, ALibrarysGradientsAreScaledForIt) {
   const auto updated = [&](double scale) {
     const at::Tensor parameter = at::linspace(1, 2, 2001);
     State state;
-    std::vector<Update> updates{{.parameter = &parameter, .gradient = gradient * (1 / scale), .state = &state}};
+    const auto scaled = gradient * (1 / scale);
+    std::vector<Update> updates{{.parameter = &parameter, .gradient = &scaled, .state = &state}};
     const Step step{.hyper = hyper, .gradient_scale = scale};
     functional->measure(step, updates, threads);
     functional->update(step, updates, threads);

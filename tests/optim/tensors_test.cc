@@ -114,6 +114,12 @@ TEST_P(Tensors, TellAutogradThatTheyHaveChanged) {
   optimizer.step({parameter}, {at::ones({3})});
   EXPECT_GT(parameter._version(), version);
   EXPECT_TRUE(parameter.requires_grad());
+  for (const auto& state : optimizer.states[0].tensors) {
+    if (!state.defined()) continue;
+    const auto before = state._version();
+    optimizer.step({parameter}, {at::ones({3})});
+    EXPECT_GT(state._version(), before);
+  }
 }
 
 TEST_P(Tensors, WithMastersGetTheirValuesInTheSamePass) {
@@ -121,8 +127,8 @@ TEST_P(Tensors, WithMastersGetTheirValuesInTheSamePass) {
   const auto master = at::randn({5, 7});
   const auto model = master.to(at::kBFloat16).t().contiguous().t();
   State state;
-  std::vector<Update> updates{
-      {.parameter = &master, .gradient = at::randn({5, 7}, at::kBFloat16), .state = &state, .copy = model}};
+  const auto gradient = at::randn({5, 7}, at::kBFloat16);
+  std::vector<Update> updates{{.parameter = &master, .gradient = &gradient, .state = &state, .copy = model}};
   const Step step{.hyper = optimizer.hyper, .gradient_scale = 0.5, .gradient_norm = 1};
   optimizer.functional->measure(step, updates, optimizer.threads);
   optimizer.functional->update(step, updates, optimizer.threads);
@@ -172,7 +178,7 @@ TEST_P(Tensors, InPartsThatAreMeasuredAndCombinedAreTheWhole) {
     const auto gradients = cut(gradient);
     std::vector<Update> updates;
     for (std::size_t k = 0; k < 2; ++k) {
-      updates.push_back({.parameter = &parts[k], .gradient = gradients[k], .state = &states[k], .elements = sizes[k]});
+      updates.push_back({.parameter = &parts[k], .gradient = &gradients[k], .state = &states[k], .elements = sizes[k]});
     }
     const Step step{.hyper = whole.hyper, .gradient_norm = std::sqrt(squared_gradient_norm(updates, 1, whole.threads))};
     for (auto& update : updates) whole.functional->measure(step, {&update, 1}, whole.threads);

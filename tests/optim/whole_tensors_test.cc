@@ -52,10 +52,11 @@ struct Training {
     states.resize(parameters.size());
     for (int i = 0; i < steps; ++i) {
       std::vector<Update> updates;
+      std::vector<at::Tensor> gradients(parameters.size());
       for (std::size_t k = 0; k < parameters.size(); ++k) {
-        auto gradient = at::randn(parameters[k].sizes(), at::kDouble).to(gradient_dtype);
+        auto& gradient = gradients[k] = at::randn(parameters[k].sizes(), at::kDouble).to(gradient_dtype);
         if (k == 2 && i == 0) gradient.reset();
-        updates.push_back({.parameter = &parameters[k], .gradient = gradient, .state = &states[k], .copy = copies[k]});
+        updates.push_back({.parameter = &parameters[k], .gradient = &gradient, .state = &states[k], .copy = copies[k]});
       }
       const Step step{.hyper = optimizer.hyper, .gradient_scale = scale, .gradient_norm = 3};
       optimizer.functional->measure(step, updates, optimizer.threads);
@@ -110,13 +111,11 @@ TEST_P(WholeTensors, NeverLookAtAnElement) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf}) {
     const auto meta = at::TensorOptions(at::kMeta).dtype(dtype);
     const auto parameter = at::empty({4, 5}, meta).t(), copy = at::empty({5, 4}, meta.dtype(at::kHalf));
+    const auto gradient = at::empty({5, 4}, meta.dtype(at::kHalf));
     State state;
     for (int i = 0; i < 2; ++i) {
-      std::vector<Update> updates{{.parameter = &parameter,
-                                   .gradient = at::empty({5, 4}, meta.dtype(at::kHalf)),
-                                   .state = &state,
-                                   .copy = copy,
-                                   .norms = {2, 3}}};
+      std::vector<Update> updates{
+          {.parameter = &parameter, .gradient = &gradient, .state = &state, .copy = copy, .norms = {2, 3}}};
       optimizer.functional->update({optimizer.hyper, 0.5, 2}, updates, optimizer.threads);
     }
     const bool uses_tensors = std::ranges::any_of(state.tensors, [](const auto& tensor) { return tensor.defined(); });
@@ -160,7 +159,7 @@ std::map<std::string, int> operations_of(const std::string& name, Way way) {
   const auto step = [&] {
     std::vector<Update> updates;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      updates.push_back({.parameter = &parameters[i], .gradient = gradients[i], .state = &states[i]});
+      updates.push_back({.parameter = &parameters[i], .gradient = &gradients[i], .state = &states[i]});
     }
     const Step given{.hyper = optimizer.hyper, .gradient_norm = 1};
     optimizer.functional->measure(given, updates, optimizer.threads);

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers with the engine's update, beside torch's and formulas written out."""
 
+import contextlib
 import copy
 import functools
 import math
+import multiprocessing
 import pickle
 import random
 import signal
@@ -578,40 +580,104 @@ def test_a_signal_handler_may_take_a_step_while_one_is_begun():
 
     def take_a_step(*_):
         optimizer.param_groups[0]["lr"] = 0.25
+        assert not optimizer.state[own]  # which makes an entry
         optimizer.step()
 
     own = torch.nn.Parameter(torch.zeros(3))
     own.grad = torch.ones(3)
-    optimizer = optim.SGD([own])
+    optimizer = optim.AdamW([own], weight_decay=0)
     optimizer.param_groups[0]["lr"] = Interrupting(0.5)
     before = signal.signal(signal.SIGUSR1, take_a_step)
     try:
         optimizer.step()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert torch.equal(own.detach(), torch.full((3,), -0.75))
+    assert torch.allclose(own, torch.full((3,), -0.75)) and optimizer.state[own]["step"] == 2
 
 
-def test_a_step_in_the_middle_of_its_own_update_is_an_error():
-    class Stepping(torch.nn.Parameter):
-        steps = False
+class Hashed(torch.nn.Parameter):
+    """A parameter that calls a function in the middle of its first step, which puts its state into a dict."""
 
-        def __hash__(self):  # asked for by the dict that the first step puts its state into
-            if self.steps:
-                self.steps = False
-                optimizer.step()
-            return id(self)
+    def __hash__(self):
+        call, self.call = getattr(self, "call", None), None
+        if call is not None:
+            call()
+        return id(self)
 
-    own = Stepping(torch.zeros(3))
-    own.grad = torch.ones(3)
-    optimizer = optim.AdamW([own], lr=0.5, weight_decay=0)
+
+def _interrupted(call):
+    """An optimizer's parameters, the second of which calls that in its first step."""
+    own = [Hashed(torch.zeros(3)) for _ in range(3)]
+    for each in own:
+        each.grad = torch.ones(3)
+    optimizer = optim.AdamW(own, lr=0.5, weight_decay=0)
     optimizer._known_groups()
-    own.steps = True
-    with pytest.raises(lamina.UsageError, match=r"within its own step.*let it set a flag"):
+    own[1].call = lambda: call(optimizer)
+    return own, optimizer
+
+
+def _interrupt(_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (lambda optimizer: optimizer.step(), lamina.UsageError, r"within its own step.*let it set a flag"),
+        (_interrupt, KeyboardInterrupt, None),
+    ],
+)
+def test_what_interrupts_an_update_loses_no_state(call, error, says):
+    own, optimizer = _interrupted(call)
+    with pytest.raises(error, match=says):
         optimizer.step()
-    assert torch.allclose(own, torch.full((3,), -0.5))  # whose update is over
+    for steps in (1, 2):
+        for each in own:
+            assert torch.allclose(each, torch.full((3,), -0.5 * steps)) and optimizer.state[each]["step"] == steps
+        optimizer.step()
+
+
+def test_a_finaliser_that_takes_a_step_within_its_own_is_refused():
+    class Stepping:
+        def __del__(self):
+            with contextlib.suppress(lamina.UsageError):
+                optimizer.step()
+
+    def drop(_):
+        nonlocal kept
+        kept = None
+
+    kept = Stepping()
+    own, optimizer = _interrupted(drop)
     optimizer.step()
-    assert torch.allclose(own, torch.full((3,), -1.0)) and optimizer.state[own]["step"] == 2
+    assert kept is None
+    assert [optimizer.state[each]["step"].item() for each in own] == [1, 1, 1]
+    assert all(torch.allclose(each, torch.full((3,), -0.5)) for each in own)
+
+
+def test_a_forked_process_takes_a_step_while_a_thread_of_its_parent_does():
+    own = torch.nn.Parameter(torch.zeros(3))
+    own.grad = torch.ones(3)
+    optimizer = optim.SGD([own], lr=0.5)
+    child = multiprocessing.get_context("fork").Process(target=optimizer.step)
+    with optimizer._turn():
+        forking = threading.Thread(target=child.start)
+        forking.start()
+        forking.join()
+        child.join(60)
+    if child.exitcode is None:
+        child.kill()
+    assert child.exitcode == 0
+
+
+def test_flags_are_what_python_takes_for_true():
+    ours, theirs = (parameters(torch.float64, shapes=[(7,)]) for _ in range(2))
+    for kind, each in ((optim.SGD, ours), (torch.optim.SGD, theirs)):
+        optimizer = kind(each, lr=0.1, momentum=0.9, nesterov=2)
+        for _ in range(3):
+            each[0].grad = each[0].detach().clone()
+            optimizer.step()
+    agree(ours, theirs, 1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*duplicate parameters")

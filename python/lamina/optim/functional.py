@@ -3,6 +3,7 @@
 
 import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -155,19 +156,14 @@ class FunctionalOptimizer(optim.Optimizer):
         if steps is None:
             norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
         values = [self._values(group) for group in self.param_groups]
-        if _lamina.optimizer_step(groups, values, factor, norm, gradients, steps):
-            self._entries = _lamina.StateEntries(self.state)
+        _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
 
     def _turn(self) -> AbstractContextManager[Any]:
         """Held by the thread that takes a step: others wait for it. A signal handler runs in the thread that it
-        interrupts, which must not wait for itself."""
-        return self.__dict__.setdefault("_lock", threading.RLock())
+        interrupts, which must not wait for itself, nor a forked process for a thread that it has not."""
+        return self.__dict__.setdefault("_locks", {}).setdefault(os.getpid(), threading.RLock())
 
     def _known_groups(self) -> list[_lamina.OptimizerGroup]:
-        entries = self.__dict__.get("_entries")
-        if entries is None or not entries.are_of(self.state):  # a program has taken some away, or put others in
-            self._groups: dict[int, _lamina.OptimizerGroup] = {}
-            self._entries = _lamina.StateEntries(self.state)
         return [self._group(place) for place in range(len(self.param_groups))]
 
     def _gradient_norm(
@@ -184,7 +180,7 @@ class FunctionalOptimizer(optim.Optimizer):
         return math.sqrt(squares)
 
     def _group(self, place: int) -> _lamina.OptimizerGroup:
-        known = self._groups
+        known: dict[int, _lamina.OptimizerGroup] = self.__dict__.setdefault("_groups", {})
         parameters = self.param_groups[place]["params"]
         if place not in known or not known[place].is_of(parameters, self.state):
             known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
