@@ -107,7 +107,8 @@ double seconds_of(const std::function<void()>& work) {
 // Parameters with gradients, and what torch's fused kernels take as states.
 struct Lists {
   explicit Lists(std::span<char*> sizes) : states(sizes.size()) {
-    parameters.reserve(sizes.size());
+    parameters.reserve(sizes.size());  // updates point to them
+    gradients.reserve(sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const std::int64_t size = std::strtoll(sizes[i], nullptr, 10);
       parameters.push_back(at::randn({size}));
@@ -115,7 +116,7 @@ struct Lists {
       first.push_back(at::zeros_like(parameters.back()));
       second.push_back(at::zeros_like(parameters.back()));
       steps.push_back(at::ones({}));
-      updates.push_back({.parameter = &parameters.back(), .gradient = gradients.back(), .state = &states[i]});
+      updates.push_back({.parameter = &parameters.back(), .gradient = &gradients.back(), .state = &states[i]});
     }
   }
 
