@@ -282,7 +282,7 @@ class OptimizerGroup {
   }
 
  private:
-  // What has raised may have been a signal, as Ctrl-C is, that came while Python asked the key for its hash.
+  // Tries once more: a signal, as Ctrl-C is, may have come while Python asked the key for its hash.
   void end_again(Slot& slot) {
     try {
       slot.end(fields_, states_);
