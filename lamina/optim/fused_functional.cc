@@ -59,6 +59,9 @@ class Work {
     for (const auto i : others) make(parts_[i], *updates_[i], hyper, maker);
   }
 
+  // How many states of a parameter are numbers.
+  std::size_t numbers() const { return declaration_.states.size() - tensors_; }
+
   std::span<fused::Part> parts() { return parts_; }
   std::span<Update* const> whole() const { return whole_; }
 
@@ -82,7 +85,7 @@ class Work {
     const State& state = *update.state;
     bool plain = parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(*update.gradient) &&
                  (!update.copy.defined() || fits(update.copy)) && state.tensors.size() == tensors_ &&
-                 state.numbers.size() == declaration_.states.size() - tensors_;
+                 state.numbers.size() == numbers();
     for (std::size_t k = 0; plain && k < tensors_; ++k) {
       const at::Tensor& tensor = state.tensors[k];
       plain = !uses(k) || (tensor.defined() && tensor.dtype() == parameter.dtype() && fits(tensor));
@@ -182,7 +185,7 @@ void FusedFunctional::update(const Step& step, std::span<Update> updates, Thread
   fused::update({rule_, step.hyper, step.gradient_scale, step.gradient_norm, torchs_numbers_are_double()}, work.parts(),
                 {threads});
   work.write_back();
-  if (std::ranges::any_of(rule_.declaration.states, [](const auto& field) { return fused::is_number(field.kind); })) {
+  if (work.numbers() > 0) {
     work.each([](const Update& update, const fused::Part& part) {
       std::copy_n(part.numbers.begin(), update.state->numbers.size(), update.state->numbers.begin());
     });

@@ -344,7 +344,7 @@ class Taken {
 };
 
 // Tensors that a step may have to hold.
-std::size_t size_of(const std::vector<OptimizerGroup*>& groups) {
+std::size_t most_held(const std::vector<OptimizerGroup*>& groups) {
   std::size_t size = 0;
   for (const auto* group : groups) size += 2 * group->size();
   return size;
@@ -354,7 +354,7 @@ std::size_t size_of(const std::vector<OptimizerGroup*>& groups) {
 double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double scale,
                              const std::optional<Gradients>& gradients) {
   base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
-  Held held(size_of(groups));
+  Held held(most_held(groups));
   std::vector<std::vector<optim::Update>> all;
   for (auto* group : groups) all.push_back(group->gradients(held, gradients));
   const py::gil_scoped_release release;
@@ -369,7 +369,7 @@ void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vec
           double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
   base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
   const Taken taken(groups);
-  Held held(size_of(groups));
+  Held held(most_held(groups));
   std::vector<optim::GroupStep> steps;
   for (auto* group : groups) steps.push_back({{}, group->begin(held, gradients)});
   {
