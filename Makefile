@@ -76,7 +76,7 @@ check: lint build $(TOOLS)
 	@$(BIN)/pytest -q -m unit -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
 
 bench: build
-	@cmake --build $(BUILD) --target transport_bench call_bench schedule_bench cpp_schedule_bench window_bench plan_bench optim_bench
+	@cmake --build $(BUILD) --target bench_programs
 	@$(BIN)/python benchmarks/run.py
 
 soak: build-tests
