@@ -660,7 +660,7 @@ def test_a_forked_process_takes_a_step_while_a_thread_of_its_parent_does():
     own.grad = torch.ones(3)
     optimizer = optim.SGD([own], lr=0.5)
     child = multiprocessing.get_context("fork").Process(target=optimizer.step)
-    with optimizer._turn():
+    with optimizer.turn():
         forking = threading.Thread(target=child.start)
         forking.start()
         forking.join()

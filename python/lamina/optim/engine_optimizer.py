@@ -76,7 +76,6 @@ class EngineOptimizer:
         if not parameters and not _allow_empty_param_list:
             raise ValueError("optimizer got an empty parameter list")
         self.optimizer = kind([{"params": parameters}], *args, **kwargs)
-        self._turn = threading.Lock()
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
@@ -94,5 +93,5 @@ class EngineOptimizer:
         if not self.optimizer.is_fused():
             step_eagerly(self.optimizer, gradients, options)
             return
-        with self._turn, changed(self.optimizer.param_groups[0], options):
+        with self.optimizer.turn(), changed(self.optimizer.param_groups[0], options):
             self.optimizer.step_with(gradients)

@@ -98,7 +98,7 @@ class FunctionalOptimizer(optim.Optimizer):
         Raises:
             UsageError: for sparse gradients, and parameters whose elements overlap in memory.
         """
-        with self._turn():
+        with self.turn():
             groups = self._fused_groups()
             if groups is not None and closure is None:
                 return self._update_scaled(groups)
@@ -106,7 +106,7 @@ class FunctionalOptimizer(optim.Optimizer):
             return _without_hooks(super().step)(closure)
         with torch.enable_grad():
             loss = closure()
-        with self._turn():
+        with self.turn():
             self._update_scaled(self._known_groups())
         return loss
 
@@ -119,7 +119,7 @@ class FunctionalOptimizer(optim.Optimizer):
 
     def is_fused(self) -> bool:
         """False where an update is torch's own; UsageError where torch has none."""
-        with self._turn():
+        with self.turn():
             return self._fused_groups() is not None
 
     def _fused_groups(self) -> list[_lamina.OptimizerGroup] | None:
@@ -142,7 +142,7 @@ class FunctionalOptimizer(optim.Optimizer):
         Raises:
             UsageError: as `step`.
         """
-        with self._turn():
+        with self.turn():
             self._update(self._known_groups(), 1.0, gradients)
 
     def _update(
@@ -158,7 +158,7 @@ class FunctionalOptimizer(optim.Optimizer):
         values = [self._values(group) for group in self.param_groups]
         _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
 
-    def _turn(self) -> AbstractContextManager[Any]:
+    def turn(self) -> AbstractContextManager[Any]:
         """Held by the thread that takes a step: others wait for it. A signal handler runs in the thread that it
         interrupts, which must not wait for itself, nor a forked process for a thread that it has not."""
         return self.__dict__.setdefault("_locks", {}).setdefault(os.getpid(), threading.RLock())
