@@ -47,13 +47,15 @@ class FileSystem {
   virtual std::unique_ptr<Output> create(const Path& path) = 0;  // a new file; one that is there is an error
   virtual std::unique_ptr<Input> open(const Path& path) = 0;     // a regular file; of anything else an error
   virtual void make_folder(const Path& path) = 0;                // with its parents, for good; what is there is fine
+  virtual void make_new_folder(const Path& path) = 0;            // for good; what is there, a link too, is an error
   virtual void rename(const Path& from, const Path& to) = 0;  // at once; a file there is replaced, a folder is an error
   virtual bool exchange(const Path& one, const Path& other) = 0;  // at once; false where the system cannot
   virtual void sync_folder(const Path& path) = 0;
   virtual std::vector<Entry> list(const Path& folder) = 0;  // by name; of one that is not there, empty
   virtual void remove(const Path& path) = 0;                // with all that is in it; what is not there is fine
   virtual std::uint64_t free_bytes(const Path& path) = 0;
-  // nullptr where somebody else holds it; `holder` is then what that one said.
+  // nullptr where somebody else holds it; `holder` is then what that one said. A link, or a file of another user, is an
+  // error and stays as it is.
   virtual std::unique_ptr<Lock> try_lock(const Path& path, const std::string& words, std::string* holder) = 0;
 };
 

@@ -30,7 +30,7 @@ FreshFolder::FreshFolder(FileSystem& files, Path place)
     throw base::UsageError(base::str(place_.string(), " is there already: remove it, or take another name"));
   }
   files_.remove(path_);
-  files_.make_folder(path_);
+  files_.make_new_folder(path_);
 }
 
 FreshFolder::~FreshFolder() {

@@ -13,6 +13,7 @@
 #include "lamina/archive/file_system.h"
 #include "lamina/base/error.h"
 #include "lamina/base/fd.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 
 namespace lamina::archive {
@@ -134,6 +135,11 @@ class PosixFileSystem : public FileSystem {
     sync_folder(parent.empty() ? Path(".") : parent);
   }
 
+  void make_new_folder(const Path& path) override {
+    if (::mkdir(path.c_str(), 0777) != 0) fail("making the folder", path);
+    sync_folder(path.has_parent_path() ? path.parent_path() : Path("."));
+  }
+
   void rename(const Path& from, const Path& to) override {
     struct stat status{};
     if (::lstat(to.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) fail("renaming to", to, EEXIST);
@@ -176,7 +182,7 @@ class PosixFileSystem : public FileSystem {
 
   std::unique_ptr<Lock> try_lock(const Path& path, const std::string& words, std::string* holder) override {
     while (true) {
-      auto fd = opened(path, O_RDWR | O_CREAT, "locking");
+      auto fd = base::open_output(path, O_RDWR);
       if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
         if (errno == EINTR) continue;
         if (errno != EWOULDBLOCK) fail("locking", path);
@@ -188,7 +194,7 @@ class PosixFileSystem : public FileSystem {
       // The one who held it may have removed its name meanwhile.
       struct stat locked{}, named{};
       if (::fstat(fd.get(), &locked) != 0) fail("locking", path);
-      if (::stat(path.c_str(), &named) != 0 || named.st_ino != locked.st_ino) continue;
+      if (::lstat(path.c_str(), &named) != 0 || named.st_ino != locked.st_ino) continue;
       // Words that do not fit on a full disk are missed, but the claim holds: a prune makes room there.
       const bool written =
           ::ftruncate(fd.get(), 0) == 0 && ::pwrite(fd.get(), words.data(), words.size(), 0) == std::ssize(words);

@@ -178,7 +178,7 @@ Save Store::begin(const std::string& tag, const std::string& id, const std::stri
   remove_leftovers(name, who);
   require_ours(name);
   Save save(*this, name, id, who, std::move(lock));
-  files_.make_folder(save.folder());
+  files_.make_new_folder(save.folder());
   return save;
 }
 
@@ -207,7 +207,10 @@ void Store::remove_leftovers(const std::string& name, const std::string& who) {
       std::string holder;
       std::unique_ptr<FileSystem::Lock> lock;  // which goes with the file that it is
       if (owner != name) {
-        lock = files_.try_lock(beside(owner, kLock), who, &holder);
+        try {
+          lock = files_.try_lock(beside(owner, kLock), who, &holder);
+        } catch (const base::FileError&) {  // of another user, whose leftovers are not ours to remove
+        }
         if (!lock) continue;
       }
       if (mark == kReplaced && place_of(owner) == folder_ / entry.name) {

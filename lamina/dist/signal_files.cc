@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <thread>
 
 #include "lamina/base/error.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/dist/current.h"
 #include "lamina/dist/dist.h"
@@ -52,8 +52,10 @@ std::string write_signal_file(const std::string& name, const std::string& folder
   if (get_local_rank() != 0) return path;
   std::error_code error;
   fs::create_directories(where, error);
-  if (!(std::ofstream(path) << "local rank 0 is done" << std::flush)) {
-    throw base::Error(base::str("cannot write ", path, ": give a folder that all ranks of this machine can write"));
+  try {
+    base::write_output(path, "local rank 0 is done");
+  } catch (const base::FileError& failure) {
+    throw base::Error(base::str(failure.what(), ": give a folder that all ranks of this machine can write"));
   }
   return path;
 }

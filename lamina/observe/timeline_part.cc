@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/observe/timeline_part.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +18,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
 #include "lamina/base/log.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 #include "lamina/observe/chrome_trace.h"
@@ -117,7 +120,8 @@ void append_to_part(const Timeline& piece, const std::string& path) {
   const std::uint64_t size = bytes.size();
   std::error_code none;
   const auto before = std::filesystem::file_size(path, none);
-  std::ofstream file(path, std::ios::binary | std::ios::app);
+  const auto place = base::open_output(path, O_WRONLY | O_APPEND);
+  std::ofstream file(base::str("/proc/self/fd/", place.get()), std::ios::binary | std::ios::app);
   file.write(reinterpret_cast<const char*>(&size), sizeof size) << bytes;
   if (file.flush()) return;
   const std::string why = base::system_error();
@@ -180,7 +184,8 @@ void complete(Timeline& timeline) {
 }
 
 void write_file(const Timeline& timeline, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
+  const auto place = base::open_output(path, O_WRONLY | O_TRUNC);
+  std::ofstream file(base::str("/proc/self/fd/", place.get()), std::ios::binary);
   write_chrome_trace(timeline, file);
   if (!file.flush()) throw base::Error(base::str("cannot write the timeline to ", path, ": ", base::system_error()));
 }

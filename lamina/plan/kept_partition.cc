@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/plan/kept_partition.h"
 
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/config/json_reader.h"
 #include "lamina/config/problems.h"
@@ -39,10 +39,11 @@ KeptPartition read_partition(const std::string& path) {
 void write_partition(const std::string& path, const ModuleTree& tree, const Assignment& owners) {
   Json partition = Json::object();
   for (std::size_t node = 0; node < tree.size(); ++node) partition[tree[node].name] = owners[node].value;
-  std::ofstream file(path, std::ios::trunc);
-  file << Json{{"partition", partition}}.dump(2) << "\n";
-  file.close();
-  if (!file) throw base::ConfigError(base::str("partition_file ", path, ": it cannot be written"));
+  try {
+    base::write_output(path, Json{{"partition", partition}}.dump(2) + "\n");
+  } catch (const base::FileError& error) {
+    throw base::ConfigError(base::str("partition_file: ", error.what()));
+  }
 }
 
 std::optional<Assignment> owners_of(const KeptPartition& kept, const ModuleTree& tree, int partitions) {

@@ -12,6 +12,7 @@
 #include "lamina/archive/checksums.h"
 #include "lamina/archive/store.h"
 #include "lamina/base/error.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/save.h"
 #include "lamina/checkpoint/tree_json.h"
@@ -126,6 +127,13 @@ void bind_checkpoint_files(py::module_& module) {
       .def("flush", [](const OutputFile&) {});
   module.def("begin_save_of_files", &begin_save_of_files, py::arg("session"), py::arg("folder"), py::arg("tag"),
              py::arg("about"), py::arg("files"), py::arg("keep"), py::keep_alive<0, 1>());
+  module.def(
+      "open_output",
+      [](const std::string& path, int flags) {
+        const Release release;
+        return base::open_output(path, flags).release();
+      },
+      py::arg("path"), py::arg("flags"));
   module.def("checked_file", &checked_file, py::arg("folder"), py::arg("name"), py::arg("verify"));
 }
 

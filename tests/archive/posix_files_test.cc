@@ -97,6 +97,43 @@ TEST(PosixFiles, RefuseALinkInThePlaceOfADataFile) {
   EXPECT_THAT(damage[0].what, HasSubstr("a link"));
 }
 
+TEST(PosixFiles, FollowNoLinkThatOthersPutInThePlaceOfALock) {
+  const TempFolder temp;
+  write(temp / "victim", "precious");
+  files().make_folder(temp / "c");
+  Store store(files(), temp / "c");
+  for (const auto* lock : {"a_partial.lock", "newest.lock"}) {
+    for (const auto* target : {"victim", "made"}) {
+      std::filesystem::create_symlink(temp / target, temp / "c" / lock);
+      EXPECT_THAT(message_of<base::FileError>([&] { save(files(), temp / "c", "a", {}); }),
+                  AllOf(HasSubstr(lock), HasSubstr("a link")));
+      save(files(), temp / "elsewhere", target, {});  // which nobody hinders
+      std::filesystem::remove(temp / "c" / lock);
+    }
+  }
+  EXPECT_EQ(read_all(files(), temp / "victim", 100), "precious");
+  EXPECT_FALSE(std::filesystem::exists(temp / "made"));
+  save(files(), temp / "c", "a", {});
+}
+
+TEST(PosixFiles, LeaveOtherTagsLocksThatAreNotTheirs) {
+  const TempFolder temp;
+  write(temp / "victim", "precious");
+  files().make_folder(temp / "c");
+  std::filesystem::create_symlink(temp / "victim", temp / "c/b_partial.lock");
+  save(files(), temp / "c", "a", {});
+  EXPECT_EQ(read_all(files(), temp / "victim", 100), "precious");
+}
+
+TEST(PosixFiles, ASaveBeginsInANewFolder) {
+  const TempFolder temp;
+  files().make_folder(temp / "foreign");
+  std::filesystem::create_directory_symlink(temp / "foreign", temp / "linked");
+  EXPECT_THROW(files().make_new_folder(temp / "linked"), base::FileError);
+  EXPECT_THROW(files().make_new_folder(temp / "foreign"), base::FileError);
+  files().make_new_folder(temp / "own");
+}
+
 // The system's own limit of a file's size stands for a full disk, which a test cannot have everywhere.
 TEST(PosixFiles, NameWhatTheyWroteWhereTheSystemRefuses) {
   const TempFolder temp;

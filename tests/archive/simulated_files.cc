@@ -182,6 +182,11 @@ void SimulatedFiles::make_folder(const Path& path) {
   }
 }
 
+void SimulatedFiles::make_new_folder(const Path& path) {
+  if (find(path)) throw file_failure("making the folder", path, EEXIST);
+  make_folder(path);
+}
+
 void SimulatedFiles::rename(const Path& from, const Path& to) {
   operation("renaming to", to);
   const auto node = find(from);

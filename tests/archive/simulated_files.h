@@ -43,6 +43,7 @@ class SimulatedFiles : public FileSystem {
   std::unique_ptr<Output> create(const Path& path) override;
   std::unique_ptr<Input> open(const Path& path) override;
   void make_folder(const Path& path) override;
+  void make_new_folder(const Path& path) override;
   void rename(const Path& from, const Path& to) override;
   bool exchange(const Path& one, const Path& other) override;
   void sync_folder(const Path& path) override;

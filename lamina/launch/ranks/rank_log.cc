@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "lamina/base/error.h"
+#include "lamina/base/output_file.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
 
@@ -64,8 +65,11 @@ RankLog::RankLog(const std::string& path) : place_(path) {
   if (::stat(path.c_str(), &state) == 0 && (S_ISFIFO(state.st_mode) || S_ISSOCK(state.st_mode))) {
     fail("it is a pipe or a socket, not a file");
   }
-  file_ = base::Fd(::open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0666));
-  if (!file_) fail(base::system_error());
+  try {
+    file_ = base::open_output(path, O_WRONLY | O_APPEND);
+  } catch (const base::FileError& error) {
+    throw base::ConfigError(error.what());
+  }
 }
 
 void RankLog::write(std::string_view text) {

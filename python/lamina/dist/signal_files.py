@@ -15,6 +15,7 @@ from lamina.dist import ranks
 from lamina.dist.collectives import alone, broadcast_object_list, typed
 from lamina.dist.local_zero import share_failures, tell
 from lamina.errors import PeerError
+from lamina.util.files import own
 
 _LOOK_AGAIN_S = 0.1
 _waits = itertools.count()
@@ -34,7 +35,7 @@ def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str
     path = os.path.join(folder, signal_file_name)
     if ranks.get_local_rank() == 0:
         os.makedirs(folder, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", opener=own) as file:
             file.write("local rank 0 is done")
     return path
 

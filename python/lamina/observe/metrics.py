@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lamina import _lamina
 from lamina.errors import ConfigError, UsageError
 from lamina.job import current
+from lamina.util.files import own
 
 
 class Logger(Protocol):
@@ -30,7 +31,7 @@ class JsonLines:
     """A line of JSON per step."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "w", buffering=1)  # noqa: SIM115 - closed by close()
+        self._file = open(path, "w", buffering=1, opener=own)  # noqa: SIM115 - closed by close()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **values}) + "\n")

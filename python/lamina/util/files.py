@@ -6,6 +6,18 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from lamina import _lamina
+
+
+def own(path: str, flags: int) -> int:
+    """The `opener` of files that others could have put something in the place of: they are regular files of this user
+    with one name, and no link is followed.
+
+    Errors:
+        OSError: something else lies there.
+    """
+    return _lamina.open_output(path, flags)
+
 
 @contextlib.contextmanager
 def replacing(path: str, owner: int) -> Iterator[BinaryIO]:
@@ -21,8 +33,10 @@ def replacing(path: str, owner: int) -> Iterator[BinaryIO]:
         OSError: the folder does not exist, cannot be written to, or is full.
     """
     temporary = f"{path}.{owner}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
     try:
-        with open(temporary, "w+b") as file:
+        with open(temporary, "x+b") as file:  # never what others may have put there
             yield file
             file.flush()
             os.fsync(file.fileno())

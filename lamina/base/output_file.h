@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lamina/base/fd.h"
+
+namespace lamina::base {
+
+// Opens a file to write, and makes it if it is missing. Others who may write to its folder can put anything in its
+// place, so what is there has to be a regular file of this process's user with no second name, and no link is followed.
+// Of a device or a pipe nothing can be lost: in a folder where only this user and root may write it is opened too, by a
+// link as well.
+//
+// path: the file; its folder exists.
+// flags: O_WRONLY or O_RDWR, perhaps with O_TRUNC, O_APPEND or O_EXCL.
+// Throws FileError, which names the path and what lies there.
+Fd open_output(const std::string& path, int flags);
+
+// Makes a regular file hold `text` and nothing else, as open_output() opens it.
+void write_output(const std::string& path, const std::string& text);
+
+}  // namespace lamina::base
