@@ -55,12 +55,18 @@ build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
 
 # Both halves run whatever the other says, and at the same time: one computes while the other waits. ctest's lines come when
-# it has ended. What make tells its children is not for those of tests.
+# it has ended. What make tells its children is not for those of tests. Of each half the slowest are printed; the time of a
+# job of cases is its first case's.
 test: build-tests
-	@$(MAKE) --keep-going -j2 test-pytest test-ctest
+	@failed=0; \
+	$(MAKE) --keep-going -j2 test-pytest test-ctest || failed=1; \
+	echo "The slowest C++ tests:"; \
+	sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) .* ([0-9.]+) sec.*/\2 s \1/p' $(BUILD)/ctest.log | sort -rn | head -10; \
+	echo "All tests took $$((SECONDS / 60)) min $$((SECONDS % 60)) s."; \
+	exit $$failed
 
 test-pytest:
-	@env -u MAKEFLAGS $(BIN)/pytest -n $$(scripts/jobs.sh) $(PYTEST_ARGS)
+	@env -u MAKEFLAGS $(BIN)/pytest -n $$(scripts/jobs.sh) --durations=20 --durations-min=5 $(PYTEST_ARGS)
 
 test-ctest:
 	@failed=0; \

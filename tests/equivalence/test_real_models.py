@@ -4,31 +4,27 @@
 import pytest
 from launch.case_jobs import of_job, results
 
-DEADLINE_S = 240
 WORLDS = (2, 3)
 COLLECTED = ("the attentions of remote layers are refused", "the router logits of remote layers are refused")
 NAMES = ("gpt2", "bert", "t5", "llama", "vit", "bart")
 
 
 def found(world: int) -> dict[str, list[str]]:
-    return results(f"real{world}", world, DEADLINE_S, "equivalence/run_real_models.py")
+    return results(f"real{world}", world, "equivalence/run_real_models.py")
 
 
-@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize(("world", "name"), [of_job(f"real{w}", name, w, name) for w in WORLDS for name in NAMES])
 def test_a_real_model_cut_is_the_model_whole(world, name):
     assert name in found(world), f"it did not run: {found(world)['launch']}"
     assert not found(world)[name], "\n".join(found(world)[name][:20])
 
 
-@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize(("world", "name"), [of_job(f"real{w}", name, w, name) for w in WORLDS for name in COLLECTED])
 def test_what_cannot_be_collected_is_refused(world, name):
     assert name in found(world), f"it did not run: {found(world)['launch']}"
     assert not found(world)[name], "\n".join(found(world)[name][:20])
 
 
-@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("world", [of_job(f"real{world}", "", world) for world in WORLDS])
 def test_the_launch_ends_well_and_leaves_nothing_behind(world):
     assert found(world)["launch"] == []

@@ -24,7 +24,7 @@ def run(tmp_path, monkeypatch):
 
     def run(*tests: str) -> set[str]:
         choose(tests)
-        found = results.__wrapped__("job", 1, 60.0, program)
+        found = results.__wrapped__("job", 1, program)
         assert found.pop("launch") == []
         return set(found)
 

@@ -13,7 +13,7 @@ from multiprocess.cases import cases
 
 import lamina
 
-HANG_S = 100  # of one case; longer than its `timeout_s`
+HANG_S = 300  # of one case; longer than its `timeout_s`
 
 
 def main() -> None:

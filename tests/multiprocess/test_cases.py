@@ -5,7 +5,6 @@ import pytest
 from launch.case_jobs import of_job, results
 from multiprocess.cases import cases
 
-DEADLINE_S = 280.0  # only a hang reaches it
 LAUNCHES = {
     "multiprocess.cases_pair": 2,
     "multiprocess.cases_travel_pair": 2,
@@ -33,7 +32,7 @@ LAUNCHES = {
 
 
 def found(module: str) -> dict[str, list[str]]:
-    return results(module, LAUNCHES[module], DEADLINE_S, "multiprocess/run_cases.py", module)
+    return results(module, LAUNCHES[module], "multiprocess/run_cases.py", module)
 
 
 @pytest.mark.parametrize("module, case", [of_job(m, case, m, case) for m in LAUNCHES for case in cases(m)])
