@@ -41,7 +41,7 @@ bool takes_all(const std::string& path) {
 Fd open_output(const std::string& path, int flags) {
   const bool any_kind = takes_all(path) && is_in_own_folder(path);
   const int how = any_kind ? O_CLOEXEC : O_CLOEXEC | O_CREAT | O_NOFOLLOW | O_NONBLOCK;
-  // What is there is looked at before anything of it goes.
+  // A file keeps its content until it was found to be one of ours.
   const int now = any_kind ? flags : flags & ~O_TRUNC;
   int fd = -1;
   do {

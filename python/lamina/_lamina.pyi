@@ -818,8 +818,8 @@ def begin_save_of_files(
     a thread of the save's."""
 
 def open_output(path: str, flags: int) -> int:
-    """The descriptor of a file to write, opened with the flags of os.open: a regular file of this user with one name, and no
-    link. FileError for anything else that others could have put there."""
+    """The descriptor of a file to write, opened with the flags of os.open: a regular file of this user with one name,
+    and no link. FileError for anything else that others could have put there."""
 
 def checked_file(folder: str, name: str, verify: bool) -> str:
     """The path of a file of a checkpoint; FormatError where it is not what was written."""

@@ -26,8 +26,8 @@ _chosen: dict[str, set[str]] = {}  # of each job
 
 
 def of_job(job: str, name: str, *values):
-    """The parameters of a test of that job: see pytest_xdist_make_scheduler. The first one waits for the whole job, whose
-    deadline follows its cases."""
+    """The parameters of a test of that job: see pytest_xdist_make_scheduler. The first one waits for the whole job,
+    whose deadline follows its cases."""
     return pytest.param(*values, id=f"{name}@{job}", marks=pytest.mark.timeout(0))
 
 
