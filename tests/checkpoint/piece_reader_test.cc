@@ -76,6 +76,7 @@ class Counted : public archive::FileSystem {
     return std::make_unique<CountedInput>(system_.open(path), bytes);
   }
   void make_folder(const archive::Path& path) override { system_.make_folder(path); }
+  void make_new_folder(const archive::Path& path) override { system_.make_new_folder(path); }
   void rename(const archive::Path& from, const archive::Path& to) override { system_.rename(from, to); }
   bool exchange(const archive::Path& one, const archive::Path& other) override { return system_.exchange(one, other); }
   void sync_folder(const archive::Path& path) override { system_.sync_folder(path); }
