@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from soak import some
 from torch import nn
 
 import lamina
@@ -235,7 +236,7 @@ def case_a_loss_that_overflows_on_one_rank_is_left_out_by_all():
 
 def case_training_goes_on_from_a_state_as_if_it_had_not_stopped():
     scaled = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 512.0, "scale_window": 3}}
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4):
 
         def steps(model, optimizer, count):
             for _ in range(count):
@@ -398,24 +399,23 @@ DIVIDED = [layout for layout in LAYOUTS if "shared" in layout or "sharded" in la
 
 
 def case_what_needs_all_of_a_parameter_has_it_in_every_layout():
-    for layout, make in itertools.product(DIVIDED, (adafactor, muon)):
+    for layout, make in some(itertools.product(DIVIDED, (adafactor, muon)), 4):
         trains_like_the_plain_loop(layout, torch.float32, make)
         trains_like_the_plain_loop(layout, torch.bfloat16, make)
         trains_like_the_plain_loop(layout, torch.float16, make, static_loss_scale=128.0, clip=0.05)
 
 
 def case_what_measures_parameters_measures_all_of_them_in_every_layout():
-    for layout, make in itertools.product(DIVIDED, (lamb, novograd)):
+    for layout, make in some(itertools.product(DIVIDED, (lamb, novograd)), 4):
         trains_like_the_plain_loop(layout, torch.float32, make)
         trains_like_the_plain_loop(layout, torch.bfloat16, make)
 
 
 def case_the_same_gradients_give_the_bits_of_one_device_in_every_layout():
     """Gradients are written over, so that only the update may differ from that of one device."""
-    for (dtype, keys), make in itertools.product(
-        ((torch.float32, {}), (torch.bfloat16, {"bf16": True})), (adamw, lamb, novograd, adafactor, muon)
-    ):
-        for layout in DIVIDED:
+    dtypes = ((torch.float32, {}), (torch.bfloat16, {"bf16": True}))
+    for (dtype, keys), make in itertools.product(dtypes, (adamw, lamb, novograd, adafactor, muon)):
+        for layout in some(DIVIDED, 2, seed=make.__name__):
             start(layout, **keys)
             model = lamina.DistributedModel(network_of(make))
             optimizer = lamina.DistributedOptimizer(make(model.parameters()))
@@ -453,7 +453,7 @@ def give(model, name, gradient, count):
 
 def case_states_of_parts_go_on_in_any_layout():
     """Another layout, and torch's own optimizer, go on with what one has saved."""
-    for make, keys in itertools.product((adafactor, lamb, muon), ({}, {"bf16": True})):
+    for make, keys in some(itertools.product((adafactor, lamb, muon), ({}, {"bf16": True})), 3):
         saved = None
         for layout in ("dp4 shared states", "sharded 4", "pp2 dp2 shared states", "pp2 sharded 2", "dp4"):
             start(layout, **keys)
@@ -522,10 +522,11 @@ class Odd(nn.Module):
 
 def case_odd_parameters_are_divided_or_left_whole():
     """Loading a state that was just saved changes nothing, and copies stay alike."""
-    for (layout, keys), make in itertools.product(
+    every = itertools.product(
         (("dp4 shared states", {}), ("dp4 shared states", {"bf16": True}), ("dp4", {"bf16": True}), ("sharded 4", {})),
         (adamw, sgd, adam_of_torch, lamb),
-    ):
+    )
+    for (layout, keys), make in some(every, 6):
         found = []
         for saves in (False, True):
             start(layout, **keys)
@@ -560,7 +561,7 @@ class Signed(nn.Module):
 
 
 def case_gradients_of_zeros_that_have_no_memory_are_zeros():
-    for layout, keys, make in itertools.product(LAYOUTS, ({}, {"bf16": True}), (sgd, adamw, lamb)):
+    for layout, keys, make in some(itertools.product(LAYOUTS, ({}, {"bf16": True}), (sgd, adamw, lamb)), 12):
         start(layout, **keys)
         model = lamina.DistributedModel(Signed())
         optimizer = lamina.DistributedOptimizer(make(model.parameters()), static_loss_scale=8.0)
@@ -740,7 +741,7 @@ def _elements_here(parameter):
 
 def case_what_stands_for_parameters_in_groups_is_clipped_as_they_are():
     """Scripts clip what the optimizer has in its groups: masters, shards, and parts that copies divide."""
-    for layout, keys in itertools.product(LAYOUTS, ({}, {"bf16": True})):
+    for layout, keys in some(itertools.product(LAYOUTS, ({}, {"bf16": True})), 6):
         for clip in (
             lambda given: torch.nn.utils.clip_grad_norm_(given, 0.05).item(),
             lambda given: torch.nn.utils.clip_grad_value_(given, 0.01),
