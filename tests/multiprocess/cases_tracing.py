@@ -2,6 +2,7 @@
 """Cases for two ranks that are one pipeline: the step in which a model is traced and cut. Part of another launch."""
 
 import copy
+import functools
 import itertools
 import os
 from contextlib import contextmanager
@@ -81,6 +82,39 @@ def case_a_trace_leaves_the_random_numbers_as_they_are():
     assert states[0] == states[1]
     lamina.init(partitions=2)
     assert lamina.allgather(states, lamina.WORLD) == [states, states]
+
+
+class Schedule:
+    """A helper of a model."""
+
+    def __init__(self):
+        self.calls = 0
+
+
+@functools.lru_cache
+def mask(rows):
+    return torch.ones(rows, rows).tril() / rows
+
+
+class CountsAndCaches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.schedule = Schedule()
+        self.layers = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
+
+    def forward(self, x):
+        self.schedule.calls += 1
+        return mask(len(x)) @ self.layers(x) * self.schedule.calls
+
+
+def case_after_a_trace_counters_and_caches_are_as_before():
+    mask.cache_clear()
+    torch.manual_seed(3)
+    model = start(CountsAndCaches(), microbatches=1)
+    plain = copy.deepcopy(model.get_module())
+    for _ in range(2):
+        loss = train_step(model)(BATCH).reduce_mean()
+        torch.testing.assert_close(loss, plain(BATCH).square().mean().detach())
 
 
 def case_a_body_may_call_a_part_first():

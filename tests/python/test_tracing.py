@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings of a trace about a model, and that it leaves nothing behind."""
 
+import contextvars
+import functools
+import gc
+import itertools
 import random
+import sys
+import threading
+import types
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
@@ -218,12 +228,10 @@ def test_a_parameter_that_is_given_is_a_value():
     assert not any(each.reads for each in found.values())
 
 
-def test_a_model_that_reads_data_is_run_once_and_the_module_named():
-    runs = []
-
+def test_a_model_that_reads_data_is_run_once_and_the_module_named(capsys):
     class Inner(nn.Module):
         def forward(self, x):
-            runs.append(type(x))
+            print(type(x).__name__)
             return x * 2 if x.sum().item() > 0 else x
 
     model = nn.Sequential(nn.Linear(8, 8), Inner(), nn.Dropout(0.5))
@@ -231,7 +239,7 @@ def test_a_model_that_reads_data_is_run_once_and_the_module_named():
     found = trace(tree, Call((X,), {}), TraceOptions())
     assert summary(tree, found) == {"reads_data": ["1"], "draws": ["2"], "ties": {}, "notes": []}
     assert found.measures[0].forward_us + found.measures[1].forward_us > 0
-    assert runs[1:] == [torch.Tensor], "after the fake one"
+    assert capsys.readouterr().out.split()[1:] == ["Tensor"], "after the fake one"
 
 
 def test_a_model_that_reads_data_and_runs_a_backward_in_its_forward_is_traced():
@@ -379,3 +387,136 @@ def test_what_only_runs_with_values_is_run_and_torch_writes_no_traceback(caplog,
     found = trace(tree, Call((torch.ones(8, 8),), {}), TraceOptions())
     assert found.notes == [] and found.measures[1].forward_us > 0
     assert caplog.text == capfd.readouterr().err == ""
+
+
+class Register:
+    """An object of the script's own, with a slot, that a forward changes."""
+
+    __slots__ = ("__dict__", "last")
+    of_class = 0
+
+    def __init__(self):
+        self.calls, self.table, self.numbers = 0, {}, itertools.count()
+        self.deep = types.SimpleNamespace(each=[torch.zeros(2), {"seen": set()}])
+        self.generator, self.python, self.array = torch.Generator(), random.Random(1), np.zeros(2)
+
+
+REGISTER, TABLES, local = Register(), {}, threading.local()
+VARIABLE = contextvars.ContextVar("variable", default=0)
+
+
+@functools.lru_cache
+def bounded(rows):
+    return torch.ones(rows, rows), "and more"
+
+
+@functools.cache
+def unbounded(rows):
+    return torch.ones(rows, rows)
+
+
+def counted(x, seen=[]):  # noqa: B006
+    seen.append(x)
+    counted.calls = getattr(counted, "calls", 0) + 1
+    return len(seen)
+
+
+def of_closure():
+    calls, kept = 0, None
+
+    def count(x):
+        nonlocal calls, kept
+        calls, kept = calls + 1, x
+        return calls
+
+    return count
+
+
+count_in_closure = of_closure()
+
+
+class LeavesThings(nn.Linear):
+    tables: ClassVar = {}
+
+    def __init__(self, register, reads):
+        super().__init__(8, 8)
+        self.register, self.reads = register, reads
+
+    @functools.cached_property
+    def halves(self):
+        return torch.full((8,), 0.5)
+
+    def forward(self, x):
+        global made_in_forward
+        for each in (self.register, REGISTER):
+            each.calls, each.last, each.number = each.calls + 1, x, next(each.numbers)
+            each.table[len(x)] = x
+            each.deep.each[1]["seen"].add(each.calls)
+            each.deep.each[0].add_(torch.rand(2, generator=each.generator))
+            each.array[0] += each.python.random()
+        Register.of_class += 1
+        type(self).tables[len(x)] = made_in_forward = TABLES["x"] = x
+        local.x, local.calls = x, getattr(local, "calls", 0) + 1
+        VARIABLE.set(VARIABLE.get() + 1)
+        counted(x), count_in_closure(x)
+        x = bounded(8)[0] @ unbounded(8) @ super().forward(x).T
+        x = x.T * self.halves
+        return x if not self.reads or x.sum().item() > 0 else -x
+
+
+def things_of(register):
+    return [
+        *(getattr(register, name, None) for name in ("calls", "last", "number")),
+        dict(register.table),
+        repr(register.numbers),
+        repr(register.deep),
+        register.generator.get_state().tolist(),
+        register.python.getstate(),
+        register.array.tolist(),
+    ]
+
+
+def things_left(register):
+    """Everything that `LeavesThings` changes."""
+    found = [*things_of(register), *things_of(REGISTER), Register.of_class, dict(LeavesThings.tables), dict(TABLES)]
+    found += [globals().get("made_in_forward"), dict(vars(local)), VARIABLE.get(), count_in_closure.__closure__[0]]
+    found += [dict(vars(counted)), list(counted.__defaults__[0]), count_in_closure.__closure__[1].cell_contents]
+    return [*found, bounded.cache_info().currsize, unbounded.cache_info().currsize]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_whatever_a_forward_can_reach_is_as_before(reads, capfd):
+    register, kept = Register(), unbounded(3)
+    model = nn.Sequential(LeavesThings(register, reads), LeavesThings(register, False))
+    before = things_left(register)
+    _, found = traced(model, X)
+    assert found.measures is not None
+    assert str(things_left(register)) == str(before) and unbounded(3) is kept
+    assert not any("halves" in vars(part) for part in model)
+    assert capfd.readouterr().err == ""
+
+
+HIDDEN = types.ModuleType("hidden")  # no code has the names of what is in it
+HIDDEN.table = {}
+
+
+class Hides(nn.Module):
+    def forward(self, x):
+        getattr(sys.modules["hidden"], "tab" + "le")["x"] = x, [x]
+        return x
+
+
+def test_a_cache_that_nobody_sees_forgets_what_the_trace_put_into_it(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "hidden", HIDDEN)
+    traced(Hides(), X)
+    assert HIDDEN.table == {} and capfd.readouterr().err == ""
+    monkeypatch.setattr(Hides, "forward", lambda self, x: setattr(sys.modules["hidden"], "tab" + "le", x))
+    traced(Hides(), X)
+    assert "hidden.table" in capfd.readouterr().err
+    HIDDEN.table = {}
+
+
+def test_a_graph_of_a_trace_is_let_go():
+    traced(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), X)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is FakeTensor]

@@ -2,7 +2,7 @@
 """Follows one forward of a model, operation by operation, and notes what each module costs and does."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,14 +69,24 @@ class Recorder(TorchDispatchMode):
         protect: whether writes to parameters raise WritesParameterError, before they happen.
         keep: whether what is saved for the backward is kept, for forwards that run backwards of their own.
         tell: told once when it takes long.
+        written: tensors beside the model's own that may be written: they get their values back.
     """
 
-    def __init__(self, tree: ModuleTree, device: Device, protect: bool, keep: bool, tell: Callable[[str], None]):
+    def __init__(
+        self,
+        tree: ModuleTree,
+        device: Device,
+        protect: bool,
+        keep: bool,
+        tell: Callable[[str], None],
+        written: Sequence[torch.Tensor] = (),
+    ):
         super().__init__()
         self.measures = [Measures() for _ in tree.modules]
         self._tree = tree
         self._device = device
         self._keep = keep
+        self._saved: list[torch.Tensor] = []  # for the backward; its graph would hold itself by them
         self._tell = tell
         self._began = time.monotonic()
         self._told = False
@@ -88,6 +98,8 @@ class Recorder(TorchDispatchMode):
         self._counted = {(storage := _storage(tensor)).cdata: storage for tensor in self._holders.tensors}
         parameters = [tensor for tensor in self._holders.tensors if protect and isinstance(tensor, nn.Parameter)]
         self._protected = {_storage(parameter).cdata for parameter in parameters}
+        self._outside = {_storage(each).cdata: each for each in written if each.layout is torch.strided}
+        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and its value
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -97,8 +109,8 @@ class Recorder(TorchDispatchMode):
             held_by = self._holders.of(tensor)
             if held_by and node not in held_by:
                 measures.reads.add(min(held_by))
-        if self._protected and func._schema.is_mutable:
-            self._refuse_writes(func, args)
+        if (self._protected or self._outside) and func._schema.is_mutable:
+            self._see_to_writes(func, args)
         if any(tag in func.tags for tag in _READS_DATA):
             measures.reads_data = True
         measures.draws = measures.draws or _draws(func, args)
@@ -118,8 +130,14 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, calls of modules and what is saved for their backward are noted."""
-        with scoped.calls(self._call), torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack), self:
-            yield
+        with scoped.calls(self._call), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
+            try:
+                yield
+            finally:
+                self._saved.clear()
+                self._holders.tensors.clear()
+                for written, before in self._before:
+                    written.copy_(before)
 
     def _call(self, original: Callable, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         node = self._tree.node(module)
@@ -153,19 +171,29 @@ class Recorder(TorchDispatchMode):
         """A parameter given to a module, or by it, is a value there and no reading of the parameter."""
         return pytree.map_tensors(lambda t: t.view_as(t) if self._holders.of(t) else t, values)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _pack(self, tensor: torch.Tensor) -> int | None:
         storage = _storage(tensor)
         if storage.cdata not in self._counted:
             self._counted[storage.cdata] = storage
             self.measures[self.node()].activation_bytes += tensor.untyped_storage().nbytes()
-        return tensor if self._keep else None
+        if not self._keep:
+            return None
+        self._saved.append(tensor)
+        return len(self._saved) - 1
 
-    def _refuse_writes(self, func: Any, args: tuple) -> None:
+    def _unpack(self, place: int | None) -> torch.Tensor:
+        if place is None:
+            raise RunsBackwardError("it runs a backward in its forward")
+        return self._saved[place]
+
+    def _see_to_writes(self, func: Any, args: tuple) -> None:
         for argument, given in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tensors_of((given,)):
-                    if _storage(tensor).cdata in self._protected:
+                    if (number := _storage(tensor).cdata) in self._protected:
                         raise WritesParameterError("it writes to a parameter in its forward")
+                    if self._outside.pop(number, None) is not None:
+                        self._before.append((tensor.untyped_storage(), tensor.untyped_storage().clone()))
 
     def _tell_when_slow(self) -> None:
         if not self._told and time.monotonic() - self._began > _SLOW_S:
@@ -212,9 +240,3 @@ def _draws(func: Any, args: tuple) -> bool:
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:
     """Names a tensor's memory, as long as the result is kept; it keeps no memory itself."""
     return StorageWeakRef(tensor.untyped_storage())
-
-
-def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
-    if kept is None:
-        raise RunsBackwardError("it runs a backward in its forward")
-    return kept

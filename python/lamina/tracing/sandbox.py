@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a trace runs: stand-ins in the place of the model's tensors, and everything as it was afterwards."""
 
+import contextvars
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -15,22 +16,28 @@ from torch import nn
 from lamina.errors import UsageError
 from lamina.remote import codec
 from lamina.util import pytree
+from lamina.util.reach import Reach
 
 _LISTS = (list, deque)
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
-_CONTAINERS = (*_LISTS, *_DICTIONARIES, set)
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the model: its arguments, and autocast around it, which each thread has for itself. All else that
-    torch's operations depend on is lent to whoever traces; see [Note: first call] in lamina/pipeline/first_call.h."""
+    """A call of the model: its arguments, and autocast and the context variables around it, which each thread has for
+    itself. All else that torch's operations depend on is lent to whoever traces; see [Note: first call] in
+    lamina/pipeline/first_call.h."""
 
     args: tuple
     kwargs: dict[str, Any]
     autocast: list[tuple[str, bool, torch.dtype]] = field(default_factory=lambda: list(map(_autocast, ("cpu", "cuda"))))
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    def of(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Calls `root` with these instead. What it sets of context variables is gone afterwards."""
+        return self.context.copy().run(root, *args, **kwargs)
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -47,23 +54,17 @@ def _autocast(device: str) -> tuple[str, bool, torch.dtype]:
 
 
 @contextmanager
-def undisturbed(root: nn.Module) -> Iterator[None]:
-    """Afterwards the attributes of all modules under `root`, containers in them included, and all streams of random
-    numbers are as before."""
-    attributes = [(module.__dict__, dict(module.__dict__)) for module in root.modules()]
-    held: dict[int, tuple[Any, Any]] = {}
-    for _, before in attributes:
-        _remember(before.values(), held)
+def undisturbed(root: nn.Module, call: Call) -> Iterator[Reach]:
+    """Afterwards what the model, its arguments and their functions can reach, and all streams of random numbers, are as
+    before. Of plain tensors that is for whoever writes them: see `Reach.tensors`."""
+    modules = ((path or "the model", module) for path, module in root.named_modules())
+    reach = Reach([*modules, ("its arguments", (call.args, call.kwargs))])
     streams = _Streams()
     try:
-        yield
+        yield reach
     finally:
         streams.restore()
-        for now, before in attributes:
-            now.clear()
-            now.update(before)
-        for container, before in held.values():
-            _refill(container, before)
+        reach.restore()
 
 
 def put_stand_ins(root: nn.Module, make: Make) -> None:
@@ -136,18 +137,3 @@ class _Streams:
             torch.cuda.set_rng_state_all(self._cuda)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
-
-
-def _remember(values: Any, held: dict[int, tuple[Any, Any]]) -> None:
-    for value in values:
-        if type(value) in _CONTAINERS and id(value) not in held:
-            held[id(value)] = value, value.copy()
-            _remember(list(value.values()) if type(value) in _DICTIONARIES else list(value), held)
-
-
-def _refill(container: Any, before: Any) -> None:
-    container.clear()
-    if type(container) in _LISTS:
-        container.extend(before)
-    else:
-        container.update(before)

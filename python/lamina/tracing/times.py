@@ -32,13 +32,13 @@ def measure_times(tree: ModuleTree, call: "Call", device: torch.device | None, m
 
 
 def _run(tree: ModuleTree, call: "Call", device: torch.device | None) -> "_Stopwatch":
-    with undisturbed(tree.root), call.surroundings():
+    with undisturbed(tree.root, call), call.surroundings():
         make = moved(device)
         put_stand_ins(tree.root, make)
         args, kwargs = copied((call.args, call.kwargs), make)
         watch = _Stopwatch(tree, device)
         with watch.forward():
-            output = tree.root(*args, **kwargs)
+            output = call.of(tree.root, args, kwargs)
         watch.backward(output)
     return watch
 

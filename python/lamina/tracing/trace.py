@@ -4,14 +4,16 @@
 [Note: trace] The first call of the model in a step body is traced, with its own arguments, on world rank 0. First with
 fake tensors: nothing is computed, no memory is needed, and what operations cost is counted for a nominal device. Where
 the model reads data, or cannot be run so for another reason, one microbatch is computed. Where that is impossible too,
-the model is cut by the bytes of its parameters. A trace leaves nothing behind: random numbers, buffers, gradients,
-attributes of modules and arguments are as before, and hooks of the script are not called.
+the model is cut by the bytes of its parameters. A trace leaves nothing behind: all that the model and its arguments can
+reach (`util/reach.py`) and random numbers are as before, and hooks of the script are not called. A fake tensor that
+still is somewhere afterwards is looked for (`leftovers.py`).
 """
 
 import functools
 import itertools
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lamina.errors import UsageError
 from lamina.modules.tree import ModuleTree
+from lamina.tracing import leftovers
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
 from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
@@ -83,7 +86,7 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
     found = Trace()
     with _tracing():
         if not options.memory:
-            found.measures = _attempt(tree, call, None, True, found)
+            found.measures = _run_fake(tree, call, found)
         if found.measures is None and not _is_fake(tree):
             found.measures = _run(tree, call, options, found)
         if found.measures is None:
@@ -146,6 +149,16 @@ def _tracing():
         _running = False
 
 
+def _run_fake(tree: ModuleTree, call: Call, found: Trace) -> list[Measures] | None:
+    """The measures of a microbatch of fake tensors, of which none is left."""
+    mode = _fake_mode(tree)
+    measures = _attempt(tree, call, None, True, found, mode)
+    _let_go(found.error)
+    for line in [] if _is_fake(tree) else leftovers.clear(mode):
+        tell(line)
+    return measures
+
+
 def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> list[Measures] | None:
     """The measures of one microbatch that is computed; of its activations only what the model itself needs is kept."""
     try:
@@ -155,26 +168,32 @@ def _run(tree: ModuleTree, call: Call, options: TraceOptions, found: Trace) -> l
 
 
 def _attempt(
-    tree: ModuleTree, call: Call, real: TraceOptions | None, keep: bool, found: Trace
+    tree: ModuleTree,
+    call: Call,
+    real: TraceOptions | None,
+    keep: bool,
+    found: Trace,
+    fake: FakeTensorMode | None = None,
 ) -> list[Measures] | None:
-    """The measures of one forward: with fake tensors, or a `real` one. Else what was `found` is why there are none."""
+    """The measures of one forward: `fake`, or a `real` one. Else what was `found` is why there are none."""
     recorder = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(tree.root))
+            reach = stack.enter_context(undisturbed(tree.root, call))
             device, make = _device(tree, real), moved(real.device) if real else None
-            if make is None:
-                make = _faked(fake := _fake_mode(tree))
+            if fake is not None:
+                make = _faked(fake)
                 stack.enter_context(fake)
                 stack.enter_context(_quiet())
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
-            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell)
+            kept = reach.tensors if real else ()
+            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell, written=kept)
             stack.enter_context(call.surroundings())
             stack.enter_context(recorder.watching())
             watch = StateWatch(tree, recorder.node)
             with watch.watching():
-                tree.root(*args, **kwargs)
+                call.of(tree.root, args, kwargs)
             found.ties, found.written = watch.ties(), watch.written()
         for tie in found.ties:
             for node in tie.nodes:
@@ -192,6 +211,13 @@ def _why(tree: ModuleTree, recorder: Recorder | None, error: Exception, real: Tr
     how = "one microbatch could not be run to trace it" if real else "it could not be traced without running it"
     where = "" if recorder is None or recorder.failed_in is None else tree.names[recorder.failed_in] or "the model"
     return f"{how} ({where}: {_short(error)})" if where else f"{how} ({_short(error)})"
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Has an error, and those behind it, keep no tensors of the functions that it went through."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _short(error: Exception) -> str:
