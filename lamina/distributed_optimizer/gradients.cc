@@ -57,20 +57,25 @@ std::span<const double> numbers(const at::Tensor& tensor) {
 
 Measure measure_gradients(std::span<const at::Tensor> holders, const Measurers& measurers, optim::Threads& threads) {
   auto mine = own_squares(holders, measurers, threads);
-  std::vector<value::Value> told{value::Value(mine)};
+  std::vector<value::Value> told{value::List{{mine, measurers.options}}};
   if (measurers.everyone.size() > 1) {
-    told = measurers.mailbox.all_gather(measurers.everyone, value::Value(mine), measurers.patience);
+    told = measurers.mailbox.all_gather(measurers.everyone, told.front(), measurers.patience);
   }
   Measure measure;
   std::vector<double> squares(numbers(mine).begin(), numbers(mine).end());
+  double beside = 0;  // the model, which one rank of the pipeline has
   for (std::size_t i = 0; i < told.size(); ++i) {
-    const auto of_rank = numbers(told[i].as<at::Tensor>());
+    const auto& words = told[i].as<value::List>().items;
+    const auto of_rank = numbers(words.at(0).as<at::Tensor>());
+    measure.options.push_back(words.at(1).as<std::int64_t>());
     if (std::ranges::any_of(of_rank, [](double each) { return !std::isfinite(each); })) measure.overflow = true;
     const bool same_model = told.size() > 1 && std::ranges::count(measurers.pipeline, measurers.everyone[i]) > 0;
     for (std::size_t row = 0; same_model && row + 1 < of_rank.size() && row + 1 < squares.size(); ++row) {
       if (of_rank[row] != kNotHere) squares[row] = of_rank[row];
     }
+    if (same_model) beside += of_rank.back();
   }
+  if (measurers.table != nullptr && told.size() > 1) squares.back() = beside;
   double sum = 0;
   for (const double each : squares) sum += each == kNotHere ? 0 : each;
   measure.norm = std::sqrt(sum);

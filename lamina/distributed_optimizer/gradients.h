@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "lamina/base/wait.h"
 #include "lamina/messaging/mailbox.h"
@@ -15,8 +17,9 @@ namespace lamina::distributed_optimizer {
 
 // Tells of all gradients, measured before an update with one exchange beside that of the shards.
 struct Measure {
-  double norm = 0;        // of the model's, each element once
-  bool overflow = false;  // of some gradient of some rank, a copy's included
+  double norm = 0;                    // of the model's, each element once
+  bool overflow = false;              // of some gradient of some rank, a copy's included
+  std::vector<std::int64_t> options;  // hashes of those of everyone's optimizers; see [Note: options]
 };
 
 // Those who measure together, and what they know.
@@ -25,6 +28,7 @@ struct Measurers {
   sharding::Sharding* sharding = nullptr;        // nullptr where nothing is
   std::vector<base::Rank> pipeline;
   std::vector<base::Rank> everyone;  // those of the pipeline and of its copies, who all call it
+  std::int64_t options = 0;          // the hash of this rank's
   messaging::Mailbox& mailbox;
   base::Patience patience;
 };

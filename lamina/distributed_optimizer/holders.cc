@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/distributed_optimizer/holders.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -54,19 +55,21 @@ void Holders::gather_portion(std::span<const at::Tensor> parameters) {
   std::int64_t at = 0;
   for (const auto& parameter : parameters) {
     const auto [begin, end] = range(parameter);
-    mine.narrow(0, at, end - begin).copy_(parameter.detach().view({-1}).narrow(0, begin, end - begin));
+    mine.narrow(0, at, end - begin).copy_(parameter.detach().reshape({-1}).narrow(0, begin, end - begin));
     at += share(parameter);
   }
   const auto all = scratch(1, length * group_.size(), options);
   group_.all_gather(all, mine, {"gathering updated parameters", patience_})->wait();
   at = 0;
   for (const auto& parameter : parameters) {
-    const auto flat = parameter.detach().view({-1});
+    const auto flat = parameter.detach().reshape({-1});  // a copy where its elements are in another order
     for (int member = 0; member < group_.size(); ++member) {
       const auto begin = std::min(parameter.numel(), member * share(parameter));
       const auto count = std::min(parameter.numel() - begin, share(parameter));
       if (member != group_.rank()) flat.narrow(0, begin, count).copy_(all.narrow(0, member * length + at, count));
     }
+    const bool updated = at::has_internal_overlap(parameter) != at::MemOverlap::Yes;
+    if (updated && !flat.is_alias_of(parameter)) parameter.detach().copy_(flat.view(parameter.sizes()));
     at += share(parameter);
   }
 }

@@ -1,17 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/distributed_optimizer/stand_ins.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
+#include <unordered_set>
+
 #include "lamina/base/error.h"
+#include "lamina/base/str.h"
+#include "lamina/fused/follow.h"
+#include "lamina/optim/step.h"
+#include "lamina/optim/update_tensors.h"
 
 namespace lamina::distributed_optimizer {
 namespace {
 
+// Elements of a tensor, flattened: a view where they lie in that order, else a copy.
 at::Tensor flat_part(const at::Tensor& whole, std::int64_t begin, std::int64_t end) {
   if (begin == 0 && end == whole.numel()) return whole.detach();
   return whole.detach().reshape({-1}).narrow(0, begin, end - begin);
+}
+
+bool overlaps_itself(const at::Tensor& tensor) { return at::has_internal_overlap(tensor) == at::MemOverlap::Yes; }
+
+// Leaves one alone that no update can have changed.
+void write_part(const at::Tensor& whole, std::int64_t begin, std::int64_t end, const at::Tensor& value) {
+  if (overlaps_itself(whole)) return;
+  const auto part = flat_part(whole, begin, end);
+  part.copy_(value);
+  if (part.is_alias_of(whole) || begin == end) return;
+  auto all = whole.detach().reshape({-1});
+  all.narrow(0, begin, end - begin).copy_(part);
+  whole.detach().copy_(all.view(whole.sizes()));
+}
+
+std::int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+bool lies_as(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.dtype() == b.dtype() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+// Gives a master the values of half elements, but where it has those already, in its precision.
+void take_over(const at::Tensor& master, const at::Tensor& half) {
+  const auto own = master.detach().view({-1}), values = half.reshape({-1});
+  own.copy_(at::where(own.to(values.scalar_type()).eq(values), own, values.to(own.scalar_type())));
+}
+
+// Notes the same of memory of the processor, to be done at once; false for other tensors.
+bool note_copied(const at::Tensor& master, const at::Tensor& half, std::vector<fused::Copied>& all) {
+  const bool is_half = half.scalar_type() == at::kHalf || half.scalar_type() == at::kBFloat16;
+  const bool are_plain = half.is_contiguous() && master.is_contiguous() && half.is_cpu() && master.is_cpu();
+  if (!is_half || !are_plain) return false;
+  all.push_back({master.mutable_data_ptr<float>(), optim::reals_of(half), half.const_data_ptr(),
+                 static_cast<std::size_t>(half.numel())});
+  return true;
 }
 
 }  // namespace
@@ -19,11 +63,10 @@ at::Tensor flat_part(const at::Tensor& whole, std::int64_t begin, std::int64_t e
 at::Tensor StandIns::take(const at::Tensor& of, std::int64_t begin, std::int64_t end, bool in_float32) {
   const at::NoGradGuard no_grad;
   const auto part = flat_part(of, begin, end);
-  base::internal_check(in_float32 || part.is_alias_of(of), "a stand-in without a copy has the tensor's memory");
   auto own = in_float32 ? part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous() : part;
   own.requires_grad_(of.requires_grad());
   by_stand_in_[own.unsafeGetTensorImpl()] = all_.size();
-  all_.push_back({of, own, begin, end, in_float32});
+  all_.push_back({of, own, begin, end, in_float32, version_of(of), version_of(own)});
   return own;
 }
 
@@ -32,21 +75,22 @@ std::optional<std::size_t> StandIns::find(const at::Tensor& stand_in) const {
   return found == by_stand_in_.end() ? std::nullopt : std::optional(found->second);
 }
 
-at::Tensor StandIns::part_of(std::size_t number, const at::Tensor& whole) const {
-  const auto& one = all_.at(number);
-  return flat_part(whole, one.begin, one.end);
-}
-
 at::Tensor StandIns::half_copy(std::size_t number) const {
   const auto& one = all_.at(number);
-  return one.copied ? flat_part(one.of, one.begin, one.end) : at::Tensor();
+  if (!one.master) return {};
+  auto part = flat_part(one.of, one.begin, one.end);
+  return part.is_alias_of(one.of) ? part : at::Tensor();
 }
 
 void StandIns::give_gradients(double factor, bool as_is) {
   const at::NoGradGuard no_grad;
+  for (const auto& one : all_) {
+    if (!one.of.grad().defined() || !overlaps_itself(one.of)) continue;
+    throw base::UsageError(base::str("unsupported operation: more than one element of a parameter of shape ",
+                                     one.of.sizes(), " refers to a single memory location; clone() it before"));
+  }
+  follow();
   for (auto& one : all_) {
-    // Its tensor may have been given other memory, as by `parameter.data = ...`.
-    if (!one.copied && !one.own.is_alias_of(one.of)) one.own.set_data(flat_part(one.of, one.begin, one.end));
     const auto& whole = one.of.grad();
     auto& own = one.own.mutable_grad();
     if (!whole.defined()) {
@@ -56,7 +100,7 @@ void StandIns::give_gradients(double factor, bool as_is) {
     auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.begin, one.end);
     if (as_is) {
       own = std::move(part);
-    } else if (one.copied) {
+    } else if (one.master) {
       own = part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(factor);
     } else {
       own = factor == 1 ? std::move(part) : part.mul(factor);
@@ -68,20 +112,43 @@ void StandIns::forget_gradients() {
   for (auto& one : all_) one.own.mutable_grad().reset();
 }
 
-void StandIns::write_back() {
+void StandIns::write_back(bool as_is) {
   const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const auto& one = all_[i];
+    const bool given = one.master ? as_is && half_copy(i).defined() : one.own.is_alias_of(one.of);
+    if (!given) write_part(one.of, one.begin, one.end, one.own);
+  }
+}
+
+void StandIns::settle() {
   for (auto& one : all_) {
-    if (one.copied) flat_part(one.of, one.begin, one.end).copy_(one.own);
+    one.of_version = version_of(one.of);
+    one.own_version = version_of(one.own);
   }
 }
 
 void StandIns::follow() {
   const at::NoGradGuard no_grad;
-  for (auto& one : all_) {
-    if (!one.copied) continue;
-    const auto part = flat_part(one.of, one.begin, one.end);
-    one.own.copy_(at::where(one.own.to(part.scalar_type()).eq(part), one.own, part.to(at::kFloat)));
+  std::unordered_set<const c10::StorageImpl*> written;  // memory of masters, which may lie together
+  for (const auto& one : all_) {
+    if (!one.master || version_of(one.own) == one.own_version || version_of(one.of) != one.of_version) continue;
+    written.insert(one.own.storage().unsafeGetStorageImpl());
   }
+  std::vector<fused::Copied> copied;
+  for (auto& one : all_) {
+    const auto part = flat_part(one.of, one.begin, one.end);
+    if (!one.master) {
+      if (!lies_as(one.own, part)) one.own.set_data(part);
+      continue;
+    }
+    const bool changed = version_of(one.of) != one.of_version;
+    if (!changed && written.contains(one.own.storage().unsafeGetStorageImpl())) continue;
+    if (!part.is_alias_of(one.of) || !note_copied(one.own, part, copied)) take_over(one.own, part);
+    one.of_version = version_of(one.of);
+    one.own_version = version_of(one.own);
+  }
+  if (!copied.empty()) fused::follow(copied, {*optim::shared_threads()});
 }
 
 }  // namespace lamina::distributed_optimizer

@@ -14,37 +14,43 @@ namespace lamina::distributed_optimizer {
 // in the optimizer's groups: this rank's elements of it, where its copies divide them, and those in float32, a
 // *master*, where the parameter is half. Before a step it gets its part of the parameter's gradient, afterwards the
 // parameter gets its values. States belong to stand-ins.
+//
+// A program may write to a parameter between steps, and give it other memory: in a step stand-ins have its values. A
+// master keeps what it has beyond the precision of a value that is unchanged; one that was itself written to since the
+// last step, and its parameter not, gives the parameter its value with the next update.
 class StandIns {
  public:
   // A stand-in for elements [begin, end) of the tensor, flattened; of its shape where that is all of it. With
-  // `in_float32` a copy, else it has the tensor's memory, which is contiguous.
+  // `in_float32` a copy, else it has the tensor's memory, or where its elements are in another order there, a copy in
+  // each step.
   at::Tensor take(const at::Tensor& of, std::int64_t begin, std::int64_t end, bool in_float32);
 
   std::size_t size() const { return all_.size(); }
   std::optional<std::size_t> find(const at::Tensor& stand_in) const;
   const at::Tensor& stand_in(std::size_t number) const { return all_.at(number).own; }
   const at::Tensor& of(std::size_t number) const { return all_.at(number).of; }
-  // Its elements of a tensor like the one that it is for; a view where that is contiguous.
-  at::Tensor part_of(std::size_t number, const at::Tensor& whole) const;
+  bool is_master(std::size_t number) const { return all_.at(number).master; }
 
-  // Where the update gives a half tensor its values in the same pass; undefined for one that is no copy.
+  // Where the update can give a half tensor its values in the same pass; undefined elsewhere.
   at::Tensor half_copy(std::size_t number) const;
 
   // Gives each its part of the gradient: as it is where whoever updates takes any type and multiplies it (`as_is`),
-  // else of its own type and multiplied by `factor`.
+  // else of its own type and multiplied by `factor`. Throws base::UsageError for a tensor that cannot be written to.
   void give_gradients(double factor, bool as_is);
   void forget_gradients();
-  // Gives tensors the values of their copies.
-  void write_back();
-  // Gives copies the values of their tensors where those have changed since: what a master has beyond the precision of
-  // an unchanged one stays.
+  // Gives tensors the values of their stand-ins; with `as_is`, those that the update has not given them.
+  void write_back(bool as_is);
+  // Notes that tensors and stand-ins are as the step has left them.
+  void settle();
+  // Gives stand-ins the values of their tensors, where those have changed since.
   void follow();
 
  private:
   struct One {
     at::Tensor of, own;
     std::int64_t begin, end;
-    bool copied;
+    bool master;
+    std::int64_t of_version = 0, own_version = 0;  // when they were settled
   };
   std::vector<One> all_;
   std::unordered_map<const at::TensorImpl*, std::size_t> by_stand_in_;

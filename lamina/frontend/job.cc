@@ -43,7 +43,9 @@ void init(const std::string& json) {
   auto parsed = config::parse_config({json, environment("SM_HP_MP_PARAMETERS"), several});
   if (again) return require_same(frontend::current().session->config(), config::with_defaults(parsed.config));
   for (const auto& warning : parsed.warnings) base::log_warning(warning);
-  frontend::begin(std::move(parsed.config));
+  auto& job = frontend::begin(std::move(parsed.config));
+  const auto given = json + environment("SM_HP_MP_PARAMETERS").value_or("");
+  job.clips_by_default = given.find("sdp_gradient_clipping") == std::string::npos;
 }
 
 bool is_initialized() { return frontend::has_current(); }

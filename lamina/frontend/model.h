@@ -80,7 +80,6 @@ class Model {
   void scale_by(const std::shared_ptr<optim::LossScale>& scale) { backwards_.scale_by(scale); }
   // Counts what may have changed gradients: backwards, which one rank of a pipeline calls, and steps, which all do.
   std::int64_t passes() const { return backwards_.count() + steps_; }
-  int loads() const { return loads_; }  // of states
   bool joining() const { return reducer_ != nullptr && reducer_->joining(); }
   const std::string& report() const;
   // The partition of each module; throws as table().
@@ -107,6 +106,8 @@ class Model {
   void load(const std::map<std::string, at::Tensor>& state);
   void register_comm_hook(CommHook hook);
   void join(const std::function<void()>& loop, const JoinOptions& options);
+  // From now on a backward is noticed by the gradients that it leaves, in parameters beside the model, too.
+  void watch();
 
  private:
   void convert();
@@ -120,9 +121,9 @@ class Model {
 
   // Replicas: see [Note: backward pass].
   void make_reducer();
-  void watch();  // from now on a backward is noticed by the gradients that it leaves
   bool training() const;
   NamedTensors own(const std::vector<Held>& all) const;  // those of them that are whole here
+  NamedTensors own_parameters() const;                   // and those of optimizers beside the model
   std::shared_ptr<void> whole_values() const;
   at::Tensor detached(const at::Tensor& tensor) const;
   at::Tensor norm_of_gradients(double norm_type, const base::Patience& patience);
@@ -137,9 +138,8 @@ class Model {
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
   std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
-  int loads_ = 0;
-  std::int64_t steps_ = 0;                        // that have ended here
-  std::shared_ptr<sharding::Sharding> sharding_;  // once the model is cut, where it is sharded
+  std::int64_t steps_ = 0;                           // that have ended here
+  std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded
 };
 
 // Makes it the job's.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
 #include "lamina/frontend/current.h"
+#include "lamina/frontend/job_state.h"
 #include "lamina/frontend/model.h"
 
 // News of a model for its reducer; see [Note: backward pass] in data_parallel/reducer.h.
@@ -20,15 +23,19 @@ void Model::make_reducer() {
           options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server,
           options_.gradient_as_bucket_view ? data_parallel::Gradients::kViews : data_parallel::Gradients::kCopied},
       session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
-      data_parallel::Reducer::Parts{[this] { return own(tree_.parameters()); }, [this] { return own(tree_.buffers()); },
+      data_parallel::Reducer::Parts{[this] { return own_parameters(); }, [this] { return own(tree_.buffers()); },
                                     group});
 }
 
 void Model::watch() {
-  if (!reducer_) return;
+  if (!reducer_ || !partitioned()) return;
   std::vector<at::Tensor> parameters;
   for (const auto& held : tree_.parameters()) {
     if (table().is_here(held.tensor)) parameters.push_back(held.tensor);
+  }
+  for (const auto& optimizer : optimizers_of(job_)) {
+    const auto& beside = optimizer->steps.beside();
+    if (optimizer->steps.updates_beside()) parameters.insert(parameters.end(), beside.begin(), beside.end());
   }
   reducer_->watch(parameters);
 }
@@ -61,6 +68,18 @@ void Model::join(const std::function<void()>& loop, const JoinOptions& options) 
 }
 
 bool Model::training() const { return tree_.root()->is_training(); }
+
+NamedTensors Model::own_parameters() const {
+  auto all = own(tree_.parameters());
+  for (const auto& optimizer : optimizers_of(job_)) {
+    if (!optimizer->steps.updates_beside()) continue;
+    for (const auto& parameter : optimizer->steps.beside()) {
+      const bool known = std::ranges::any_of(all, [&](const auto& each) { return each.tensor.is_same(parameter); });
+      if (!known) all.push_back({base::str("beside the model, ", all.size()), parameter});
+    }
+  }
+  return all;
+}
 
 NamedTensors Model::own(const std::vector<Held>& all) const {
   NamedTensors mine;

@@ -95,7 +95,6 @@ std::vector<std::pair<std::string, at::Tensor>> Model::state(const std::source_l
 }
 
 void Model::load(const std::map<std::string, at::Tensor>& state) {
-  ++loads_;
   std::string wrong;
   std::set<std::string> known;
   for (const auto& [name, tensor] : tree_.named()) {

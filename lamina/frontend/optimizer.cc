@@ -18,9 +18,11 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
+#include "lamina/frontend/job_state.h"
 #include "lamina/frontend/model.h"
 
 namespace lamina::frontend {
@@ -106,7 +108,6 @@ struct OptimizerPart::Rest : JobOptimizer {
   session::OptimizerSteps::Begun begun;
   std::int64_t measured_after = -1;     // so many passes of the model
   std::optional<double> clip;           // the norm that the next step clips to, where clip_master_grads() has said so
-  int loads = 0;                        // of states into the model, when this last looked
   std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
@@ -137,6 +138,7 @@ struct OptimizerPart::Rest : JobOptimizer {
     auto& model = *current().model;
     steps.set_model([&model] { return &model.table(); }, model.shared_sharding());
     groups.replace(held);
+    if (!steps.beside().empty()) model.watch();
     if (waits) groups.load(*std::exchange(waits, std::nullopt), /*options=*/false);
   }
   void replace_new() override {
@@ -148,12 +150,30 @@ struct OptimizerPart::Rest : JobOptimizer {
   static std::int64_t passes() { return current().model == nullptr ? 0 : current().model->passes(); }
   bool is_measured() const { return current().model != nullptr && measured_after == passes(); }
 
+  static bool with_copies() { return current().model == nullptr || !current().model->joining(); }
+  // See [Note: options]; nothing where nobody compares them.
+  std::string options() const {
+    if (!is_cut() || current().session->world().size == 1) return "";
+    const auto all = optimizers_of(current());
+    const auto number = std::ranges::find(all, optimizer, &JobOptimizer::optimizer) - all.begin();
+    return base::str("the number of the optimizer = ", number, "\nthe class = ", class_name(*optimizer),
+                     "\nthe number of groups = ", optimizer->param_groups().size(), groups.options());
+  }
+
   const session::OptimizerSteps::Begun& measure() {
-    const auto& model = current().model;
-    if (model != nullptr && std::exchange(loads, model->loads()) != model->loads()) steps.stand_ins().follow();
-    begun = steps.begin(groups.places(), clip.value_or(limit()), model == nullptr || !model->joining());
+    begun = steps.begin(groups.places(), clip.value_or(limit()), with_copies(), options());
     measured_after = passes();
+    const auto& model = current().model;
+    const bool clips = !clip && model != nullptr && model->sharding() != nullptr && begun.clipped_norm < begun.norm;
+    if (clips && std::exchange(current().clips_by_default, false)) tell_of_clipping();
     return begun;
+  }
+
+  void tell_of_clipping() const {
+    if (current().session->world().rank != base::Rank(0)) return;
+    base::log_warning(base::str("gradients of norm ", begun.norm, " were clipped to ", begun.clipped_norm,
+                                ", the default of sdp_gradient_clipping, as larger ones are in every step; set that "
+                                "key to the norm that you mean (1e9 clips nothing)"));
   }
 
   // The norm that gradients are clipped to.
@@ -207,8 +227,8 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
   rest_->on_partition =
       std::make_shared<PartitionCallback>([rest = rest_.get()](const auto& held) { rest->replace(held); });
-  frontend::on_partition(rest_->on_partition);
   job.optimizers.push_back(rest_);
+  frontend::on_partition(rest_->on_partition);
 }
 
 void OptimizerPart::step(bool has_closure) {
@@ -226,7 +246,11 @@ void OptimizerPart::step(bool has_closure) {
         base::Code{"shard-not-with"});
   }
   rest.replace_new();
-  if (!rest.is_measured()) rest.measure();
+  if (rest.is_measured()) {
+    rest.steps.require_alike(rest.options(), rest.with_copies());
+  } else {
+    rest.measure();
+  }
   rest.measured_after = -1;
   rest.clip.reset();
   if (rest.begun.overflow) {

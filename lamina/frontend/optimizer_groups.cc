@@ -3,6 +3,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "lamina/base/str.h"
@@ -72,12 +75,19 @@ bool is_like(const c10::IValue& field, const at::Tensor& tensor) {
 
 void OptimizerGroups::replace(const HeldHere& held) {
   auto& groups = optimizer_.param_groups();
+  std::vector<at::Tensor> beside;
+  for (auto i = made_with_.size(); i < groups.size(); ++i) {
+    const auto& all = groups[i].params();
+    std::ranges::copy_if(all, std::back_inserter(beside), [&](const auto& each) { return steps_.is_beside(each); });
+  }
+  steps_.take_beside(beside);
   for (auto i = made_with_.size(); i < groups.size(); ++i) {
     std::vector<at::Tensor> here;
     auto& numbers = held_.emplace_back();
     for (std::size_t k = 0; k < groups[i].params().size(); ++k) {
       const auto& parameter = groups[i].params()[k];
-      auto own = held(parameter);
+      const bool is_here = steps_.updates_beside() || !steps_.is_beside(parameter);
+      auto own = is_here ? held(parameter) : at::Tensor();
       if (own.defined()) own = steps_.place_of(own);
       if (!own.defined() || !own.is_same(parameter)) optimizer_.state().erase(parameter.unsafeGetTensorImpl());
       if (!own.defined()) continue;
@@ -95,6 +105,19 @@ std::vector<at::Tensor> OptimizerGroups::places() const {
     all.insert(all.end(), group.params().begin(), group.params().end());
   }
   return all;
+}
+
+std::string OptimizerGroups::options() const {
+  std::string text;
+  for (std::size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
+    for (const auto& [name, value] : options_of(optimizer_.param_groups()[i])) {
+      std::ostringstream word;
+      word.precision(12);
+      word << value;
+      text += base::str("\n", name, " of group ", i, " = ", word.str());
+    }
+  }
+  return text;
 }
 
 void OptimizerGroups::update(const std::function<void()>& update) {
@@ -131,6 +154,7 @@ std::vector<std::vector<at::Tensor>> OptimizerGroups::made_with() const {
 
 OptimizerState OptimizerGroups::state(bool gathers, std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
                                       const base::Patience& patience) const {
+  steps_.stand_ins().follow();
   auto own = state_of(optimizer_);
   OptimizerState state;
   const auto groups = numbered();
@@ -224,6 +248,7 @@ Fields OptimizerGroups::part_of(const Place& place, const Fields& whole) const {
 }
 
 void OptimizerGroups::load(const OptimizerState& state, bool options) {
+  steps_.stand_ins().follow();
   OptimizerState own;
   if (!options) own.groups = state_of(optimizer_).groups;
   own.groups.resize(optimizer_.param_groups().size());

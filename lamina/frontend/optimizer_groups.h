@@ -28,6 +28,9 @@ class OptimizerGroups {
   // All that the groups have.
   std::vector<at::Tensor> places() const;
 
+  // Options of the groups, a line for each: see [Note: options] in distributed_optimizer/options.h.
+  std::string options() const;
+
   // Has `update` see whole parameters, where the optimizer needs all of each: see [Note: owners]. Collective, then.
   void update(const std::function<void()>& update);
 

@@ -132,6 +132,17 @@ OptimizerState read(InputArchive& archive) {
   }
 }
 
+Fields options_of(const torch::optim::OptimizerParamGroup& group) {
+  Fields fields;
+  if (!group.has_options()) return fields;
+  OutputArchive written;
+  group.options().serialize(written);
+  InputArchive archive;
+  move(written, archive);
+  for (const auto& name : archive.keys()) archive.read(name, fields[name]);
+  return fields;
+}
+
 OptimizerState state_of(const torch::optim::Optimizer& optimizer) {
   OutputArchive written;
   optimizer.save(written);

@@ -33,6 +33,9 @@ struct OptimizerState {
 void write(const OptimizerState& state, torch::serialize::OutputArchive& archive);
 OptimizerState read(torch::serialize::InputArchive& archive);
 
+// The options of a group; none where it has its optimizer's.
+Fields options_of(const torch::optim::OptimizerParamGroup& group);
+
 // The state that an optimizer itself has, its own parameters counted; the way back: it forgets what it had.
 OptimizerState state_of(const torch::optim::Optimizer& optimizer);
 void give(torch::optim::Optimizer& optimizer, const OptimizerState& state);

@@ -10,6 +10,12 @@ namespace lamina::model {
 
 using value::Value;
 
+namespace {
+
+constexpr std::int64_t kBeside = -1;  // the model, in the place of a row's number
+
+}  // namespace
+
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type) {
   const auto type = tensor.scalar_type();
   const bool is_half = type == at::kHalf || type == at::kBFloat16;
@@ -40,9 +46,16 @@ std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measu
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (of_rows[i].defined()) mine.items.emplace_back(static_cast<std::int64_t>(i), of_rows[i]);
   }
+  const bool leads = mailbox.rank() == pipeline.front();
+  if (leads) mine.items.emplace_back(kBeside, Value(value::List{{others.begin(), others.end()}}));
+  others.clear();
   for (const auto& of_rank : mailbox.all_gather(pipeline, std::move(mine), patience)) {
     for (const auto& [row, norm] : of_rank.as<value::Dict>().items) {
-      of_rows.at(row.as<std::int64_t>()) = norm.as<at::Tensor>();
+      if (row.as<std::int64_t>() == kBeside) {
+        for (const auto& other : norm.as<value::List>().items) others.push_back(other.as<at::Tensor>());
+      } else {
+        of_rows.at(row.as<std::int64_t>()) = norm.as<at::Tensor>();
+      }
     }
   }
   std::erase_if(of_rows, [](const at::Tensor& norm) { return !norm.defined(); });

@@ -3,8 +3,10 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "lamina/distributed_optimizer/options.h"
 #include "lamina/optim/step.h"
 
 namespace lamina::session {
@@ -59,9 +61,10 @@ at::Tensor OptimizerSteps::place_of(const at::Tensor& held) {
   return in_float32 || divided ? stand_ins_.take(held, begin, end, in_float32) : held;
 }
 
-// Copies divide what lies in one piece, and has dimensions that its states have, too; a shard is a part already.
+// Copies divide what has dimensions, which its states have, too, wherever its elements lie: that may change. A shard is
+// a part already.
 bool OptimizerSteps::divides(const at::Tensor& held) const {
-  return divided_over() == Group::kRdp && held.is_contiguous() && held.dim() > 0 && held.numel() > 0;
+  return divided_over() == Group::kRdp && held.dim() > 0 && held.numel() > 0;
 }
 
 std::optional<Part> OptimizerSteps::part(const at::Tensor& place) const {
@@ -74,13 +77,54 @@ std::optional<Part> OptimizerSteps::part(const at::Tensor& place) const {
 
 bool OptimizerSteps::is_master(const at::Tensor& place) const {
   const auto number = stand_ins_.find(place);
-  return number && stand_ins_.half_copy(*number).defined();
+  return number && stand_ins_.is_master(*number);
 }
 
-OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, double max_norm, bool with_copies) {
+bool OptimizerSteps::is_beside(const at::Tensor& held) const {
+  const auto* table = table_();
+  if (table == nullptr || table->find(held) != nullptr) return false;
+  return !(sharding_ && sharding_->find_shard(held)) && !stand_ins_.find(held);
+}
+
+void OptimizerSteps::take_beside(std::span<const at::Tensor> parameters) {
+  const auto is_new = [&](const at::Tensor& parameter) {
+    return std::ranges::none_of(beside_, [&](const auto& known) { return known.is_same(parameter); });
+  };
+  std::vector<at::Tensor> taken;
+  std::ranges::copy_if(parameters, std::back_inserter(taken), is_new);
+  if (taken.empty()) return;
+  distributed_optimizer::give_values(taken, session_.members(Group::kWorld), session_.mailbox(), session_.patience());
+  beside_.insert(beside_.end(), taken.begin(), taken.end());
+}
+
+void OptimizerSteps::bring_beside() const {
+  if (beside_.empty()) return;
+  distributed_optimizer::give_values(beside_, session_.members(Group::kPp), session_.mailbox(), session_.patience());
+}
+
+// Without ddp copies train apart.
+std::vector<base::Rank> OptimizerSteps::trained_with(bool copies) const {
+  if (table_() == nullptr) return {};
+  return session_.members(copies && session_.config().ddp ? Group::kWorld : Group::kPp);
+}
+
+void OptimizerSteps::require_alike(const std::string& options, bool with_copies) const {
+  const auto ranks = trained_with(with_copies);
+  if (ranks.size() < 2) return;
+  const auto own = distributed_optimizer::hash_of_options(options);
+  const auto told = session_.mailbox().all_gather(ranks, own, session_.patience());
+  if (std::ranges::all_of(told, [&](const auto& word) { return word.template as<std::int64_t>() == own; })) return;
+  distributed_optimizer::tell_difference(options, ranks, session_.mailbox(), session_.patience());
+}
+
+OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, double max_norm, bool with_copies,
+                                            const std::string& options) {
   give_back_gradients();  // of a step that failed
   Begun begun{.factor = 1 / scale_->value()};
-  if (!sharding_ && !scale_->is_on() && max_norm == kNoClipping) return begun;
+  if (!sharding_ && !scale_->is_on() && max_norm == kNoClipping) {
+    require_alike(options, with_copies);
+    return begun;
+  }
   std::vector<at::Tensor> holders;
   for (const auto& place : places) {
     const auto number = stand_ins_.find(place);
@@ -91,9 +135,15 @@ OptimizerSteps::Begun OptimizerSteps::begin(std::span<const at::Tensor> places, 
       .sharding = sharding_.get(),
       .pipeline = session_.members(Group::kPp),
       .everyone = session_.members(with_copies ? Group::kWorld : Group::kPp),
+      .options = distributed_optimizer::hash_of_options(options),
       .mailbox = session_.mailbox(),
       .patience = session_.patience()};
   const auto measure = distributed_optimizer::measure_gradients(holders, measurers, *optim::shared_threads());
+  const auto alike = trained_with(with_copies);
+  for (std::size_t i = 0; i < measure.options.size(); ++i) {
+    if (measure.options[i] == measurers.options || std::ranges::count(alike, measurers.everyone[i]) == 0) continue;
+    distributed_optimizer::tell_difference(options, alike, session_.mailbox(), session_.patience());
+  }
   begun.norm = measure.norm / scale_->value();
   begun.overflow = scale_->is_on() && measure.overflow;
   begun.clipped_norm = begun.norm;
@@ -140,7 +190,7 @@ void OptimizerSteps::update(const optim::Functional& functional, std::span<optim
 }
 
 void OptimizerSteps::end(bool as_is) {
-  if (!as_is) stand_ins_.write_back();
+  stand_ins_.write_back(as_is);
   stand_ins_.forget_gradients();
   give_back_gradients();
   std::vector<at::Tensor> divided;
@@ -148,7 +198,9 @@ void OptimizerSteps::end(bool as_is) {
     if (const auto& of = stand_ins_.of(i); divides(of)) divided.push_back(of);
   }
   if (!divided.empty()) holders_->gather(divided);
+  stand_ins_.settle();
   if (sharding_) sharding_->after_update();
+  bring_beside();
   scale_->update(false);
 }
 

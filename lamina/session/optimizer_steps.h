@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/distributed_optimizer/beside.h"
 #include "lamina/distributed_optimizer/gradients.h"
 #include "lamina/distributed_optimizer/holders.h"
 #include "lamina/distributed_optimizer/owners.h"
@@ -35,6 +36,15 @@ class OptimizerSteps {
   // or itself, as any other tensor.
   at::Tensor place_of(const at::Tensor& held);
   distributed_optimizer::StandIns& stand_ins() { return stand_ins_; }
+  // True of a parameter that is not the model's, nor stands for one: see [Note: beside the model].
+  bool is_beside(const at::Tensor& held) const;
+  // Collective over the world: gives parameters that are new here the values of its first rank.
+  void take_beside(std::span<const at::Tensor> parameters);
+  const std::vector<at::Tensor>& beside() const { return beside_; }
+  bool updates_beside() const { return session_.members(topology::Group::kPp).front() == session_.world().rank; }
+  // Collective over the pipeline where there are any: gives them the values that an update has given those of the rank
+  // that leads. Part of end().
+  void bring_beside() const;
   // True where groups hold other tensors than the model's parameters, on this or on another rank.
   bool replaces() const;
   // Says what a tensor of the groups is a part of; none for what is whole here. See [Note: parts].
@@ -56,8 +66,11 @@ class OptimizerSteps {
   };
   // Measures where something asks for it, and clips to the norm `max_norm`. `places`: all that the groups hold.
   // Collective, then, over the pipeline, the sharding group and, with_copies, those of the model. Valid until gradients
-  // change.
-  Begun begin(std::span<const at::Tensor> places, double max_norm, bool with_copies);
+  // change. Requires `options` to be alike, too.
+  Begun begin(std::span<const at::Tensor> places, double max_norm, bool with_copies, const std::string& options);
+  // Throws base::UsageError, on all, where options differ between ranks that train one model: see [Note: options].
+  // Collective over these.
+  void require_alike(const std::string& options, bool with_copies) const;
   // The step is left out.
   void leave_out();
   // Gives each place its gradient, until end(); `as_is`, where whoever updates multiplies them itself, and gives halves
@@ -85,6 +98,7 @@ class OptimizerSteps {
  private:
   void hold_in(collective::Group& group);
   void give_back_gradients();
+  std::vector<base::Rank> trained_with(bool copies) const;
   bool divides(const at::Tensor& held) const;
 
   Session& session_;
@@ -94,6 +108,7 @@ class OptimizerSteps {
   Table table_ = [] { return nullptr; };
   std::shared_ptr<sharding::Sharding> sharding_;
   distributed_optimizer::StandIns stand_ins_;
+  std::vector<at::Tensor> beside_;
   std::vector<std::pair<at::Tensor, double>> multiplied_;  // in a step: gradients in their own memory, by how much
 };
 

@@ -86,13 +86,21 @@ void bind_optimizer_steps(py::module_& module) {
                                }
                                return all;
                              })
+      .def("is_beside", &OptimizerSteps::is_beside, py::arg("held"))
+      .def(
+          "take_beside",
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& parameters) { steps.take_beside(parameters); },
+          py::arg("parameters"), py::call_guard<Release>())
+      .def_property_readonly("beside", [](const OptimizerSteps& steps) { return steps.beside(); })
+      .def("bring_beside", &OptimizerSteps::bring_beside, py::call_guard<Release>())
+      .def("require_alike", &OptimizerSteps::require_alike, py::arg("options"), py::arg("with_copies"),
+           py::call_guard<Release>())
       .def("follow", [](OptimizerSteps& steps) { steps.stand_ins().follow(); })
       .def(
           "begin",
-          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places, double max_norm, bool with_copies) {
-            return steps.begin(places, max_norm, with_copies);
-          },
-          py::arg("places"), py::arg("max_norm"), py::arg("with_copies"), py::call_guard<Release>())
+          [](OptimizerSteps& steps, const std::vector<at::Tensor>& places, double max_norm, bool with_copies,
+             const std::string& options) { return steps.begin(places, max_norm, with_copies, options); },
+          py::arg("places"), py::arg("max_norm"), py::arg("with_copies"), py::arg("options"), py::call_guard<Release>())
       .def("leave_out", &OptimizerSteps::leave_out)
       .def(
           "give_gradients",

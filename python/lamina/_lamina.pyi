@@ -624,8 +624,18 @@ class OptimizerSteps:
         """Each with what it stands in for."""
     def follow(self) -> None:
         """Gives masters the values of their parameters where those have changed."""
-    def begin(self, places: Sequence[torch.Tensor], max_norm: float, with_copies: bool) -> BegunStep:
-        """Measures gradients, where anything asks for it; collective, then."""
+    def is_beside(self, held: torch.Tensor) -> bool:
+        """True of a parameter that is not the model's, nor stands for one."""
+    def take_beside(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Gives those that are new the values of the job's first rank; collective over the world."""
+    @property
+    def beside(self) -> list[torch.Tensor]: ...
+    def bring_beside(self) -> None:
+        """Gives the pipeline the values that its first rank has; collective over it."""
+    def require_alike(self, options: str, with_copies: bool) -> None:
+        """UsageError, on all, where options differ between ranks that train one model; collective over these."""
+    def begin(self, places: Sequence[torch.Tensor], max_norm: float, with_copies: bool, options: str) -> BegunStep:
+        """Measures gradients, where anything asks for it, and requires options to be alike; collective."""
     def leave_out(self) -> None:
         """The step is left out, for an overflow."""
     def give_gradients(self, places: Sequence[torch.Tensor], begun: BegunStep, as_is: bool) -> None: ...

@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from multiprocess.cases_optimizers import *  # noqa: F403
 from multiprocess.replicas import agrees, batch, close, share, train, train_past_failures, train_unevenly, whole
 from multiprocess.steps import said_on_stderr, train_step
 from torch import nn

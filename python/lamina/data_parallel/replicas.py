@@ -53,6 +53,7 @@ class Replicas:
         self._owns = owns
         self._is_sharded = is_sharded
         self._partitions = session.group_size("pp")
+        self._beside: list[torch.Tensor] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
         self.reducer = _lamina.Reducer(
             session,
@@ -61,7 +62,7 @@ class Replicas:
             broadcast_buffers,
             overlap,
             gradients_are_views,
-            parameters=lambda: me()._own("named_parameters"),
+            parameters=lambda: me()._own("named_parameters") + me()._named_beside(),
             buffers=lambda: me()._own("named_buffers"),
         )
         reducer = self.reducer  # which may outlive the model
@@ -104,11 +105,20 @@ class Replicas:
 
     def watch(self) -> None:
         """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""
-        self.reducer.watch([parameter for name, parameter in self._module.named_parameters() if self._owns(name)])
+        own = [parameter for name, parameter in self._module.named_parameters() if self._owns(name)]
+        self.reducer.watch([*own, *self._beside])
 
     def unwatch(self) -> None:
         """Ends `watch`."""
         self.reducer.watch([])
+
+    def add(self, beside: list[torch.Tensor]) -> None:
+        """Has the gradients of parameters that are not the model's averaged, too."""
+        known = set(map(id, self._beside))
+        self._beside += [parameter for parameter in beside if id(parameter) not in known]
+
+    def _named_beside(self) -> list[tuple[str, torch.Tensor]]:
+        return [(f"beside the model, {number}", parameter) for number, parameter in enumerate(self._beside)]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
         """Those that this rank has whole, with their names."""

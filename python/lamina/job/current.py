@@ -21,6 +21,7 @@ class Job:
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
         saves: its checkpoints under way; None before the first.
+        clips_by_default: gradients of shards are clipped to a norm that nobody has set, and nobody was told.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
@@ -36,6 +37,7 @@ class Job:
     groups: Any = None
     replicas: Any = None
     saves: Any = None
+    clips_by_default: bool = False
     loaded: bool = False
     on_end: ExitStack = field(default_factory=ExitStack)
     closers: list[Callable[[bool], bool]] = field(default_factory=list)

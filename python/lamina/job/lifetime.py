@@ -48,6 +48,7 @@ def init(config: Mapping[str, Any] | None = None, /, **keys: Any) -> None:
         warnings.warn(note, stacklevel=2)
     session = _lamina.Session(parsed)
     job = current.begin(session, parsed.microbatches)
+    job.clips_by_default = "sdp_gradient_clipping" not in text + os.environ.get("SM_HP_MP_PARAMETERS", "")
     excepthook.install(session)
     job.on_end.callback(excepthook.remove)
     if not _process:

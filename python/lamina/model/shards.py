@@ -144,8 +144,11 @@ def _written(sharding: _lamina.Sharding, numbers: list[int], modifier_rank: int 
         for number in numbers:
             sharding.lend(number)
             lent.callback(sharding.take_back, number)
+        memory = [sharding.parameter(number).data for number in numbers]
         yield
         written = [sharding.parameter(number).detach().clone() for number in numbers]
+        for number, lent_memory in zip(numbers, memory, strict=True):
+            sharding.parameter(number).data = lent_memory  # the script may have given it another one
     if modifier_rank is not None:
         session = current.session()
         ranks = session.all_gather("shard", written if session.group_rank("shard") == modifier_rank else None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's averages of weights (EMA, SWA) over a model that is cut.
+"""torch's averages of weights (EMA, SWA) over a model that is cut, or sharded.
 
 `AveragedModel(module)`, made before the first step, holds a whole copy. Updated from the model once that is cut, it
-averages what this rank owns, and lets go of the rest: other ranks have the averages of that.
+averages what this rank owns, and lets go of the rest: other ranks have the averages of that. Of sharded parameters each
+rank averages whole values, which come for the update.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lamina.job import current
+from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, named_tensors
 from lamina.model.places import only_own, without
 
@@ -24,7 +26,7 @@ def update(original: Callable[[AveragedModel, nn.Module], None], average: Averag
     _let_go(average.module, cut)
     held = dict(named_tensors(average.module))
     foreign = [held[name] for name, _, owner in cut.tensors() if owner != cut.partition]
-    with only_own(cut), without(average.module, foreign):
+    with only_own(cut), without(average.module, foreign), shards.gathered_parameters(model.parameters()):
         original(average, model)
 
 

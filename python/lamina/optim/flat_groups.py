@@ -35,6 +35,7 @@ class FlatGroups(Sequence):
         return len(self._groups)
 
     def __getitem__(self, group: int) -> torch.Tensor:
+        self._steps.follow()
         places = [self._part(place) for place in self._groups[group]["params"]]
         if not places:
             return torch.zeros(0)
@@ -50,7 +51,7 @@ class FlatGroups(Sequence):
         own, holder = place.detach(), self._steps.holder_of(place)
         if not hasattr(holder, "ds_tensor"):  # a shard, or nothing is sharded
             return own
-        if holder is place:
+        if holder is place and holder.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
             return holder.ds_tensor.detach()
         rank, _ = shards.place(current.session())
         size = holder.ds_tensor.numel()

@@ -46,23 +46,35 @@ class GradScaler(torch.amp.GradScaler):
         return self._scale, self._growth_tracker
 
     def _unscale_grads_(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> dict:
-        job = current.job_if_any()
-        known = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job else None
-        if known is None:
+        held = holders(optimizer)
+        if held is None:
             return super()._unscale_grads_(optimizer, *args, **kwargs)
-        config = job.session.config
-        if config.fp16 or config.bf16:
-            raise UsageError(
-                f"GradScaler with {'fp16' if config.fp16 else 'bf16'}: DistributedOptimizer(optimizer, "
-                "dynamic_loss_scale=True) scales losses there; leave the GradScaler out",
-                code="optimizer-loss-scale",
-            )
-        holders = types.SimpleNamespace(param_groups=[{"params": known.holders()}])
-        found = super()._unscale_grads_(holders, *args, **kwargs)
+        job = current.job()
+        found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
         joining = job.replicas is not None and job.replicas.reducer.joining
         everywhere = max(job.session.all_gather("mp" if joining else "world", here))
         return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
+
+
+def holders(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
+    """Lists what has the gradients of a DistributedOptimizer; None for another optimizer.
+
+    Errors:
+        UsageError: with the configuration `fp16` or `bf16`.
+    """
+    job = current.job_if_any()
+    known = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job else None
+    if known is None:
+        return None
+    config = job.session.config
+    if config.fp16 or config.bf16:
+        raise UsageError(
+            f"GradScaler with {'fp16' if config.fp16 else 'bf16'}: DistributedOptimizer(optimizer, "
+            "dynamic_loss_scale=True) scales losses there; leave the GradScaler out",
+            code="optimizer-loss-scale",
+        )
+    return known.holders()
 
 
 _torchs = inspect.signature(torch.amp.GradScaler).parameters

@@ -19,8 +19,10 @@ from lamina.model.partitioned import PartitionedModel
 from lamina.optim import named_state
 from lamina.optim.flat_groups import FlatGroups, lie_together
 from lamina.optim.functional import FunctionalOptimizer
+from lamina.optim.options import Options
 from lamina.optim.param_groups import Layout, Roster
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
+from lamina.tracing.trace import tell
 from lamina.util.checks import require_positive
 
 _MASTER, _MASTERS = "master", "masters"  # a parameter's, between ranks; of all, in a state dict
@@ -43,6 +45,7 @@ class OptimizerState:
         self._scale = scale
         self._steps = _lamina.OptimizerSteps(job.session, scale)
         self.roster = Roster(optimizer, self._steps)
+        self._options = Options(optimizer)
         self._torchs = type(optimizer)
         self._step = optimizer.step  # which a scheduler may have wrapped
         self._measured: _lamina.BegunStep | None = None  # of the gradients that there were after so many passes:
@@ -70,8 +73,12 @@ class OptimizerState:
     def trim(self, model: PartitionedModel) -> None:
         """Makes the groups this rank's part of the model: see Roster.trim."""
         self._steps.set_model(lambda: model.table, model.sharding)
+        before = len(self._steps.beside)
         self.roster.trim(model)
         self._name_groups()
+        if (job := current.job()).replicas is not None and job.leads and len(self._steps.beside) > before:
+            job.replicas.add(self._steps.beside)
+            job.cut.watch()
 
     def follow(self) -> None:
         """Gives masters the values of parameters that have changed."""
@@ -86,12 +93,12 @@ class OptimizerState:
             self.trim(job.cut.model)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As torch's. With a loss scale, or sharded parameters, collective over the ranks of the model and its copies:
-        gradients are measured first, and none of them makes the step where they are not finite.
+        """As torch's. Collective over the ranks of the model and its copies, whose options are compared first. With a
+        loss scale, or sharded parameters, gradients are measured, and no rank makes the step where they are not finite.
 
         Errors:
             UsageError: inside the step function of a pipeline; losses that were not scaled; with sharded parameters, a
-                closure.
+                closure; options that differ between ranks.
         """
         current.everywhere("optimizer.step()")
         job = current.job_if_any()
@@ -99,11 +106,18 @@ class OptimizerState:
             self._require_job("step()", job)
         uncut = job is not None and job.model is not None and not job.model.partitioned
         losses = [self._closed(job, closure)] if closure is not None and uncut else []  # it cuts the model, maybe
-        if not (self._scale.is_on or self.roster.has_others or self._clip is not None):
-            return self._step() if closure is None else self._step(lambda: losses.pop() if losses else closure())
+        if not (self._scale.is_on or self.roster.has_others or self._clip is not None or self._measures_beside()):
+            if job is not None:
+                self._steps.require_alike(*self._told(job))
+            loss = self._step() if closure is None else self._step(lambda: losses.pop() if losses else closure())
+            if job is not None:
+                self._steps.bring_beside()
+            return loss
         loss = losses.pop() if losses else self._closed(job, closure)
         self._restore()
         fresh = self._measured if self._measured_after == _passes(job) else None
+        if fresh:
+            self._steps.require_alike(*self._told(job))
         begun = fresh or self._measure(job)
         self._measured = self._clip = None
         self.optimizer.overflow = begun.overflow
@@ -229,7 +243,7 @@ class OptimizerState:
         if self.roster.is_whole() and not _cut() and (job is None or not (job.pipelined or is_partial(state_dict))):
             if problem := self._scale_problem(state_dict):
                 raise UsageError(f"optimizer.load_state_dict(): {problem}", code="state-other-optimizer")
-            self._torchs.load_state_dict(self.optimizer, named_state.without_marks(state_dict))
+            self._load_torchs(named_state.without_marks(state_dict))
             self._load_scale(state_dict)
             return
         job = self._job("load_state_dict()")
@@ -275,7 +289,7 @@ class OptimizerState:
         """For each parameter that this rank updates: its name, what stands in the groups for it, its state, and whether
         that is a master."""
         self._nothing_waits()
-        self._restore()
+        self._settle()
         for names, group in zip(self.roster.own_names(), self.optimizer.param_groups, strict=True):
             for name, place in zip(names, group["params"], strict=True):
                 yield (
@@ -306,7 +320,7 @@ class OptimizerState:
 
     def load_precision(self, state: Mapping[str, Any]) -> None:
         """Loads of a partial state masters and the loss scale alone, into a model that is partitioned."""
-        self._restore()
+        self._settle()
         self._take_masters(state.get(_MASTERS, {}))
         self._load_scale(state)
 
@@ -317,20 +331,24 @@ class OptimizerState:
         rest: dict[str, Any],
     ) -> None:
         """Loads what `own` and `described` have given, by name: of what stands in this rank's groups. Masters stay."""
-        self._restore()
+        self._settle()
         layout, own = self.roster.known(), self.roster.own_names()
         named = {**rest, "state": state, "param_groups": groups}
-        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+        self._load_torchs(named_state.own_part(named, own, layout))
 
     # Inside.
 
+    def _load_torchs(self, state_dict: Mapping[str, Any]) -> None:
+        self._torchs.load_state_dict(self.optimizer, state_dict)
+        self.roster.see_to_states()
+
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:
-        self._restore()
+        self._settle()
         layout, own = self.roster.layout(), self.roster.own_names()
         named = self._by_name(_with_masters(state_dict), layout, own, job)
         named = _masters_apart(self._in_parts(named))
         masters = named.pop(_MASTERS, {})
-        self._torchs.load_state_dict(self.optimizer, named_state.own_part(named, own, layout))
+        self._load_torchs(named_state.own_part(named, own, layout))
         self._take_masters(masters)
         self._load_scale(state_dict)
 
@@ -423,15 +441,43 @@ class OptimizerState:
             return self._clip
         if job.cut is not None and job.cut.model is not None and job.cut.model.sharding is not None:
             return job.session.config.sdp_gradient_clipping
-        needs_norm = isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer._form().norm
-        return sys.float_info.max if needs_norm else math.inf
+        return sys.float_info.max if self._needs_norm() else math.inf
+
+    def _needs_norm(self) -> bool:
+        return isinstance(self.optimizer, FunctionalOptimizer) and self.optimizer._form().norm
+
+    def _measures_beside(self) -> bool:
+        """True where the norm is one of gradients that the leading rank alone has: a rank without any takes part."""
+        return self._needs_norm() and bool(self._steps.beside)
 
     def _measure(self, job: current.Job) -> _lamina.BegunStep:
         self._require_scaled(job)
-        joining = job.replicas is not None and job.replicas.reducer.joining
-        begun = self._steps.begin(self.roster.places(), self._limit(job), with_copies=not joining)
+        options, with_copies = self._told(job)
+        begun = self._steps.begin(self.roster.places(), self._limit(job), with_copies, options)
         self.optimizer._global_grad_norm = begun.norm
+        if self._clip is None and shards.of_job() is not None and begun.clipped_norm < begun.norm:
+            self._tell_of_clipping(job, begun)
         return begun
+
+    def _tell_of_clipping(self, job: current.Job, begun: _lamina.BegunStep) -> None:
+        if job.clips_by_default and job.session.rank == 0:
+            tell(
+                f"gradients of norm {begun.norm:.3g} were clipped to {begun.clipped_norm:.3g}, the default of "
+                "sdp_gradient_clipping, as larger ones are in every step; set that key to the norm that you mean (1e9 "
+                "clips nothing)"
+            )
+        job.clips_by_default = False
+
+    def _told(self, job: current.Job) -> tuple[str, bool]:
+        """The options, as ranks compare them; whether copies take part, which may have left a join."""
+        joining = job.replicas is not None and job.replicas.reducer.joining
+        if job.session.size == 1:
+            return "", not joining
+        own = (
+            f"the number of the optimizer = {job.optimizers.index(self)}\nthe loss scale = {self._scale.value:.12g}\n"
+            f"the norm given to clip_master_grads() = {self._clip}\n"
+        )
+        return own + self._options.text(counts=not job.pipelined), not joining
 
     def _require_scaled(self, job: current.Job) -> None:
         """UsageError where gradients came from losses that nobody has scaled."""
@@ -466,10 +512,16 @@ class OptimizerState:
         if self.roster.wholes is not None:
             self.roster.wholes.restore()
 
+    def _settle(self) -> None:
+        """Before states are read or written: undoes what a step that failed has left, and gives masters what a script
+        has written to their parameters."""
+        self._restore()
+        self._steps.follow()
+
     def _named(self, gathers: bool = True) -> dict[str, Any]:
         """The state of this rank, by name; with `gathers` that of whole parameters, collective over the sharding
         group."""
-        self._restore()
+        self._settle()
         own = self.roster.own_names()
         named = named_state.by_name(self._torchs.state_dict(self.optimizer), own)
         places, masters = dict(self._replaced()), {}

@@ -20,6 +20,7 @@ from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.registry import needs_of
 from lamina.optim.shards import held_of, parameter_of
+from lamina.optim.states import States
 from lamina.optim.whole import WholeParameters
 
 # Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
@@ -50,19 +51,37 @@ class Roster:
         self._made_with: list[list[tuple[torch.Tensor, str | None]]] = []  # per group
         self.has_others = False  # than parameters in their places: shards, or stand-ins
         self.wholes: WholeParameters | None = None  # for an optimizer that needs all of a parameter
+        self._seen: dict[int, torch.Tensor] = {}  # parameters that the groups were given, by id
+        self._places: dict[int, torch.Tensor | None] = {}  # as States has them; `_made_with` keeps the parameters
 
     def trim(self, model: PartitionedModel) -> None:
         """Drops the parameters that other ranks own from the optimizer, in place, and remembers them."""
         foreign = {id(tensor) for _, tensor, owner in model.tensors() if owner != model.partition}
+        self._take_beside()
+        if not current.job().leads:
+            foreign |= set(map(id, self._steps.beside))
         for number, group in enumerate(self._optimizer.param_groups):
             if number == len(self._made_with):
                 self._made_with.append(_given(group))
             elif any(id(parameter) in foreign for parameter in group["params"]):
                 self._made_with[number] = _given(group)
         _drop(self._optimizer, foreign)
+        self._places |= dict.fromkeys(foreign)
         self.has_others = self._steps.replaces
         if self.has_others:
             self._replace({id(tensor) for _, tensor, _ in model.tensors()}, model.sharding)
+        self.see_to_states()
+
+    def _take_beside(self) -> None:
+        """See [Note: beside the model] in lamina/distributed_optimizer/beside.h; collective over the world."""
+        new = [place for place in self.places() if id(place) not in self._seen]
+        self._seen |= {id(place): place for place in new}
+        self._steps.take_beside([place for place in new if self._steps.is_beside(place)])
+
+    def see_to_states(self) -> None:
+        """Has the optimizer's states, which torch makes anew when it loads some, be found by parameters."""
+        if self._places and not isinstance(self._optimizer.state, States):
+            self._optimizer.state = States(self._optimizer.state, self._places, self._part)
 
     def _replace(self, of_model: set[int], sharding: _lamina.Sharding | None) -> None:
         """Puts shards and stand-ins into the places of parameters, in place, with their states."""
@@ -77,6 +96,7 @@ class Roster:
                 if own is not parameter:
                     group["params"][number] = own
                     states.append((own, parameter.shape, self._optimizer.state.pop(parameter, None)))
+                    self._places[id(parameter)] = own
         if self.wholes is not None:
             self._steps.spread_wholes(self.places())
         for own, shape, state in states:

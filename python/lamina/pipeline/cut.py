@@ -21,6 +21,7 @@ from lamina.modules import rng_streams, runs
 from lamina.modules.slots import Slots
 from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
+from lamina.optim.grad_scaler import holders
 from lamina.pipeline.first_call import FirstCall
 from lamina.remote import closures
 from lamina.remote.calls import call_remote
@@ -118,12 +119,15 @@ class Cut:
         self._statistics = Statistics(self._module(), model)
         self.watch()
         self.see_to_norms()
+        if model.sharding is not None or _replaces(job):
+            grad_scaler.install(_worst_of_model, holders)
         if self.pipelined:
             foreign.install()
-            averages.install(update_average)
             grad_scaler.refuse()
-            for patch in (foreign, averages, compiled, grad_scaler):
-                job.on_end.callback(patch.remove)
+        if self.pipelined or model.sharding is not None:
+            averages.install(update_average)
+        for patch in (foreign, averages, compiled, grad_scaler):
+            job.on_end.callback(patch.remove)
         self._load_what_waits()
         for optimizer in job.optimizers:
             optimizer.load_what_waits()
@@ -137,9 +141,7 @@ class Cut:
         job.replicas.reducer.set_sharded(model.sharding)
         job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
         zero_grad.install(shards.zero_grad)
-        grad_scaler.install(_worst_of_model)
-        for patch in (zero_grad, grad_scaler):
-            job.on_end.callback(patch.remove)
+        job.on_end.callback(zero_grad.remove)
         if not self.pipelined:
             module_call.install({}, self._call_remote, hooked=self._hooked(job.session, model))
 
@@ -154,10 +156,8 @@ class Cut:
         """Has torch's norms of gradients be those of the whole model, without the loss scale, once it is cut; of what
         optimizers have in the place of its parameters, too."""
         job = current.job()
-        config = job.session.config
         scaled = job.loss_scale is not None and job.loss_scale.is_on
-        replaced = config.fp16 or config.bf16 or config.shard_optimizer_state
-        if self.model is not None and (scaled or replaced or not self.model.whole_everywhere):
+        if self.model is not None and (scaled or _replaces(job) or not self.model.whole_everywhere):
             clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured)
             job.on_end.callback(clipping.remove)
 
@@ -280,6 +280,12 @@ def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             code="shard-plain-optimizer",
         )
     known.trim(job.cut.model)
+
+
+def _replaces(job: current.Job) -> bool:
+    """True where something may stand for parameters in the groups of optimizers."""
+    config = job.session.config
+    return config.fp16 or config.bf16 or config.shard_optimizer_state
 
 
 def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:

@@ -39,12 +39,14 @@ public functions `foreign` also registers hooks that are called before any optim
 parameter, buffer or submodule. `module_call` gives torch's compiler back what that has taken for torch's own call of a
 module, where it was imported while ours was in its place.
 
-While parameters are sharded, until `shutdown`, also with one partition:
+While parameters are sharded, or something else stands for them in optimizers, until `shutdown`, also with one
+partition:
 
 | torch's | by | so that |
 |---|---|---|
 | torch.nn.Module.zero_grad | zero_grad | a module's shards have no gradients either |
-| torch.amp.GradScaler._unscale_grads_ | grad_scaler | an infinity in one shard has all ranks leave a step out |
+| torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
+| torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 
 For the time of a context:
 

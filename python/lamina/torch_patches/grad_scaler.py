@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's GradScaler over shards, where an infinity in one rank's shard has all ranks leave the step out, and over
-partitions, where it names the one to take."""
+"""torch's GradScaler where something stands for parameters in an optimizer's groups: gradients are found where they
+are, and an infinity in one rank's shard has all ranks leave the step out. Over partitions it names the one to take."""
 
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,12 +13,18 @@ from lamina.errors import UsageError
 
 _original = GradScaler._unscale_grads_
 _original_check = GradScaler._check_scale_growth_tracker
-_worst: list[Callable[[torch.optim.Optimizer, float], float]] = []  # one at most
+Worst = Callable[[torch.optim.Optimizer, float], float]
+Holders = Callable[[torch.optim.Optimizer], list[torch.Tensor] | None]
+_installed: list[tuple[Worst, Holders]] = []  # one at most
 
 
-def install(worst: Callable[[torch.optim.Optimizer, float], float]) -> None:
-    """From now on whether an optimizer's gradients are finite is `worst(optimizer, what is found here)`: 0 or 1."""
-    _worst[:] = [worst]
+def install(worst: Worst, holders: Holders) -> None:
+    """From now on whether an optimizer's gradients are finite is `worst(optimizer, what is found here)`: 0 or 1.
+
+    Args:
+        holders: lists what has the gradients of an optimizer; None: its own parameters.
+    """
+    _installed[:] = [(worst, holders)]
     GradScaler._unscale_grads_ = _unscale
 
 
@@ -28,7 +35,7 @@ def refuse() -> None:
 
 def remove() -> None:
     """It is torch's again."""
-    _worst.clear()
+    _installed.clear()
     GradScaler._unscale_grads_ = _original
     GradScaler._check_scale_growth_tracker = _original_check
 
@@ -42,11 +49,13 @@ def _refused(self: GradScaler, funcname: str) -> NoReturn:
 
 
 def _unscale(self: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> dict:
-    found = _original(self, optimizer, *args, **kwargs)
-    for worst in _worst:
+    for worst, holders in _installed:
+        held = holders(optimizer)
+        of = optimizer if held is None else types.SimpleNamespace(param_groups=[{"params": held}])
+        found = _original(self, of, *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
         everywhere = worst(optimizer, here)
         for each in found.values():
             each.fill_(everywhere)
-        found = found or {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
-    return found
+        return found or {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
+    return _original(self, optimizer, *args, **kwargs)

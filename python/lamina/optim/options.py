@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer's options as a text that ranks compare: see [Note: options] in
+lamina/distributed_optimizer/options.h."""
+
+import numbers
+from typing import Any
+
+import torch
+
+_NO_OPTIONS = {"params", "param_names"}
+# Written by schedulers, for themselves.
+_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+
+
+class Options:
+    """The options of an optimizer.
+
+    Args:
+        optimizer: the optimizer, whose class is compared, too.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+        self._class = type(optimizer).__name__  # it may get methods of ours
+        self._known: list[dict[str, Any]] = []  # options by group, as they were when `_text` was made
+        self._text = ""
+
+    def text(self, counts: bool) -> str:
+        """Returns the text. `counts`: how many parameters the groups have is to be alike, too."""
+        groups = [
+            {key: _fixed(value) for key, value in group.items() if key not in _NO_OPTIONS}
+            | ({"the number of parameters": len(group["params"])} if counts else {})
+            for group in self._optimizer.param_groups
+        ]
+        if not self._text or groups != self._known:
+            self._known, self._text = groups, "\n".join(self._lines(groups))
+        return self._text
+
+    def _lines(self, groups: list[dict[str, Any]]) -> list[str]:
+        lines = [f"the class = {self._class}", f"the number of groups = {len(groups)}"]
+        for place, group in enumerate(groups):
+            for key in sorted(key for key in group if key not in _SCHEDULERS):
+                lines.append(f"{key} of group {place} = {_word(group[key])}")
+        return lines
+
+
+def _fixed(value: Any) -> Any:
+    """A value that does not change when that one does, and may be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 and not value.is_meta else str(tuple(value.shape))
+    if isinstance(value, list | tuple):
+        return tuple(map(_fixed, value))
+    return value if value is None or isinstance(value, bool | int | float | str) else _word(value)
+
+
+def _word(value: Any) -> str:
+    if value is None or isinstance(value, bool | str):
+        return repr(value)
+    if isinstance(value, numbers.Real):
+        return f"{float(value):.12g}"  # machines may round the last digits of a schedule differently
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_word, value))})"
+    return type(value).__name__
