@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent / "python" / "lamina"
 
 # Packages, and the modules beside them, lowest first.
 ORDER = (
-    "errors",
     "_lamina",
+    "errors",
     "util",
     "integrations",
     "exits",

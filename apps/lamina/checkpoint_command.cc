@@ -6,11 +6,12 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <iostream>
 
 #include "apps/lamina/progress_bar.h"
+#include "apps/lamina/say.h"
 #include "lamina/archive/convert.h"
 #include "lamina/archive/diff.h"
 #include "lamina/archive/merge.h"
@@ -28,7 +29,7 @@ using Arguments = std::vector<std::string>;
 
 constexpr auto kPathHelp = "the folder of a checkpoint, or of several, whose newest one is taken without a tag";
 
-void tell(const std::string& text) { std::cerr << "lamina checkpoint: " << text << '\n'; }
+void tell(const std::string& text) { complain("lamina checkpoint: ", text); }
 
 archive::Found found(const std::string& path, const std::string& tag = "") {
   return archive::find_checkpoint(archive::file_system(), folder_meant(path), tag, tell);
@@ -60,20 +61,19 @@ int verify(const Arguments& arguments) {
     for (const auto& each : damage)
       list.push_back({{"file", each.file}, {"what", each.what}, {"tensors", each.tensors}});
     const json all{{"checkpoint", checkpoint.folder.string()}, {"bytes", bytes}, {"time_s", seconds}, {"damage", list}};
-    std::cout << all.dump() << '\n';
+    say_json(all);
     return damage.empty() ? 0 : 1;
   }
   for (const auto& each : damage) {
-    std::cout << printable((checkpoint.folder / each.file).string()) << ": " << printable(each.what);
-    for (std::size_t i = 0; i < each.tensors.size(); ++i)
-      std::cout << (i == 0 ? "; in it lies " : ", ") << printable(each.tensors[i]);
-    std::cout << '\n';
+    std::string lies;
+    for (const auto& tensor : each.tensors) lies += base::str(lies.empty() ? "; in it lies " : ", ", tensor);
+    say((checkpoint.folder / each.file).string(), ": ", each.what, lies);
   }
   if (damage.empty()) {
     constexpr double kGiga = 1e9;
-    std::cout << checkpoint.folder.string() << ": " << checkpoint.manifest.tensors.size() << " tensors in "
-              << checkpoint.manifest.files.size() << " files, " << bytes << " bytes, all as they were written ("
-              << static_cast<double>(bytes) / kGiga / std::max(seconds, 1e-9) << " GB/s)\n";
+    say(checkpoint.folder.string(), ": ", checkpoint.manifest.tensors.size(), " tensors in ",
+        checkpoint.manifest.files.size(), " files, ", bytes, " bytes, all as they were written (",
+        static_cast<double>(bytes) / kGiga / std::max(seconds, 1e-9), " GB/s)");
   }
   return damage.empty() ? 0 : 1;
 }
@@ -100,11 +100,9 @@ int diff(const Arguments& arguments) {
     if (each.largest) row["largest"] = *each.largest;  // of a NaN, null
     list.push_back(row);
     if (as_json) continue;
-    std::cout << printable(each.what) << ": " << printable(each.how);
-    if (each.largest) std::cout << ", by " << *each.largest << " at most";
-    std::cout << '\n';
+    say(each.what, ": ", each.how, each.largest ? base::str(", by ", *each.largest, " at most") : "");
   }
-  if (as_json) std::cout << list.dump() << '\n';
+  if (as_json) say_json(list);
   return differences.empty() ? 0 : 1;
 }
 
@@ -132,11 +130,8 @@ int merge(const Arguments& arguments) {
     merged = archive::merge(archive::file_system(), checkpoint, out, options,
                             [&](auto so_far, auto all) { bar(so_far, all); });
   }
-  std::cout << out << ": " << merged.tensors << " tensors in " << merged.files << " files, " << merged.bytes
-            << " bytes\n";
-  if (merged.too_large > 0) {
-    std::cout << merged.too_large << " elements are too large for " << dtype << " and infinite there\n";
-  }
+  say(out, ": ", merged.tensors, " tensors in ", merged.files, " files, ", merged.bytes, " bytes");
+  if (merged.too_large > 0) say(merged.too_large, " elements are too large for ", dtype, " and infinite there");
   return 0;
 }
 
@@ -157,8 +152,7 @@ int reshard(const Arguments& arguments) {
   ProgressBar bar("writing");
   const auto made = archive::reshard(archive::file_system(), checkpoint, out, writers, new_id(),
                                      [&](auto so_far, auto all) { bar(so_far, all); });
-  std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
-            << made.manifest.files.size() << " files\n";
+  say(made.folder.string(), ": ", made.manifest.tensors.size(), " tensors in ", made.manifest.files.size(), " files");
   return 0;
 }
 
@@ -199,21 +193,19 @@ int convert(const Arguments& arguments) {
   ProgressBar bar("writing");
   const auto made =
       archive::convert(files, from, prefix, out, tag, new_id(), [&](auto so_far, auto all) { bar(so_far, all); });
-  std::cout << made.folder.string() << ": " << made.manifest.tensors.size() << " tensors in "
-            << made.manifest.files.size() << " files\n";
+  say(made.folder.string(), ": ", made.manifest.tensors.size(), " tensors in ", made.manifest.files.size(), " files");
   const auto is_state = [](const auto& tensor) { return tensor.kind == archive::Kind::kState; };
   if (const auto left =
           std::ranges::count_if(from.tensors, is_state) - std::ranges::count_if(made.manifest.tensors, is_state);
       left > 0) {
-    std::cout << "left: " << left << " states of optimizers, whose parameters have other names: give --prefix\n";
+    say("left: ", left, " states of optimizers, whose parameters have other names: give --prefix");
   }
   if (!from.left.empty()) {
-    std::cout << "left:";
     constexpr std::size_t kShown = 10;
-    for (std::size_t i = 0; i < std::min(from.left.size(), kShown); ++i)
-      std::cout << ' ' << printable(from.left[i].name);
-    if (from.left.size() > kShown) std::cout << " and " << from.left.size() - kShown << " more";
-    std::cout << '\n';
+    std::string names;
+    for (std::size_t i = 0; i < std::min(from.left.size(), kShown); ++i) names += " " + from.left[i].name;
+    const auto more = from.left.size() > kShown ? base::str(" and ", from.left.size() - kShown, " more") : "";
+    say("left:", names, more);
   }
   return 0;
 }
@@ -227,8 +219,8 @@ int prune(const Arguments& arguments) {
   if (auto code = launch::parse(app, "lamina checkpoint prune", arguments)) return *code;
   archive::Store store(archive::file_system(), folder);
   const auto removed = store.prune(keep);
-  for (const auto& tag : removed) std::cout << "removed " << tag << '\n';
-  if (removed.empty()) std::cout << "nothing to remove\n";
+  for (const auto& tag : removed) say("removed ", tag);
+  if (removed.empty()) say("nothing to remove");
   return 0;
 }
 
@@ -250,21 +242,6 @@ constexpr Command kCommands[] = {
 
 }  // namespace
 
-std::string printable(const std::string& text) {
-  constexpr auto* kDigits = "0123456789abcdef";
-  constexpr unsigned char kSpace = 0x20, kDelete = 0x7f;
-  std::string shown;
-  for (const char each : text) {
-    const auto code = static_cast<unsigned char>(each);
-    if (code >= kSpace && code != kDelete) {
-      shown.push_back(each);
-    } else {
-      shown += base::str("\\x", kDigits[code >> 4], kDigits[code & 15]);
-    }
-  }
-  return shown;
-}
-
 std::string folder_meant(const std::string& path) {
   const std::filesystem::path place(path);
   if (!std::filesystem::is_regular_file(place)) return path;
@@ -284,10 +261,10 @@ int checkpoint(const Arguments& arguments) {
     try {
       return command.run({line.rest.begin() + 1, line.rest.end()});
     } catch (const base::Error& error) {
-      std::cerr << "lamina checkpoint " << name << ": " << printable(error.what()) << '\n';
+      complain("lamina checkpoint ", name, ": ", error.what());
       return 2;
     } catch (const std::filesystem::filesystem_error& error) {  // a path that cannot be looked at
-      std::cerr << "lamina checkpoint " << name << ": " << printable(error.what()) << '\n';
+      complain("lamina checkpoint ", name, ": ", error.what());
       return 2;
     }
   }

@@ -10,10 +10,6 @@ namespace lamina::command {
 // line on stderr that says what is wrong.
 int checkpoint(const std::vector<std::string>& arguments);
 
-// A text of a checkpoint on one line of a terminal, which control characters in a name would move or colour: as
-// "\\x1b".
-std::string printable(const std::string& text);
-
 // The folder that a user means by a path: by the file `newest` the one that it is in. Throws base::UsageError for
 // another file.
 std::string folder_meant(const std::string& path);

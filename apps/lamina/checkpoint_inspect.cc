@@ -4,11 +4,11 @@
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <iomanip>
-#include <iostream>
 #include <set>
 #include <sstream>
 
 #include "apps/lamina/checkpoint_command.h"
+#include "apps/lamina/say.h"
 #include "lamina/archive/store.h"
 #include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
@@ -38,21 +38,18 @@ std::string files_of(const archive::Manifest& manifest, const archive::SavedTens
 
 // Rows with columns as wide as their widest cell; numbers are not told apart.
 void print_table(std::vector<std::vector<std::string>> rows) {
-  for (auto& row : rows) std::ranges::transform(row, row.begin(), printable);
+  for (auto& row : rows) std::ranges::transform(row, row.begin(), base::printable_line);
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (i + 1 == row.size()) {
-        std::cout << row[i];
-      } else {
-        std::cout << std::left << std::setw(static_cast<int>(widths[i] + 2)) << row[i];
-      }
+    std::ostringstream line;
+    for (std::size_t i = 0; i + 1 < row.size(); ++i) {
+      line << std::left << std::setw(static_cast<int>(widths[i] + 2)) << row[i];
     }
-    std::cout << '\n';
+    say(line.str(), row.back());
   }
 }
 
@@ -83,13 +80,13 @@ void print(const archive::Found& found) {
   const auto& manifest = found.manifest;
   std::uint64_t bytes = 0;
   for (const auto& file : manifest.files) bytes += file.bytes;
-  std::cout << found.folder.string() << ": " << manifest.tensors.size() << " tensors in " << manifest.files.size()
-            << " files, " << bytes << " bytes\n";
+  say(found.folder.string(), ": ", manifest.tensors.size(), " tensors in ", manifest.files.size(), " files, ", bytes,
+      " bytes");
   for (const auto& [key, value] : manifest.about.items()) {
     constexpr const char* kLong[] = {"generators", "partition", "translations", "user_content"};  // --json has them
     if (std::ranges::find(kLong, key) != std::end(kLong)) continue;
     if (key != "optimizers" || !value.is_array()) {
-      std::cout << printable(key) << ": " << value.dump() << '\n';
+      say(key, ": ", value.dump());
       continue;
     }
     for (const auto& optimizer : value) {  // without the names of its parameters, which are in the table
@@ -100,7 +97,7 @@ void print(const archive::Found& found) {
             group["params"] = group["params"].size();
         }
       }
-      std::cout << "optimizer: " << shown.dump() << '\n';
+      say("optimizer: ", shown.dump());
     }
   }
   std::vector<std::vector<std::string>> rows{{"tensor", "kind", "dtype", "shape", "bytes", "pieces", "in"}};
@@ -112,7 +109,7 @@ void print(const archive::Found& found) {
     for (const auto& name : tensor.also)
       rows.push_back({name, "", "", "", "", "", base::str("the same as ", tensor.name)});
   }
-  std::cout << '\n';
+  say("");
   print_table(rows);
 }
 
@@ -136,7 +133,7 @@ void print_all(archive::Store& store, bool as_json) {
     list.push_back(row);
   }
   if (as_json) {
-    std::cout << list.dump() << '\n';
+    say_json(list);
   } else {
     print_table(rows);
   }
@@ -166,7 +163,7 @@ int inspect_checkpoint(const std::vector<std::string>& arguments) {
   }
   const auto found = archive::find_checkpoint(archive::file_system(), path, tag, [](const auto&) {});
   if (as_json) {
-    std::cout << to_json(found).dump() << '\n';
+    say_json(to_json(found));
   } else {
     print(found);
   }

@@ -4,10 +4,10 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <iostream>
 
 #include "apps/lamina/checkpoint_command.h"
 #include "apps/lamina/plan_command.h"
+#include "apps/lamina/say.h"
 #include "apps/lamina/trace_command.h"
 #include "lamina/launch/launcher.h"
 #include "lamina/launch/options/command_line.h"
@@ -46,7 +46,8 @@ int run(const std::vector<std::string>& words) {
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run({line.rest.begin() + 1, line.rest.end()});
   }
-  std::cerr << "lamina: " << (name.empty() ? "say what to do" : "no command " + name) << "; see `lamina --help`\n";
+  lamina::command::complain("lamina: ", name.empty() ? "say what to do" : "no command " + name,
+                            "; see `lamina --help`");
   return 2;
 }
 
@@ -57,7 +58,7 @@ int main(int count, char** words) {
   try {
     return run({words + 1, words + count});
   } catch (const std::exception& error) {
-    std::cerr << "lamina: " << error.what() << '\n';
+    lamina::command::complain("lamina: ", error.what());
     return 1;
   }
 }

@@ -4,10 +4,10 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <iostream>
 #include <sstream>
 
 #include "apps/lamina/model_costs.h"
+#include "apps/lamina/say.h"
 #include "lamina/base/error.h"
 #include "lamina/base/input_file.h"
 #include "lamina/launch/options/command_line.h"
@@ -67,11 +67,11 @@ void add_model_options(CLI::App& app, Model& model, Target& target) {
 
 void print(const plan::PlanFile& file, const plan::Report& report, bool json) {
   if (json) {
-    std::cout << plan::to_json(file, report) << '\n';
+    say_text(plan::to_json(file, report) + "\n");
     return;
   }
-  std::cout << plan::assignments_line(file.tree, report.owners, file.goal.partitions) << '\n'
-            << plan::describe(file.tree, report);
+  say(plan::assignments_line(file.tree, report.owners, file.goal.partitions));
+  say_text(plan::describe(file.tree, report));
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ int plan(const std::vector<std::string>& arguments) {
   app.add_flag("--baseline", baseline, "plan as the published tree algorithm does");
   if (auto code = launch::parse(app, "lamina plan", arguments)) return *code;
   if (path.empty() && model.callable.empty()) {
-    std::cerr << "lamina plan: say what to plan, a FILE or a --model; see `lamina plan --help`\n";
+    complain("lamina plan: say what to plan, a FILE or a --model; see `lamina plan --help`");
     return 2;
   }
   const std::string what = path.empty() ? model.callable : path;
@@ -103,7 +103,7 @@ int plan(const std::vector<std::string>& arguments) {
     print(file, plan::report(file.tree, planner->assign(file.tree, file.goal), file.goal), json);
     return 0;
   } catch (const base::ConfigError& error) {
-    std::cerr << "lamina plan: " << what << ": " << error.what() << '\n';
+    complain("lamina plan: ", what, ": ", error.what());
     return 2;
   }
 }

@@ -5,8 +5,8 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <filesystem>
-#include <iostream>
 
+#include "apps/lamina/say.h"
 #include "lamina/base/error.h"
 #include "lamina/launch/options/command_line.h"
 #include "lamina/observe/summary.h"
@@ -29,10 +29,10 @@ int trace(const std::vector<std::string>& arguments) {
     const observe::Timeline timeline = parts ? observe::read_parts(path) : observe::read_file(path);
     if (timeline.ranks.empty()) throw base::Error("it is a folder in which no rank has left a timeline");
     if (!output.empty()) observe::write_file(timeline, output);
-    std::cout << observe::describe(observe::summarise(timeline));
+    say_text(observe::describe(observe::summarise(timeline)));
     return 0;
   } catch (const base::Error& error) {
-    std::cerr << "lamina trace: " << path << ": " << error.what() << '\n';
+    complain("lamina trace: ", path, ": ", error.what());
     return 2;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/base/wait.h"
 
@@ -23,22 +24,33 @@ constexpr std::string_view kSuffix = "_partial", kFullSuffix = "_full", kUnfinis
                            kLock = ".lock", kNaming = ".newest";
 constexpr auto kNewest = "newest";
 
-// A name as an error can show it: what ends or garbles a line is a ?.
-std::string printable(std::string name) {
-  std::ranges::replace_if(name, [](unsigned char byte) { return byte < ' ' || byte == 0x7f; }, '?');
-  return name;
-}
-
 void check_part(const std::string& part, std::size_t most, const char* what) {
   const bool fine = !part.empty() && part.size() <= most && part.front() != '.' &&
                     part.find('/') == std::string::npos && part.find('\0') == std::string::npos &&
                     part.find(kUnfinished) == std::string::npos && part.find(kReplaced) == std::string::npos &&
                     !part.ends_with(kLock) && !part.ends_with(kNaming) && part != kNewest;
   if (!fine) {
-    throw UsageError(base::str(
-        "\"", printable(part), "\" is no ", what, ": it becomes part of the name of a folder, so it has 1 to ", most,
-        " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest, ", ", kLock, ")"));
+    throw UsageError(base::str("\"", base::printable_line(part), "\" is no ", what,
+                               ": it becomes part of the name of a folder, so it has 1 to ", most,
+                               " bytes, no /, begins with no dot, and is no name of a folder's own files (", kNewest,
+                               ", ", kLock, ")"));
   }
+}
+
+// Refuses a tag that a terminal would not show as it is: see [Note: printable].
+void check_printable(const std::string& tag) {
+  const auto shown = base::printable_line(tag);
+  if (shown == tag) return;
+  throw UsageError(
+      base::str("\"", shown,
+                "\" is no tag: it has characters that cannot be printed, or that are no UTF-8. Take one of "
+                "letters, digits, - and _"));
+}
+
+// Files are opened by C strings, which end at a NUL.
+void check_folder(const Path& folder) {
+  if (folder.native().find('\0') == std::string::npos) return;
+  throw UsageError(base::str("\"", base::printable_line(folder.native()), "\" is no name of a folder: it has a NUL"));
 }
 
 std::string named(const std::vector<Store::Listed>& all) {
@@ -132,7 +144,9 @@ void Save::commit(Manifest manifest) {
 }
 
 Store::Store(FileSystem& files, Path folder, Form form)
-    : files_(files), folder_(std::move(folder)), suffix_(form == Form::kPartial ? kSuffix : "") {}
+    : files_(files), folder_(std::move(folder)), suffix_(form == Form::kPartial ? kSuffix : "") {
+  check_folder(folder_);
+}
 
 std::string Store::name_of(const std::string& tag) const {
   check_part(tag, 180, "tag");
@@ -167,12 +181,14 @@ std::string Store::owner_of(const std::string& entry, std::string_view mark) con
 
 Save Store::begin(const std::string& tag, const std::string& id, const std::string& who) {
   const auto name = name_of(tag);
+  check_printable(tag);
   check_part(id, 40, "id of a save");
   files_.make_folder(folder_);
   std::string holder;
   auto lock = files_.try_lock(beside(name, kLock), who, &holder);
   if (!lock) {
-    throw UsageError(base::str((folder_ / name).string(), " is being saved", holder.empty() ? "" : " by " + holder,
+    throw UsageError(base::str((folder_ / name).string(), " is being saved",
+                               holder.empty() ? "" : " by " + base::printable_line(holder),
                                ": wait for it, or take another tag"));
   }
   remove_leftovers(name, who);
@@ -336,7 +352,7 @@ std::unique_ptr<FileSystem::Lock> Store::await_turn(const std::string& who) {
     if (auto lock = files_.try_lock(path, who, &holder)) return lock;
     if (until.expired()) {
       throw UsageError(base::str(path.string(), ": another save into this folder", holder.empty() ? "" : ", by ",
-                                 holder, ", is about to end since ", kMost.count(),
+                                 base::printable_line(holder), ", is about to end since ", kMost.count(),
                                  " s: look whether it is stopped, or take another folder"));
     }
     std::this_thread::sleep_for(kPause);

@@ -27,10 +27,8 @@ class Error : public std::runtime_error {
   const char* code() const { return code_.name; }  // "" for none
 
  private:
-  static std::string named(std::string text, Code code) {
-    if (*code.name != '\0') text.insert(std::min(text.find('\n'), text.size()), std::string(" [") + code.name + "]");
-    return text;
-  }
+  // Printable ([Note: printable]), and with the code.
+  static std::string named(const std::string& text, Code code);
   Code code_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "lamina/base/log.h"
+#include "lamina/base/printable.h"
 #include "lamina/frontend/batch_norms.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/routing.h"
@@ -132,7 +133,7 @@ void Model::agree(const std::optional<Example>& example) {
                                     session.mailbox(), session.patience());
   cut_ = std::move(agreed.cut);
   report_ = std::move(agreed.table);
-  if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(report_.c_str(), stderr);
+  if (session.world().rank == base::Rank(0) && job_.pipelined()) std::fputs(base::printable(report_).c_str(), stderr);
 }
 
 void Model::cut(const std::optional<Example>& example) {

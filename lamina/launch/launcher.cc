@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/launch/options/machine.h"
 #include "lamina/launch/options/options.h"
@@ -25,7 +26,7 @@ namespace lamina::launch {
 namespace {
 
 int complain(const std::exception& error, int code) {
-  std::cerr << "lamina run: " << error.what() << '\n';
+  std::cerr << "lamina run: " << base::printable(error.what()) << '\n';
   return code;
 }
 
@@ -154,7 +155,8 @@ int launch_recorded(Options options) {
   const int code = launch(options);
   try {
     const std::string summary = folder.finish();
-    std::cerr << (summary.empty() ? "lamina run: no rank has recorded a step: there is no timeline\n" : summary);
+    std::cerr << (summary.empty() ? "lamina run: no rank has recorded a step: there is no timeline\n"
+                                  : base::printable(summary));
   } catch (const base::Error& error) {
     complain(error, code);
   }

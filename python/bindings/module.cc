@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lamina/base/printable.h"
 #include "lamina/value/encoding.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -35,6 +36,9 @@ PYBIND11_MODULE(_lamina, module) {
   bind_optim(module);
   bind_parameter_server(module);
   bind_parameters(module);
+  module.def("printable", [](const py::bytes& text) { return lamina::base::printable(std::string_view(text)); });
+  module.def("printable_line",
+             [](const py::bytes& text) { return lamina::base::printable_line(std::string_view(text)); });
   module.def("encode_roundtrip", [](py::handle object) {
     auto encoded = lamina::value::encode(to_value(object));
     for (auto& buffer : encoded.buffers) buffer = buffer.clone();

@@ -3,6 +3,8 @@
 
 import builtins
 
+from lamina import _lamina
+
 
 class Error(RuntimeError):
     """Any error that lamina itself raises.
@@ -15,6 +17,10 @@ class Error(RuntimeError):
     code: str = ""
 
     def __init__(self, *arguments: object, code: str = ""):
+        if arguments and isinstance(arguments[0], str):
+            # Names of files and words of other ranks may be in it: see [Note: printable] in lamina/base/printable.h.
+            text = arguments[0].encode(errors="backslashreplace")
+            arguments = (_lamina.printable(text), *arguments[1:])
         if code:
             line, *details = str(arguments[0]).split("\n", 1)
             arguments = ("\n".join([f"{line} [{code}]", *details]), *arguments[1:])

@@ -57,6 +57,29 @@ def test_names_with_control_characters_are_printed_harmless_and_on_one_line(chec
     assert result.returncode == 2 and f"{shown}: " in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("odd", ["\x1b[31mred\a", "\u009b31m", "two\nlines", "\udc9b no UTF-8", "\u202egnp"])
+def test_no_command_prints_the_name_of_a_folder_as_a_terminal_would_obey_it(checkpoint, tmp_path, odd):
+    folder = tmp_path / odd
+    plain = (save(folder, str(number), {"w": torch.ones(3)}, number=number) for number in (1, 2))
+    one, two = (place.rename(folder / f"{odd}{place.name}") for place in plain)
+    tag = f"{odd}1"
+    calls = [
+        ("inspect", folder), ("inspect", folder, "--json"), ("inspect", folder, tag), ("inspect", one, "--json"),
+        ("inspect", folder, "none"), ("verify", folder), ("verify", folder, tag, "--json"), ("diff", one, two),
+        ("diff", one, f"{odd} is not there"), ("merge", folder, folder / "out"), ("merge", folder, folder / "out"),
+        ("reshard", one, folder / "r", "--files", 2), ("reshard", folder, folder / "r", "--files", 0),
+        ("convert", folder, folder / "c"), ("convert", folder, "--tag", odd), ("prune", folder, "--keep", 1),
+        ("prune", f"{odd} is not there", "--keep", 1), (odd,), ("inspect", "--" + odd),
+    ]  # fmt: skip
+    for words in calls:
+        result = checkpoint(*words)
+        for line in (result.stdout + result.stderr).split("\n"):
+            assert line.isprintable(), (words, line)
+        assert words[-1] != "--json" or json.loads(result.stdout)
+        # The bars of progress are for terminals alone, so no call has more lines than it has to say.
+        assert "lines" not in odd or not (result.stdout + result.stderr).count("\nlines"), words
+
+
 def test_a_path_may_be_the_file_newest_and_no_other_file(checkpoint, tmp_path):
     folder = save(tmp_path, "a", {"w": torch.ones(3)})
     assert checkpoint("inspect", tmp_path / "newest").stdout.splitlines()[1].split()[:2] == ["*", "a"]

@@ -23,6 +23,11 @@ TEST(Error, WithoutACodeSaysWhatItWasGiven) {
   EXPECT_STREQ(PeerError("gone").code(), "");
 }
 
+TEST(Error, HasNothingThatATerminalObeysAndIsNotCutAtANul) {
+  EXPECT_STREQ(UsageError(std::string("no \x1b[31mred\0 and more\nnext", 26), Code{"step-mismatch"}).what(),
+               "no \\x1b[31mred\\x00 and more [step-mismatch]\nnext");
+}
+
 TEST(InternalErrorTest, SaysThatItIsABugAndWhereItWasFoundAndWhatToReport) {
   const int line = __LINE__ + 1;
   const InternalError error("two beginnings of a step");

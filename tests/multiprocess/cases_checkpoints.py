@@ -464,9 +464,14 @@ def case_a_folder_that_one_rank_does_not_see_is_refused():
     with folder() as path:
         job = Job("dp4")
         job.train(1)
-        own = path / "own" if lamina.rank() == 2 else path
-        with pytest.raises(lamina.UsageError, match="different folders"):
-            lamina.save_checkpoint(own, "a")
+        for tag in ("red\x1b[31m", "two\nlines", "\u202egnp", "cut\0off"):
+            for keys in ({}, {"form": "smp", "partial": False}):
+                with pytest.raises(lamina.UsageError, match="is no tag") as caught:
+                    lamina.save_checkpoint(path, tag, **keys)
+                assert str(caught.value).isprintable()
+        for call in (lamina.save_checkpoint, lamina.resume_from_checkpoint):
+            with pytest.raises(lamina.UsageError, match="path has a NUL"):
+                call(f"{path}/own\0", "a")
         lamina.barrier()
         assert not list(path.iterdir())
 

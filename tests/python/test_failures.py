@@ -11,6 +11,7 @@ import torch
 import lamina
 from lamina import _lamina
 from lamina.exits import failures
+from lamina.util import told
 
 
 class OddError(ValueError):
@@ -156,3 +157,16 @@ def test_a_rebuilt_error_can_be_pickled():
         and error.color == "red"
         and error.rank == 3
     )
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred\a", "a\0b", "\u009b31m", "\u202egnp", "\udc9b"])
+def test_nothing_that_a_terminal_obeys_is_in_an_error_of_ours(text, capsys):
+    for kind in (lamina.UsageError, lamina.FormatError, lamina.FileError, lamina.ConfigError):
+        assert str(kind(f"one {text} two", code="state-names")).isprintable()
+    error = lamina.UsageError(f"first\n\t{text}")
+    assert str(error).startswith("first\n\t") and str(error)[7:].isprintable()
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == str(lamina.UsageError(str(error)))
+    foreign = failures.rebuild(*met(ValueError(text)))
+    assert all(line.isprintable() for line in "".join(foreign.__notes__).split("\n"))
+    told.tell(text)
+    assert capsys.readouterr().err[:-1].isprintable()

@@ -6,6 +6,8 @@
 #include <CLI/Formatter.hpp>
 #include <iostream>
 
+#include "lamina/base/printable.h"
+
 namespace lamina::launch {
 namespace {
 
@@ -68,7 +70,7 @@ std::optional<int> parse(CLI::App& app, const std::string& name, const Arguments
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    std::cerr << name << ": " << error.what() << "; see `" << name << " --help`\n";
+    std::cerr << name << ": " << base::printable_line(error.what()) << "; see `" << name << " --help`\n";
     return 2;
   }
 }

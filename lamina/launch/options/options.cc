@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "lamina/base/error.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
 #include "lamina/launch/options/machine.h"
@@ -139,7 +140,7 @@ std::optional<int> parse_run(const Arguments& arguments, Options& options) {
   CommandLine line = split(app, arguments);
   for (const std::string& word : line.options) {
     if (!word.starts_with("--rdzv")) continue;
-    std::cerr << "lamina run: " << word.substr(0, word.find('='))
+    std::cerr << "lamina run: " << base::printable_line(word.substr(0, word.find('=')))
               << ": there is no rendezvous service here; give every machine --nnodes, --node-rank, --master-addr and "
                  "--master-port\n";
     return 2;

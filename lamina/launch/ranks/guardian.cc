@@ -9,6 +9,7 @@
 
 #include <iostream>
 
+#include "lamina/base/printable.h"
 #include "lamina/base/system_error.h"
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/error.h"
@@ -32,7 +33,7 @@ constexpr std::chrono::seconds kLastReapLimit{5};
     ControlPipe control(std::move(reader));
     code = body(control, mask);
   } catch (const std::exception& error) {
-    std::cerr << "lamina run: " << error.what() << '\n';
+    std::cerr << "lamina run: " << base::printable(error.what()) << '\n';
   }
   std::cerr.flush();
   ::_exit(code);

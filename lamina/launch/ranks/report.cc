@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "lamina/base/printable.h"
 #include "lamina/base/rank_list.h"
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
@@ -27,7 +28,7 @@ void Report::write(const std::string& text) const {
 
 template <class... Parts>
 void Report::say(const Parts&... parts) const {
-  write(base::str("lamina run: ", parts..., "\n"));
+  write(base::printable(base::str("lamina run: ", parts..., "\n")));
 }
 
 void Report::warn(const std::string& line) const { say("warning: ", line); }
@@ -55,7 +56,7 @@ void Report::failed(const RootCause::Failure& failure, const std::vector<base::R
   flush();
   const auto after = left.empty() ? "" : base::str(", after ", base::name_ranks(left), " had ended with exit code 0");
   say("rank ", failure.rank, " failed: ", failure.end.words(), after);
-  if (!outputs_.has(failure.rank)) write(told);
+  if (!outputs_.has(failure.rank)) write(base::printable(told));
   show_tail(failure.rank, "the last lines of");
 }
 

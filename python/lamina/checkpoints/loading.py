@@ -16,14 +16,15 @@ from lamina.checkpoints import generators, smp_loading, states
 from lamina.checkpoints.job_state import layout, persistent
 from lamina.checkpoints.plain import from_plain
 from lamina.checkpoints.saving import of_job
-from lamina.checkpoints.together import everywhere, tell
+from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import torch_file
 from lamina.errors import FileError, FormatError, UsageError
 from lamina.job import current
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.optimizer_state import OptimizerState
-from lamina.util.checks import require_booleans
+from lamina.util.checks import require_booleans, require_no_nul
+from lamina.util.told import tell
 
 _OF_MODEL = (SavedKind.PARAMETER, SavedKind.BUFFER)
 

@@ -22,7 +22,7 @@ from lamina.job import current
 from lamina.model import shards
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.param_groups import Layout
-from lamina.util.checks import require_booleans, require_count
+from lamina.util.checks import require_booleans, require_count, require_no_nul
 
 
 class CheckpointHandle:
@@ -133,7 +133,6 @@ def save_checkpoint(
         raise UsageError(f'save_checkpoint(): form is "lamina" or "{smp_files.FORM}", not {form!r}')
     if form == smp_files.FORM and asynchronous:
         raise UsageError('save_checkpoint(form="smp") is written while training waits: leave asynchronous out')
-    job = current.outside_step("save_checkpoint()")
     saves = of_job(job)
     saves.end()
     if form == smp_files.FORM:
@@ -161,6 +160,14 @@ def save_checkpoint(
         return saves.begin(save)
     save.wait()
     return None
+
+
+def _which(job: current.Job, optimizer: torch.optim.Optimizer | None) -> str:
+    """Names the optimizers that are meant, by their numbers: those of other ranks are other objects."""
+    if optimizer is not None and not any(known.optimizer is optimizer for known in job.optimizers):
+        return "none of the job's"
+    numbers = (str(number) for number, known in enumerate(job.optimizers) if optimizer in (None, known.optimizer))
+    return f"number {', '.join(numbers)}"
 
 
 class _Everything:

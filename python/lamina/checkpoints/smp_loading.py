@@ -15,7 +15,7 @@ import torch
 from lamina import _lamina
 from lamina.checkpoints import smp_files
 from lamina.checkpoints.job_state import layout
-from lamina.checkpoints.together import everywhere, tell
+from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import read_torch_file
 from lamina.errors import FormatError, UsageError
 from lamina.integrations.replacements import module_manager
@@ -23,6 +23,7 @@ from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.saved_state import archives
 from lamina.saved_state.state_dicts import PARTIAL
+from lamina.util.told import tell
 
 _MANIFEST, _SUFFIX = "manifest.json", "_partial"
 _TRAINERS = "pytorch_model.bin"

@@ -21,6 +21,7 @@ from lamina.job import current
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.saved_state import archives
 from lamina.util.files import replacing
+from lamina.util.told import is_printable_line
 
 _SLACK = 1 << 20  # bytes of a file beside its tensors
 
@@ -63,6 +64,8 @@ def save_partial(
 def save_full(job: current.Job, path: str, tag: str, model: Any, user_content: Any, translate: bool) -> None:
     """Saves the whole model as PATH/TAG, and the content beside it. The first rank writes both, and has the whole
     model in memory. PATH/TAG has the content, too, so that no save that ends between the two mixes them."""
+    if not is_printable_line(tag):
+        raise UsageError(f"save_checkpoint(): {tag!r} is no tag: it has characters that cannot be printed")
     everywhere(job, lambda: require_ready(job, model))
     state = job.model.state_dict(gather_to_rank0=True)
     is_first = job.session.rank == 0

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work of all ranks together: it succeeds on all of them, or fails on all with the same words."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from lamina.errors import Error, FileError, FormatError, UsageError
 from lamina.job import current
-
-
-def tell(line: str) -> None:
-    """Says a line to whoever runs the job, on standard error."""
-    print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
 def met_on(rank: int, error: Exception) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
 from lamina.exits.failures import INTERRUPTED, Failure, exit_argument, interrupted_rank, sendable
+from lamina.util.told import printable
 
 # How long the others wait for the rank that raised to end: whoever started the ranks is to find that one first.
 RAISER_ENDS_S = 5.0
@@ -173,4 +174,4 @@ def _summary(failure: Failure) -> str:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    print(printable(words), file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lamina import _lamina
 from lamina.errors import PeerError, RemoteError
+from lamina.util.told import printable
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
@@ -66,7 +67,7 @@ def exit_argument(failure: Failure) -> object:
 
 
 def _note(failure: Failure) -> str:
-    return f"raised on rank {failure.rank}, where the traceback was:\n{failure.traceback.rstrip()}"
+    return printable(f"raised on rank {failure.rank}, where the traceback was:\n{failure.traceback.rstrip()}")
 
 
 def _message(exception: BaseException) -> str:

@@ -15,6 +15,7 @@ from lamina.errors import ConfigError, Error
 from lamina.exits import excepthook, failures
 from lamina.job import current
 from lamina.util import call_sites
+from lamina.util.told import tell
 
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
@@ -117,7 +118,7 @@ def _at_exit() -> None:
     if (job is None or _leave(job, interrupted)) and not _stuck and (job is None or job.close_rest(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
-    print("lamina: what a failed step began did not end; ending the process around it", file=sys.stderr)
+    tell("what a failed step began did not end; ending the process around it")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(failures.INTERRUPTED if interrupted else 1)
@@ -131,7 +132,7 @@ def _end_saves(job: current.Job, finish: bool) -> None:
         job.saves.end()
     except (Error, KeyboardInterrupt) as error:
         kind = type(error).__name__
-        print(f"lamina: the last checkpoint was not saved: {kind}: {error}", file=sys.stderr, flush=True)
+        tell(f"the last checkpoint was not saved: {kind}: {error}")
 
 
 def _leave(job: current.Job, interrupted: bool) -> bool:

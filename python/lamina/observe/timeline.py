@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lamina import _lamina
 from lamina.job import current
+from lamina.util.told import printable
 
 
 @contextlib.contextmanager
@@ -42,4 +43,4 @@ def timeline(path: str | os.PathLike[str]) -> Iterator[None]:
         if job.cut is not None:
             job.cut.name_turns(False)
     if summary := _lamina.write_timeline(session, os.fspath(path)):
-        print(summary, end="", flush=True)
+        print(printable(summary), end="", flush=True)

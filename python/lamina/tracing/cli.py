@@ -26,7 +26,8 @@ from lamina.errors import Error, UsageError
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.record import WritesParameterError
 from lamina.tracing.sandbox import Call
-from lamina.tracing.trace import TraceOptions, tell, trace
+from lamina.tracing.trace import TraceOptions, trace
+from lamina.util.told import say, tell
 
 
 def rows_of(build: Callable[[], Any], inputs: list[str], times: bool = False) -> list[dict[str, Any]]:
@@ -129,9 +130,9 @@ def _show(error: Exception) -> None:
     if theirs is not None:
         found = traceback.TracebackException.from_exception(theirs)
         found.stack = traceback.StackSummary.from_list(_of_the_user(found.stack))
-        print("".join(found.format()), end="", file=sys.stderr)
+        say("".join(found.format()).rstrip("\n"))
     said = str(error) if isinstance(error, Error) else f"--model: {type(error).__name__}: {error}".splitlines()[0]
-    print(f"lamina plan: {said}", file=sys.stderr)
+    say(f"lamina plan: {said}")
 
 
 def _of_the_user(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

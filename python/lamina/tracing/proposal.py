@@ -9,7 +9,8 @@ from lamina import _lamina
 from lamina.modules import placement
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.state import Tie
-from lamina.tracing.trace import Trace, summary, tell
+from lamina.tracing.trace import Trace, summary
+from lamina.util.told import tell
 
 Tracer = Callable[[ModuleTree], Trace]
 

@@ -31,6 +31,7 @@ from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturb
 from lamina.tracing.state import StateWatch, Tie
 from lamina.tracing.times import measure_times
 from lamina.util.settings import setting
+from lamina.util.told import tell
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,6 @@ def trace(tree: ModuleTree, call: Call, options: TraceOptions) -> Trace:
         else:
             found.notes.clear()
     return found
-
-
-def tell(line: str) -> None:
-    """Says something to whoever started the job."""
-    print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
 def options_of(trace_device: str, times: bool, memory: bool, local_rank: int) -> TraceOptions:

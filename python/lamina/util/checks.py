@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are not what they have to be, said in the words of the argument."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,14 @@ def require_count(**given: Any) -> None:
 def require_positive(**given: Any) -> None:
     """Errors: UsageError: an argument is no number above 0."""
     _require(given, lambda value: type(value) in (int, float) and 0 < value < float("inf"), "a number above 0")
+
+
+def require_no_nul(**given: Any) -> None:
+    """Errors: UsageError: a path or a name has a NUL, at which the system would cut it off."""
+    for name, value in given.items():
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if isinstance(text, str) and "\0" in text:
+            raise UsageError(f"{name} has a NUL, which no name of a file has: {text!r}")
 
 
 def _require(given: dict[str, Any], holds: Callable[[Any], bool], what: str) -> None:
