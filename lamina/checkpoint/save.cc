@@ -45,11 +45,12 @@ base::PeerError lost_in(const std::string& tag, const base::Loss& loss) {
   throw base::UsageError("save_checkpoint(): " + why, base::Code{"checkpoint-refused"});
 }
 
-// A path as the working directory of this process now has it, whichever that is later.
-archive::Path from_here(const archive::Path& path) {
+// The request with its folder as the working directory of this process now has it, whichever that is later.
+SaveRequest with_place(SaveRequest request) {
   std::error_code unknown;
-  auto found = std::filesystem::absolute(path, unknown);
-  return unknown ? path : found;
+  auto found = std::filesystem::absolute(request.folder, unknown);
+  if (!unknown) request.folder = std::move(found);
+  return request;
 }
 
 }  // namespace
@@ -58,9 +59,8 @@ std::size_t Peers::index() const { return static_cast<std::size_t>(std::ranges::
 
 Save::Save(archive::FileSystem& files, SaveRequest request, Peers peers)
     : files_(files),
-      request_(std::move(request)),
+      request_(with_place(std::move(request))),
       peers_(std::move(peers)),
-      given_(std::exchange(request_.folder, from_here(request_.folder))),
       store_(files, request_.folder, request_.form) {
   agree();
   channel_ = "checkpoint " + id_;
@@ -119,17 +119,14 @@ void Save::agree() {
   std::int64_t own = 0;
   for (const auto& part : request_.parts) own += size_bytes(part);
   for (const auto& file : request_.own_files) own += file.bytes;
-  const auto place = given_.string() + "\n" + request_.tag;
   const auto problem = problem_of([&] { claim(); });
-  const auto words = gather({{problem, id_, place_.string(), place, own}});
+  const auto words = gather({{problem, id_, place_.string(), own}});
   const auto& first = words.front().items;
   id_ = first.at(1).as<std::string>();
   place_ = first.at(2).as<std::string>();
   std::uint64_t bytes = kSlack;
   for (const auto& word : words) {
-    bytes += static_cast<std::uint64_t>(word.items.at(4).as<std::int64_t>());
-    if (word.items.at(3).as<std::string>() == first.at(3).as<std::string>()) continue;
-    refuse("ranks were given different folders or tags; all of them make one checkpoint");
+    bytes += static_cast<std::uint64_t>(word.items.at(3).as<std::int64_t>());
   }
   gather({{problem_of([&] { look_around(bytes); })}});
 }

@@ -61,7 +61,8 @@ struct SaveRequest {
 // is lost, silent or gives up, there is no such step: then each throws it before its next one.
 class Save {
  public:
-  // Collective. Throws the same error on all ranks, before a byte of a part is written.
+  // Collective: all ranks ask for the same folder, tag and form (messaging::require_same). Throws the same error on all
+  // ranks, before a byte of a part is written.
   Save(archive::FileSystem& files, SaveRequest request, Peers peers);
   // Gives it up, and waits for its end.
   ~Save();
@@ -111,7 +112,6 @@ class Save {
   archive::FileSystem& files_;
   SaveRequest request_;
   const Peers peers_;
-  const archive::Path given_;  // the folder as the caller has named it
   archive::Store store_;
   std::string id_, channel_;
   archive::Path place_;                       // where files are written

@@ -16,6 +16,7 @@
 #include "lamina/frontend/model.h"
 #include "lamina/frontend/resumption.h"
 #include "lamina/frontend/saves.h"
+#include "lamina/messaging/same_arguments.h"
 
 namespace lamina {
 namespace {
@@ -60,6 +61,39 @@ std::string now() {
   char text[32];
   std::strftime(text, sizeof text, "%FT%T+00:00", &parts);
   return text;
+}
+
+std::string shown(bool given) { return given ? "true" : "false"; }
+
+// Throws the same error on all ranks where they have given different arguments to `call`. Collective over the world.
+void refuse_differing(session::Session& session, const char* call, const std::vector<messaging::Argument>& arguments) {
+  const auto differences = messaging::differing_arguments(session.mailbox(), session.members(topology::Group::kWorld),
+                                                          call, arguments, session.patience());
+  if (!differences.empty()) {
+    throw base::UsageError(base::str(call, ": ", differences), base::Code{"checkpoint-refused"});
+  }
+}
+
+void require_same(session::Session& session, const checkpoint::SaveRequest& request, const SaveOptions& options) {
+  const auto kept = options.num_kept_partial_checkpoints;
+  refuse_differing(session, "save_checkpoint()",
+                   {{"path", request.folder.string()},
+                    {"tag", request.tag},
+                    {"partial", shown(options.partial)},
+                    {"num_kept_partial_checkpoints", kept ? std::to_string(*kept) : "none"},
+                    {"asynchronous", shown(options.asynchronous)}});
+}
+
+void require_same(session::Session& session, const std::filesystem::path& path, const ResumeOptions& options) {
+  refuse_differing(session, "resume_from_checkpoint()",
+                   {{"path", path.string()},
+                    {"tag", options.tag.value_or("none")},
+                    {"partial", shown(options.partial)},
+                    {"strict", shown(options.strict)},
+                    {"load_optimizer", shown(options.load_optimizer)},
+                    {"load_sharded_optimizer_state", shown(options.load_sharded_optimizer_state)},
+                    {"verify", shown(options.verify)},
+                    {"translate_function", options.translate_function ? "given" : "none"}});
 }
 
 // All that this rank saves: parts, and what the manifest tells.
@@ -301,6 +335,7 @@ CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::s
   saves.end();
   checkpoint::SaveRequest request{.folder = path, .tag = tag, .form = form_of(options.partial)};
   request.keep = static_cast<std::size_t>(options.num_kept_partial_checkpoints.value_or(0));
+  require_same(*job.session, request, options);
   for (const auto& optimizer : frontend::optimizers_of(job)) optimizer->replace_new();
   frontend::together(*job.session, [&] {
     require_ready(job, options);
@@ -314,6 +349,7 @@ CheckpointHandle save_checkpoint(const std::filesystem::path& path, const std::s
 UserContent resume_from_checkpoint(const std::filesystem::path& path, const ResumeOptions& options) {
   auto& job = frontend::outside_step("resume_from_checkpoint()");
   auto& session = *job.session;
+  require_same(session, path, options);
   frontend::require_model(job, "resume_from_checkpoint()");
   if (options.partial && options.translate_function) {
     throw base::UsageError("resume_from_checkpoint(): translate_function is for whole models: give partial = false");

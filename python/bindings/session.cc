@@ -8,8 +8,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/messaging/same_arguments.h"
 #include "lamina/model/cut.h"
 #include "lamina/pipeline/backwards.h"
+#include "lamina/pipeline/offsets.h"
 #include "lamina/remote/anywhere.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/convert.h"
@@ -72,6 +74,20 @@ py::list all_gather(Session& session, const std::string& kind, py::handle object
   py::list objects;
   for (const auto& one : values) objects.append(to_object(one));
   return objects;
+}
+
+bool looks_like_offsets(const at::Tensor& tensor, const std::vector<std::int64_t>& lengths, bool is_called_so) {
+  return pipeline::looks_like_offsets(tensor, lengths, is_called_so);
+}
+
+// See messaging::differing_arguments; `given` has names and values.
+std::string differing_arguments(Session& session, const std::string& kind, const std::string& call,
+                                const std::vector<std::pair<std::string, std::string>>& given) {
+  std::vector<messaging::Argument> arguments;
+  for (const auto& [name, value] : given) arguments.push_back({name, value});
+  const Release release;
+  return messaging::differing_arguments(session.mailbox(), session.members(group_of(kind)), call, arguments,
+                                        session.patience());
 }
 
 void barrier(Session& session, const std::string& kind) {
@@ -309,6 +325,7 @@ void bind_session(py::module_& module) {
       .def("send", &send)
       .def("receive", &receive)
       .def("all_gather", &all_gather)
+      .def("differing_arguments", &differing_arguments)
       .def("barrier", &barrier, py::call_guard<Release>())
       .def("loss", &loss, py::call_guard<Release>())
       .def("set_model", &set_model)

@@ -119,12 +119,10 @@ TEST(Save, ThatOneRankCannotWriteFailsAlikeOnAllAndLeavesTheOneBefore) {
 TEST(Save, IsRefusedOnAllRanksBeforeAnythingIsWritten) {
   const TempFolder folder;
   Mailboxes boxes(kRanks);
-  const auto errors = boxes.run([&](int rank) {
-    const auto own = rank == 2 ? folder / "other" : folder / "c";
-    Save save(archive::file_system(), request_of(own, "a", rank, 1), peers_of(boxes, rank));
-  });
-  for (const auto& error : errors) EXPECT_NE(text_of(error).find("different folders"), std::string::npos);
-  EXPECT_TRUE(std::filesystem::is_empty(folder / "c"));
+  for (const auto& error : save(boxes, folder / "c", "red\x1b[31m", 1)) {
+    EXPECT_NE(text_of(error).find("\"red\\x1b[31m\" is no tag"), std::string::npos) << text_of(error);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "c"));
 }
 
 TEST(Save, OfATagThatSomebodyElseSavesIsRefusedWithThatOne) {

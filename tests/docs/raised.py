@@ -26,7 +26,7 @@ def raised() -> list[Raised]:
 
 
 def in_python(path: Path) -> Iterator[Raised]:
-    """The calls of an error's class with `code="..."`."""
+    """The calls of an error's class with `code="..."`, and of `require_same`, which raises one."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -34,8 +34,9 @@ def in_python(path: Path) -> Iterator[Raised]:
         codes = [
             each.value.value for each in node.keywords if each.arg == "code" and isinstance(each.value, ast.Constant)
         ]
-        if name.endswith("Error") and codes:
-            yield Raised(codes[0], name, f"{path.relative_to(ROOT)}:{node.lineno}")
+        if codes and (name.endswith("Error") or name == "require_same"):
+            kind = "UsageError" if name == "require_same" else name
+            yield Raised(codes[0], kind, f"{path.relative_to(ROOT)}:{node.lineno}")
 
 
 def in_cpp(path: Path) -> Iterator[Raised]:

@@ -274,6 +274,17 @@ void refuses() {
     save_checkpoint(folder(), "c");
     barrier();
     expect_error<UsageError>([] { resume_from_checkpoint(folder(), {.tag = "d"}); }, {"no checkpoint d"});
+    expect_error<UsageError>([] { save_checkpoint(folder(), "red\x1b[31m"); }, {"\"red\\x1b[31m\" is no tag"});
+    if (size_of(Group::kWorld) > 1) {
+      const bool is_odd = rank() == 1;
+      expect_error<UsageError>([&] { save_checkpoint(folder(), is_odd ? "f" : "e", {.partial = !is_odd}); },
+                               {"tag is e on rank", " and f on rank 1", "partial is true on rank",
+                                "and false on rank 1", "[checkpoint-refused]"});
+      expect_error<UsageError>([&] { resume_from_checkpoint(folder(), {.tag = "c", .strict = !is_odd}); },
+                               {"strict is true on rank", "and false on rank 1", "[checkpoint-refused]"});
+      barrier();
+      expect(!fs::exists(folder() / "e_partial") && !fs::exists(folder() / "f"), "something was saved");
+    }
     expect_error<UsageError>([] { resume_from_checkpoint(folder() / "none"); }, {"there is no checkpoint in"});
   }
   const auto unchanged = [](auto& job, const ResumeOptions& options, const std::vector<std::string>& words) {

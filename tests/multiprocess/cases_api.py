@@ -147,6 +147,31 @@ def case_api_what_does_not_fit_is_an_error_before_anything_is_written():
     assert all(value.eq(0).all() == (name != "1.bias") for name, value in model.state_dict().items())
 
 
+def case_api_arguments_that_differ_are_refused_on_both_ranks_before_anything_is_written():
+    model = by_hand()
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    train_step(model)(X)
+    before, zeros = values(model), {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    for name, usual in (("strict", True), ("assign", False), ("same_partition_load", False)):
+        text = f"{name} is {usual} on rank 0 and {not usual} on rank 1"
+        refuses(text, model.load_state_dict, zeros, **{name: usual != (RANK == 1)})
+    for owner in (model, optimizer):
+        refuses("gather_to_rank0 is False on rank 0 and True on rank 1", owner.state_dict, gather_to_rank0=RANK == 1)
+    equal(values(model), before)
+
+
+def case_api_torchs_helpers_see_the_plain_model_and_refuse_parts_of_its_optimizer():
+    model = by_hand()
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    train_step(model)(X)
+    state = get_model_state_dict(model)
+    equal(state, model.state_dict())
+    set_model_state_dict(model, {name: torch.ones_like(value) for name, value in state.items()})
+    assert all(value.eq(1).all() for value in model.state_dict().values())
+    refuses("take an optimizer that has the model's own parameters", get_optimizer_state_dict, model, optimizer)
+    refuses("state-helpers", set_optimizer_state_dict, model, optimizer, {"state": {}, "param_groups": []})
+
+
 class Renamed(nn.Linear):
     """Takes states in which its weight had another name, and keeps something that is no tensor."""
 

@@ -460,7 +460,48 @@ def case_only_so_many_are_kept():
         assert names[0] == ["newest", "step2_partial", "step3_partial"], names[0]
 
 
-def case_a_folder_that_one_rank_does_not_see_is_refused():
+def refused_where_rank_2_differs(call, arguments, name, other):
+    arguments = {**arguments, name: other} if lamina.rank() == 2 else arguments
+    with pytest.raises(lamina.UsageError, match=rf"{name} is .* on ranks 0, 1, 3 and .* on rank 2\.") as caught:
+        call(**arguments)
+    assert caught.value.code == "checkpoint-refused"
+
+
+def case_arguments_that_differ_are_refused_on_all_ranks_before_anything_is_done():
+    with folder() as path:
+        job = Job("dp4")
+        job.train(1)
+        usual = {"path": path, "tag": "a", "partial": True, "form": None, "num_kept_partial_checkpoints": None}
+        usual |= {"asynchronous": False, "allow_pickle": False, "optimizer": None, "translate_if_full": True}
+        other = {"path": path / "own", "tag": "b", "partial": False, "form": "smp", "num_kept_partial_checkpoints": 1}
+        other |= {"asynchronous": True, "allow_pickle": "yes", "optimizer": 3, "translate_if_full": False}
+        for name, value in other.items():
+            refused_where_rank_2_differs(lamina.save_checkpoint, usual, name, value)
+        lamina.barrier()
+        assert not list(path.iterdir())
+        # Optimizers are the same, named or as the only one; content is that of rank 0.
+        optimizer = None if lamina.rank() == 0 else job.optimizer
+        lamina.save_checkpoint(path, "a", optimizer=optimizer, user_content=lamina.rank())
+
+        before = job.states()
+        flags = ("partial", "strict", "load_optimizer", "load_sharded_optimizer_state", "verify")
+        usual = {
+            "path": path,
+            "tag": "a",
+            "translate_function": None,
+            "allow_pickle": False,
+            **dict.fromkeys(flags, True),
+        }
+        other = {"path": str(path / "own"), "tag": None, "translate_function": dict, "allow_pickle": True}
+        for name, value in (other | dict.fromkeys(flags, False)).items():
+            refused_where_rank_2_differs(lamina.resume_from_checkpoint, usual, name, value)
+        with pytest.raises(lamina.DesyncError, match=r"resume_from.*save_checkpoint"):
+            lamina.save_checkpoint(path, "a") if lamina.rank() == 2 else lamina.resume_from_checkpoint(path)
+        require_same(job.states(), before)
+        assert lamina.resume_from_checkpoint(path if lamina.rank() else str(path)) == 0
+
+
+def case_a_tag_or_a_path_that_a_terminal_would_obey_is_refused():
     with folder() as path:
         job = Job("dp4")
         job.train(1)

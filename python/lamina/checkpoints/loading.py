@@ -20,6 +20,7 @@ from lamina.checkpoints.together import everywhere
 from lamina.checkpoints.torch_files import torch_file
 from lamina.errors import FileError, FormatError, UsageError
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim.optimizer_state import OptimizerState
@@ -70,15 +71,27 @@ def resume_from_checkpoint(
         UsageError: there is no such checkpoint, names, shapes or groups that do not fit, inside a step function.
         FormatError: it is damaged; the file and the tensor are named. FileError: it cannot be read.
     """
-    require_booleans(
-        partial=partial,
-        strict=strict,
-        load_optimizer=load_optimizer,
-        load_sharded_optimizer_state=load_sharded_optimizer_state,
-        verify=verify,
-        allow_pickle=allow_pickle,
-    )
     job = current.outside_step("resume_from_checkpoint()")
+    flags = {
+        "partial": partial,
+        "strict": strict,
+        "load_optimizer": load_optimizer,
+        "load_sharded_optimizer_state": load_sharded_optimizer_state,
+        "verify": verify,
+        "allow_pickle": allow_pickle,
+    }
+    require_same(
+        job.session,
+        "world",
+        "resume_from_checkpoint()",
+        code="checkpoint-refused",
+        path=path,
+        tag=tag,
+        translate_function=translate_function,
+        **flags,
+    )
+    require_booleans(**flags)
+    require_no_nul(path=path, tag=tag)
     if job.model is None:
         raise UsageError(
             "resume_from_checkpoint(): there is no DistributedModel yet: make model and optimizer first, then load",

@@ -19,6 +19,7 @@ from lamina.checkpoints.job_state import layout, optimizers_of, persistent, requ
 from lamina.checkpoints.plain import sorted_plain, to_plain
 from lamina.errors import Error, UsageError
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.param_groups import Layout
@@ -124,9 +125,28 @@ def save_checkpoint(
         FileError: the file system refuses; it says path and cause. PeerError, TimeoutError: a rank is lost, or makes no
         progress.
     """
+    job = current.outside_step("save_checkpoint()")
+    require_same(
+        job.session,
+        "world",
+        "save_checkpoint()",
+        code="checkpoint-refused",
+        path=path,
+        tag=tag,
+        partial=partial,
+        form=form,
+        optimizer=_which(job, optimizer),
+        translate_if_full=translate_if_full,
+        num_kept_partial_checkpoints=num_kept_partial_checkpoints,
+        asynchronous=asynchronous,
+        allow_pickle=allow_pickle,
+    )
     if not isinstance(tag, str):
         raise UsageError(f"save_checkpoint(): a tag is a string, not {type(tag).__name__}")
-    require_booleans(partial=partial, asynchronous=asynchronous, allow_pickle=allow_pickle)
+    require_booleans(
+        partial=partial, translate_if_full=translate_if_full, asynchronous=asynchronous, allow_pickle=allow_pickle
+    )
+    require_no_nul(path=path)
     if num_kept_partial_checkpoints is not None:
         require_count(num_kept_partial_checkpoints=num_kept_partial_checkpoints)
     if form not in (None, "lamina", smp_files.FORM):

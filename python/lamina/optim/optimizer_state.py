@@ -14,6 +14,7 @@ import torch
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.job import current, groups, seeds
+from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
 from lamina.optim import named_state
@@ -22,8 +23,8 @@ from lamina.optim.functional import FunctionalOptimizer
 from lamina.optim.options import Options
 from lamina.optim.param_groups import Layout, Roster
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
-from lamina.tracing.trace import tell
-from lamina.util.checks import require_positive
+from lamina.util.checks import require_booleans, require_positive
+from lamina.util.told import tell
 
 _MASTER, _MASTERS = "master", "masters"  # a parameter's, between ranks; of all, in a state dict
 _SCALE = "loss_scale"
@@ -196,6 +197,8 @@ class OptimizerState:
         if self.roster.is_whole() and not _cut():
             return seeds.with_steps(self._torchs.state_dict(self.optimizer) | self._scales())
         session = self._job("state_dict()").session
+        require_same(session, "pp", "optimizer.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
+        require_booleans(gather_to_rank0=gather_to_rank0)
         layout = self.roster.layout()
         parts = session.gather_state(named_state.in_parts(self._named(), session.group_rank("pp")), gather_to_rank0)
         return seeds.with_steps(_masters_apart(named_state.by_number(parts, layout))) if parts else {}

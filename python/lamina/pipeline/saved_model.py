@@ -10,8 +10,10 @@ from torch import nn
 from lamina.deferred_init.delayed import is_delayed
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.pipeline.cut_model import CutModel
 from lamina.saved_state.state_dicts import is_partial, saved_elsewhere, without_mark
+from lamina.util.checks import require_booleans
 
 
 class SavedModel(CutModel):
@@ -46,7 +48,9 @@ class SavedModel(CutModel):
                     code="state-before-cut",
                 )
             return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        self._own_job("state_dict()")
+        session = self._own_job("state_dict()").session
+        require_same(session, "pp", "model.state_dict()", code="state-arguments", gather_to_rank0=gather_to_rank0)
+        require_booleans(gather_to_rank0=gather_to_rank0)
         state = self._cut.state().whole(gather_to_rank0)
         if destination is None and not prefix:
             return state
@@ -93,7 +97,9 @@ class SavedModel(CutModel):
         if current.is_initialized():
             current.job().loaded = True
         if not self._cut.whole_everywhere:
-            self._own_job("load_state_dict()")
+            session = self._own_job("load_state_dict()").session
+            flags = {"strict": strict, "assign": assign, "same_partition_load": same_partition_load}
+            require_same(session, "pp", "model.load_state_dict()", code="state-arguments", **flags)
             if assign:
                 raise UsageError(
                     "load_state_dict(assign=True) is not possible once the model is partitioned", code="state-assign"

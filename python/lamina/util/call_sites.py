@@ -21,7 +21,7 @@ _OWNERS = {
     "ProcessGroups.": "lamina.",
 }
 _STAND_INS = {"_clip": "torch.nn.utils.clip_grad_norm_", "_total_norm": "torch.nn.utils.get_total_norm"}
-_SHARED = frozenset({"gathered"})  # parts of several calls: of which one, its caller says
+_SHARED = frozenset({"gathered", "require_same"})  # parts of several calls: of which one, its caller says
 
 
 def name_call() -> tuple[str, str, str]:
