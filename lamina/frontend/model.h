@@ -56,7 +56,8 @@ class Routing;
 // The parts that a step runs on.
 struct Batch {
   int microbatches = 1;
-  std::string uneven;  // where that is fewer than configured: the error that a backward is
+  std::string uneven;   // where that is fewer than configured: the error that a backward is
+  std::string refused;  // the error that the step is; "" for none
 };
 
 using NamedTensors = std::vector<data_parallel::NamedTensor>;

@@ -29,7 +29,10 @@ Model& model_outside_step(const std::string& what) {
 std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body, const base::Call& call) {
   const auto& job = outside_step("a step function");
   if (job.saves != nullptr) job.saves->check_before_step();
-  pipeline::StepSpec spec{batch.microbatches, body, [] {}, call};
+  const auto refuse = [&](base::Microbatch) -> Value {
+    throw base::UsageError(batch.refused, base::Code{"step-offsets"});
+  };
+  pipeline::StepSpec spec{batch.microbatches, batch.refused.empty() ? body : refuse, [] {}, call};
   return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
 }
 

@@ -8,8 +8,10 @@
 #include <cstdio>
 
 #include "lamina/base/error.h"
+#include "lamina/base/printable.h"
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
+#include "lamina/pipeline/offsets.h"
 
 namespace lamina {
 namespace {
@@ -54,14 +56,29 @@ struct Found {
     at::Tensor tensor;
     std::int64_t axis;
     int place;
+    bool is_said;  // that it is split
   };
   std::vector<Part> parts;
   std::vector<std::pair<int, std::size_t>> lists;  // places, and lengths
   bool asked = false;                              // to split anything
 
   std::string uneven(int microbatches) const {
-    for (const auto& [tensor, axis, place] : parts) {
+    for (const auto& [tensor, axis, place, is_said] : parts) {
       if (auto why = lamina::uneven(tensor, microbatches, axis, place); !why.empty()) return why;
+    }
+    return "";
+  }
+
+  // Why one of them has no pieces; "" where all have.
+  std::string offsets() const {
+    std::vector<std::int64_t> lengths;
+    for (const auto& part : parts) lengths.push_back(part.tensor.size(part.axis));
+    for (const auto& [tensor, axis, place, is_said] : parts) {
+      if (is_said || !pipeline::looks_like_offsets(tensor, lengths, /*is_called_so=*/false)) continue;
+      return base::str(
+          argument(tensor, place),
+          " looks like offsets into another one, which have no pieces: pass padded tensors and lengths, or "
+          "lamina::whole(argument) of both, or, if it has a value for each row, lamina::along(0, argument)");
     }
     return "";
   }
@@ -93,7 +110,7 @@ Found look_into(const std::vector<frontend::Argument>& arguments) {
     const auto before = found.parts.size();
     value::for_each_tensor(batch, [&](at::Tensor& tensor) {
       if (tensor.defined() && tensor.dim() > 0) {
-        found.parts.push_back({tensor, arguments[place].axis, static_cast<int>(place)});
+        found.parts.push_back({tensor, arguments[place].axis, static_cast<int>(place), arguments[place].is_said});
       }
     });
     const auto* list = batch.get_if<value::List>();
@@ -104,23 +121,24 @@ Found look_into(const std::vector<frontend::Argument>& arguments) {
 
 void say_once(std::atomic<bool>& said, const std::string& line) {
   if (said.exchange(true) || rank() != 0) return;
-  std::fputs(base::str("lamina: a step function: ", line, "\n").c_str(), stderr);
+  std::fputs(base::printable(base::str("lamina: a step function: ", line, "\n")).c_str(), stderr);
 }
 
 }  // namespace
 
 frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said& said) try {
   const int configured = num_microbatches();
-  if (configured == 1 || !current().session->job().leads()) return {configured, ""};
+  if (configured == 1 || !current().session->job().leads()) return {configured, "", ""};
   const auto found = look_into(arguments);
   if (found.parts.empty()) {
     if (found.asked) {
       say_once(said.nothing, base::str("nothing in its arguments can be split: each of ", configured,
                                        " microbatches gets all of them; pass what is to be whole as lamina::whole()"));
     }
-    return {configured, ""};
+    return {configured, "", ""};
   }
   const auto why = found.uneven(configured);
+  if (auto offsets = why.empty() ? found.offsets() : ""; !offsets.empty()) return {configured, "", offsets};
   int fewer = configured;
   while (!found.uneven(fewer).empty()) --fewer;
   if (fewer < configured) {
@@ -129,9 +147,9 @@ frontend::Batch frontend::batch_of(const std::vector<Argument>& arguments, Said&
   say_once(said.split,
            base::str("split into ", fewer, " microbatches: ", found.summary(),
                      ". To keep an argument whole: lamina::whole(argument); another axis: lamina::along(1, argument)"));
-  return {fewer, why};
+  return {fewer, why, ""};
 } catch (const std::exception&) {
-  return {num_microbatches(), ""};  // the body meets it again, inside the step, where all ranks hear of it
+  return {num_microbatches(), "", ""};  // the body meets it again, inside the step, where all ranks hear of it
 }
 
 Value frontend::split(const Value& argument, base::Microbatch microbatch, int microbatches, std::int64_t axis,

@@ -27,7 +27,8 @@ Whole<T> whole(const T& held) {
   return {held};
 }
 
-// An argument whose tensors are split along another axis than 0.
+// An argument whose tensors are split along an axis: another one than 0, or 0 where they look as if they were to stay
+// whole.
 template <class T>
 struct Along {
   const T& held;
@@ -44,6 +45,7 @@ namespace frontend {
 struct Argument {
   std::optional<Value> batch;  // nothing: whole to each
   std::int64_t axis = 0;
+  bool is_said = false;  // that it is split along that axis
 };
 template <class T>
 Argument argument_of(const T& held) {
@@ -59,7 +61,7 @@ Argument argument_of(const Whole<T>&) {
 }
 template <class T>
 Argument argument_of(const Along<T>& argument) {
-  return {argument_of(argument.held).batch, argument.axis};
+  return {argument_of(argument.held).batch, argument.axis, true};
 }
 
 // Remarks on the batches of a step function, each made once.
@@ -68,7 +70,8 @@ struct Said {
 };
 
 // Into how many microbatches the arguments are split: as many as configured or, where they cannot be, the most that
-// they can. On ranks that follow, whose arguments are not looked at, as many as configured.
+// they can. One that holds offsets is refused: [Note: offsets] in lamina/pipeline/offsets.h. On ranks that follow,
+// whose arguments are not looked at, as many as configured.
 Batch batch_of(const std::vector<Argument>& arguments, Said& said);
 
 // The part of `argument`, the step's argument number `place`, that a microbatch gets: of each tensor in it an equal

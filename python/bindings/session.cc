@@ -293,6 +293,7 @@ bool leave_session(const std::shared_ptr<Session>& session, bool interrupted) {
 
 void bind_session(py::module_& module) {
   module.attr("INTERRUPTED") = base::kInterrupted;
+  module.def("looks_like_offsets", &looks_like_offsets);
   auto kind = py::class_<Session, std::shared_ptr<Session>>(module, "Session");
   bind_model(module, kind);
   py::class_<pipeline::Backwards>(module, "Backwards")

@@ -35,6 +35,15 @@ def set_hooks(
     FormatError, CancelledError, InternalError.
     """
 
+def printable(text: bytes) -> str:
+    """UTF-8 with each character that a terminal would obey as "\\x1b"; tabs and ends of lines stay."""
+
+def printable_line(text: bytes) -> str:
+    """As `printable`, and ends of lines and tabs, too."""
+
+def looks_like_offsets(tensor: torch.Tensor, lengths: Sequence[int], is_called_so: bool) -> bool:
+    """See [Note: offsets] in lamina/pipeline/offsets.h."""
+
 def encode_roundtrip(value: Any) -> Any:
     """Value tree there and back through bytes: for tests."""
 

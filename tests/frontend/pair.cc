@@ -96,6 +96,17 @@ void hooked_calls() {
   shutdown();
 }
 
+void offsets() {
+  init({{"partitions", 2}, {"microbatches", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(Placed{});
+  const auto train = step([&](const Tensor& x, const Tensor& ends) { return model(x) + ends.sum(); });
+  const auto x = torch::ones({6, kWidth}), ends = torch::tensor({0, 2, 3, 6});
+  expect_error<Error>([&] { train(x, ends); }, {"argument 1 of shape [4] looks like offsets", "[step-offsets]"});
+  expect(train(x, along(0, ends)).outputs.size() == 2, "it may be said to be values of rows");
+  expect(train(x, whole(ends)).outputs.size() == 2, "it may be whole");
+  shutdown();
+}
+
 struct LeftoverImpl : torch::nn::Module {
   Child<Layer> layer;
   LeftoverImpl() {
@@ -551,11 +562,11 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups,   placement,  hooked_calls,      ignored_scopes,         clipping,
-                            states,   errors,     evaluation,        uneven_batches,         random_numbers,
-                            varying,  writes,     first_step_fails,  calls_a_part_first,     freezing,
-                            refusals, containers, threads_of_a_body, replicas_fail_together, different_models,
-                            left_open})
+  for (const auto& check : {groups,           placement, hooked_calls, offsets,           ignored_scopes,
+                            clipping,         states,    errors,       evaluation,        uneven_batches,
+                            random_numbers,   varying,   writes,       first_step_fails,  calls_a_part_first,
+                            freezing,         refusals,  containers,   threads_of_a_body, replicas_fail_together,
+                            different_models, left_open})
     check();
   return exit_code();
 }

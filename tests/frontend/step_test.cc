@@ -51,6 +51,12 @@ TEST(Split, ATensorThatCannotBeSplitIsAnErrorThatSaysWhichAndWhatToDo) {
   EXPECT_NE(axis.find("no axis 2"), std::string::npos) << axis;
 }
 
+TEST(Split, AlongSaysThatAnArgumentIsToBeSplit) {
+  const auto x = at::arange(4);
+  EXPECT_FALSE(frontend::argument_of(x).is_said);
+  EXPECT_TRUE(frontend::argument_of(along(0, x)).is_said);
+}
+
 TEST(Merge, TensorsBecomeStepOutputsInTheirPlaces) {
   using Result = std::tuple<at::Tensor, int, std::map<std::string, at::Tensor>>;
   const std::vector<Result> results{{at::full({2}, 1.0), 5, {{"x", at::full({}, 2.0)}}},

@@ -188,6 +188,34 @@ def test_an_uneven_array_is_uneven():
         split(numpy.arange(3), 2, 0, "x")
 
 
+OFFSETS = [
+    ({"tokens": torch.zeros(12, 3), "cu_seqlens": torch.tensor([0, 3, 5, 12])}, "cu_seqlens"),
+    ({"indices": torch.arange(10), "offsets": torch.tensor([0, 4])}, "offsets"),
+    ({"x": torch.zeros(6), "bags": numpy.array([0, 1, 1, 4]), "y": torch.zeros(4)}, None),
+    ({"x": torch.zeros(6), "bags": numpy.array([0, 1, 3, 6]), "y": torch.zeros(4)}, "bags"),
+    ({"batch": {"x": torch.zeros(8), "more": [torch.tensor([0, 2, 4, 5])]}}, r"batch\['more'\]\[0\]"),
+    ({"x": torch.zeros(4, 2), "y": torch.arange(4)}, None),  # one value for each row
+    ({"x": torch.zeros(12, 2), "y": torch.tensor([0, 0, 1, 1])}, None),  # sorted classes
+]
+
+
+@pytest.mark.parametrize("given, refused", OFFSETS)
+def test_offsets_are_refused_and_may_be_said_to_be_values_of_rows(given, refused):
+    for is_said in (False, True):
+        splitter = Splitter(2)
+        splitter.is_said = is_said
+        for name, value in given.items():
+            splitter.split(value, 0, name)
+        if refused is None or is_said:
+            splitter.require_no_offsets()
+        else:
+            with pytest.raises(
+                UsageError, match=rf"argument {refused} .*looks like offsets.*non_split_inputs"
+            ) as caught:
+                splitter.require_no_offsets()
+            assert caught.value.code == "step-offsets"
+
+
 def test_a_summary_says_what_was_split_and_which_lists_of_the_batch_were_not():
     splitter = Splitter(2)
     splitter.split({"x": torch.zeros(4, 3), "mask": torch.zeros(2, 2)}, 0, "batch")

@@ -8,7 +8,7 @@ from typing import Any
 
 from lamina.job import current
 from lamina.pipeline.split import Splitter, UnevenError
-from lamina.tracing.trace import tell
+from lamina.util.told import tell
 
 _OTHERWISE = 'To keep an argument whole: non_split_inputs=["name"]; another axis: input_split_axes={"name": 1}'
 
@@ -71,6 +71,7 @@ class Batches:
                 pieces[name] = self._pieces_of(splitter, name, value, count)
                 asked = asked or name not in self._whole
         if count > 1 and asked:
+            splitter.require_no_offsets()
             self._tell(splitter, count, job)
         return [
             inspect.BoundArguments(bound.signature, {name: piece[microbatch] for name, piece in pieces.items()})
@@ -78,6 +79,7 @@ class Batches:
         ]
 
     def _pieces_of(self, splitter: Splitter, name: str, value: Any, count: int) -> list[Any]:
+        splitter.is_said = name in self._axes
         return [value] * count if name in self._whole else splitter.split(value, self._axes.get(name, 0), name)
 
     def _tell(self, splitter: Splitter, count: int, job: current.Job) -> None:

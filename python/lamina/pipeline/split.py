@@ -2,6 +2,7 @@
 """The arguments of a step function, split into microbatches."""
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.util import pytree
 
 _NAMED = 8  # so many tensors are named in a summary
+_OFFSETS = re.compile(r"offset|cu_?seq|indptr|row_?ptr|cumulat", re.IGNORECASE)  # in names of cumulative offsets
 
 Parts = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]
 
@@ -28,13 +31,18 @@ class Splitter:
 
     Args:
         count: the number of microbatches.
+
+    Attributes:
+        is_said: whether the caller has said of what is split now that it is to be, and along which axis.
     """
 
     def __init__(self, count: int):
         self._count = count
+        self.is_said = False
         self._split: dict[tuple[int, int], tuple[Any, list[Any]]] = {}  # by id and axis: the whole one, and its pieces
         self._sizes: list[str] = []
         self._rows: set[int] = set()
+        self._tensors: list[tuple[str, Any, bool]] = []  # names, what they name, and whether to split it was said
         self._lists: list[tuple[str, int]] = []  # that hold nothing to split, and their lengths
 
     def split(self, value: Any, axis: int, name: str, inside: tuple[int, ...] = ()) -> list[Any]:
@@ -77,6 +85,23 @@ class Splitter:
             return whole
         return [rebuild(list(parts)) for parts in zip(*pieces, strict=True)]
 
+    def require_no_offsets(self) -> None:
+        """Refuses what holds offsets into another tensor that was split: see [Note: offsets] in
+        lamina/pipeline/offsets.h."""
+        for name, tensor, is_said in self._tensors:
+            if is_said or tensor.ndim != 1 or (_is_array(tensor) and tensor.dtype.kind not in "iu"):
+                continue
+            held = torch.as_tensor(tensor)
+            if _lamina.looks_like_offsets(held, sorted(self._rows), _OFFSETS.search(name) is not None):
+                raise UsageError(
+                    f"argument {name} of shape {tuple(tensor.shape)} looks like offsets into another one, which have "
+                    "no pieces: each microbatch would get the offsets of other rows. Pass padded tensors and lengths, "
+                    "or list the argument in non_split_inputs, with the tensor that it points into, or give an object "
+                    "with a method smp_slice(num_mb, mb, axis); if it has a value for each row, say so in "
+                    "input_split_axes",
+                    code="step-offsets",
+                )
+
     def summary(self) -> str:
         """Says what was split along which axis, and which lists of the batch's length were not; "" if nothing was."""
         named = ", ".join(self._sizes[:_NAMED])
@@ -91,6 +116,7 @@ class Splitter:
             shape = tuple(tensor.shape)
             self._sizes.append(f"{name} {shape} along axis {axis}")
             self._rows.add(shape[axis])
+            self._tensors.append((name, tensor, self.is_said))
         return self._split[key][1]
 
 
