@@ -3,6 +3,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/ivalue_inl.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/collective/sparse.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::collective {
@@ -233,6 +235,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Memory
   // Sums.
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
+      return all_reduce_sparse(tensors.front(), options);
+    }
     only(kAllReduce, tensors);
     return all_reduce_each(kAllReduce, tensors, options);
   }
@@ -564,6 +569,24 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Memory
                    group_.all_reduce(flats.buffers(), how, check);
                    flats.put_back();
                  });
+  }
+
+  WorkPtr all_reduce_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
+    if (!tensor.device().is_cpu() || !value::dtype_of(tensor.scalar_type())) {
+      throw base::UsageError(base::str(kAllReduce.name, " takes sparse tensors of the CPU, not one of ",
+                                       tensor.scalar_type(), " on ", tensor.device().str()));
+    }
+    if (const auto how = reduction_of(kAllReduce, options.reduceOp); how != Reduction::kSum) {
+      throw base::UsageError(base::str(kAllReduce.name, " of sparse tensors has SUM, not this reduction"));
+    }
+    return start(kAllReduce, {tensor}, options, [this, tensor](const Check& check) {
+      tensor.copy_(sum_of_sparse(tensor, [&](const at::Tensor& mine) {
+        Tensors all;
+        for (int i = 0; i < size_; ++i) all.push_back(at::empty_like(mine));
+        gather_lists({all}, {mine}, check);
+        return all;
+      }));
+    });
   }
 
   WorkPtr reduce_scatter_each(Kind kind, const Tensors& outputs, const Tensors& inputs,

@@ -401,6 +401,31 @@ TEST(Backend, MakesOneWorkOfCoalescedOperations) {
   });
 }
 
+TEST(Backend, AddsUpSparseTensorsAsGlooDoes) {
+  together(3, [](Member& member) {
+    // A position twice, and one that all members have; then one member alone has any.
+    const auto indices = at::tensor({member.rank, 4, member.rank}, at::kLong).view({1, 3});
+    const auto mine = at::sparse_coo_tensor(indices, at::full({3, 2}, 1.0F / (3.0F + member.rank)), {5, 2});
+    for (const auto& given : {mine, member.rank == 1 ? mine : at::zeros({5, 2}).to_sparse(1)}) {
+      Tensors ours{given.clone()}, gloos{given.clone()};
+      member.ours->allreduce(ours)->wait();
+      member.gloo->allreduce(gloos)->wait();
+      EXPECT_TRUE(ours[0].is_coalesced());
+      EXPECT_TRUE(at::equal(ours[0].to_dense(), gloos[0].to_dense()));
+      EXPECT_TRUE(at::equal(ours[0].indices(), gloos[0].coalesce().indices()));
+    }
+    Tensors other{at::zeros({member.rank + 1, 2}).to_sparse()}, again{mine}, next{at::ones({2})};
+    const auto work = member.ours->allreduce(other);
+    EXPECT_NE(message_of<base::UsageError>([&] { work->wait(); }).find("different shapes"), std::string::npos);
+    c10d::AllreduceOptions largest;
+    largest.reduceOp = c10d::ReduceOp::MAX;
+    EXPECT_NE(message_of<base::UsageError>([&] { member.ours->allreduce(again, largest); }).find("has SUM"),
+              std::string::npos);
+    member.ours->allreduce(next)->wait();
+    EXPECT_TRUE(at::equal(next[0], at::full({2}, 3.0)));
+  });
+}
+
 TEST(Backend, RefusesWhatDoesNotFitBeforeItStarts) {
   together(2, [](Member& member) {
     const auto refusal = [&](const auto& call) { return message_of<base::UsageError>([&] { call(); }); };

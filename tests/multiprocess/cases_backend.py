@@ -99,6 +99,18 @@ def case_ddp_trains_as_one_device_with_small_buckets_and_views():
         expect_as_on_one(lambda net: DistributedDataParallel(net, bucket_cap_mb=0.0001, gradient_as_bucket_view=True))
 
 
+def case_ddp_averages_sparse_gradients():
+    with world():
+        torch.manual_seed(0)
+        table = DistributedDataParallel(nn.Embedding(SIZE + 2, 2, sparse=True))
+        table(torch.tensor([RANK, SIZE, SIZE])).sum().backward()
+        gradient = table.module.weight.grad
+        assert gradient.is_sparse and gradient.coalesce().indices().tolist() == [list(range(SIZE + 1))]
+        right = torch.full((SIZE + 2, 2), 1 / SIZE)
+        right[SIZE], right[SIZE + 1] = 2.0, 0.0
+        assert torch.equal(gradient.to_dense(), right)
+
+
 def case_fsdp_trains_as_one_device():
     with world():
         mesh = init_device_mesh("cpu", (SIZE,))
