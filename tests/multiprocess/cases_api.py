@@ -10,6 +10,12 @@ from multiprocess import resuming
 from multiprocess.resuming import Run, equal, goes_on, stopped
 from multiprocess.steps import train_step
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 import lamina
 from lamina import _lamina

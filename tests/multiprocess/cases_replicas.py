@@ -17,6 +17,12 @@ from multiprocess.replicas import agrees, batch, close, share, train, train_past
 from multiprocess.steps import said_on_stderr, train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.utils.checkpoint import checkpoint
 
 import lamina
@@ -120,6 +126,44 @@ class Branches(nn.Module):
 
     def forward(self, x, used):
         return sum(self.parts[i](x) for i in used)
+
+
+def case_torchs_helpers_of_state_dicts_see_the_plain_model():
+    start()
+    model = lamina.distribute(linear())
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    train_step(model)(share())
+    optimizer.step()
+    assert get_model_state_dict(model).keys() == model.module.state_dict().keys()
+    ours, plain = get_optimizer_state_dict(model, optimizer), get_optimizer_state_dict(model.module, optimizer)
+    torch.testing.assert_close(ours["state"], plain["state"], rtol=0, atol=0)
+    assert ours["param_groups"] == plain["param_groups"] and "0.weight" in ours["state"]
+    for name, value in ours["state"].items():
+        ours["state"][name] = {key: torch.full_like(each, 2) for key, each in value.items()}
+    set_optimizer_state_dict(model, optimizer, ours)
+    set_model_state_dict(model, {name: torch.ones_like(each) for name, each in model.state_dict().items()})
+    assert all(each.eq(1).all() for each in model.parameters())
+    assert all(each.eq(2).all() for state in optimizer.state.values() for each in state.values())
+
+
+def case_a_module_that_came_later_is_refused_in_the_words_of_a_plain_loop():
+    start()
+    model = lamina.distribute(linear())
+    model(share()).sum().backward()
+    model.module.append(nn.Linear(1, 1).double())
+    with pytest.raises(lamina.UsageError, match=r"3 came into the model after lamina\.DistributedModel was made"):
+        lamina.save_checkpoint("unused", "a")
+
+
+def case_torchs_helpers_refuse_an_optimizer_of_masters():
+    start(bf16=True)
+    model = lamina.distribute(linear().bfloat16())
+    optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
+    train_step(model)(share().bfloat16())
+    optimizer.step()
+    with pytest.raises(lamina.UsageError, match=r"or masters: take optimizer\.state_dict"):
+        get_optimizer_state_dict(model, optimizer)
+    lamina.shutdown()
 
 
 def case_gradients_that_are_missing_everywhere_stay_none_and_on_one_copy_count_as_zero():

@@ -13,7 +13,7 @@ from lamina.model import shards
 from lamina.model.places import only_own, without
 from lamina.pipeline.cut import Cut
 from lamina.pipeline.wrapped import Names, WrappedModule
-from lamina.torch_patches import clipping
+from lamina.torch_patches import clipping, state_helpers
 from lamina.tracing.trace import TraceOptions
 
 _NOT_YET = {
@@ -164,6 +164,14 @@ class CutModel(WrappedModule):
             self._cut.take_back()
         return super().cpu()
 
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Tells torch's helpers of state dicts (`torch.distributed.checkpoint.state_dict`), whose word this is, that
+        names are those of the wrapped module. They call it before anything else."""
+        if (job := current.job_if_any()) is not None and state_helpers.install(_require_whole):
+            job.on_end.callback(state_helpers.remove)
+        module = self.module
+        return dict.fromkeys((*module._modules, *module._parameters, *module._buffers), "module")
+
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_YET:
             raise AttributeError(f"DistributedModel.{name} is not available yet")
@@ -203,3 +211,16 @@ class CutModel(WrappedModule):
             raise UsageError(
                 f"the model is partitioned at the first call of a step function; {otherwise} before", code="model-uncut"
             )
+
+
+def _require_whole(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses in torch's helpers an optimizer that has something else in the places of the model's parameters."""
+    job = current.job_if_any()
+    own = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job is not None else None
+    if own is not None and not (own.roster.is_whole() and job.cut.whole_everywhere):
+        raise UsageError(
+            "torch's helpers of state dicts take an optimizer that has the model's own parameters, all of them; this "
+            "one has parts of them, or masters: take optimizer.state_dict() and load_state_dict(), or "
+            "lamina.save_checkpoint() and resume_from_checkpoint()",
+            code="state-helpers",
+        )

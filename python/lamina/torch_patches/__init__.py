@@ -48,6 +48,12 @@ partition:
 | torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 
+Since one of torch's helpers of state dicts has met a model, until `shutdown`:
+
+| torch's | by | so that |
+|---|---|---|
+| torch.distributed.checkpoint.state_dict._init_optim_state | state_helpers | an optimizer of parts is refused |
+
 For the time of a context:
 
 | torch's | by | so that |
