@@ -447,7 +447,8 @@ std::string Job::known_of(base::Rank lost) {
                        where.empty() ? "" : " at ", where);
   }
   const auto begun = steps();
-  return known + (begun == 0 ? "; no step had begun here" : base::str("; step ", begun - 1, " was the last one here"));
+  if (begun > 0) return known + base::str("; step ", begun - 1, " was the last one here");
+  return options_.pipeline.size() > 1 ? known + "; no step had begun here" : known;  // a loop without step functions
 }
 
 void Job::lose(const base::Loss& loss) {

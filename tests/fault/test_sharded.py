@@ -30,6 +30,7 @@ def test_when_it_is_killed_every_survivor_names_it_within_2_s(ranks, degree, bac
     started = launcher.start_ranks(ranks, SHARDED, victim, "killed", moment, degree, backend, 60)
     for _, error, _ in survivors(launcher, started, victim):
         assert re.search(rf"rank {victim} (is|was) lost", error), error
+        assert "step had begun" not in error, "a plain loop knows no steps"
 
 
 @pytest.mark.parametrize(

@@ -119,19 +119,19 @@ def test_options_that_make_no_sense(start, option, text):
 
 def test_a_model_in_or_around_torchs_wrapper_is_refused(start, world_of_one):
     wrapped = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
-    with pytest.raises(lamina.UsageError, match="take the model out of its DistributedDataParallel first") as caught:
+    with pytest.raises(lamina.UsageError, match=r"the model is a Dist.*give its `\.module`") as caught:
         lamina.DistributedModel(wrapped)
     assert caught.value.code == "model-wrapped"
-    with pytest.raises(lamina.UsageError, match=r"take 1, which is .* out of its DistributedDataParallel first"):
+    with pytest.raises(lamina.UsageError, match=r"`1` in the model is a Dist.*put `1\.module`"):
         lamina.DistributedModel(nn.Sequential(nn.Linear(1, 1), wrapped))
 
 
 def test_a_model_in_fsdp_is_refused(start, world_of_one):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    with pytest.raises(lamina.UsageError, match="FullyShardedDataParallel first"):
+    with pytest.raises(lamina.UsageError, match="the model is a FullyShardedDataParallel of torch's"):
         lamina.DistributedModel(FullyShardedDataParallel(nn.Linear(1, 1), device_id=torch.device("cpu")))
-    with pytest.raises(lamina.UsageError, match="FSDPLinear first"):
+    with pytest.raises(lamina.UsageError, match=r"`0` in the model is a FSDPLinear of torch's.*without that"):
         lamina.DistributedModel(nn.Sequential(fully_shard(nn.Linear(1, 1))))
 
 

@@ -2,7 +2,6 @@
 """The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
 
 import itertools
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +16,7 @@ from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
 from lamina.tracing.proposal import Proposal
-from lamina.tracing.trace import tell
+from lamina.util.told import say, tell
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
 
@@ -118,7 +117,7 @@ class PartitionedModel:
 
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
-        self.tree.require_unchanged()
+        self.tree.require_unchanged(self.session.group_size("pp") > 1)
         return self._rows()
 
     @property
@@ -180,14 +179,14 @@ def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> Pa
     if session.rank == 0:
         _tell_of_constants([constants for _, _, constants in words])
         if session.group_size("pp") > 1:
-            print(table.rstrip(), file=sys.stderr, flush=True)
+            say(table.rstrip())
     report, written, _ = words[0]
     return PartitionedModel(tree, cut, report, session, written)
 
 
 def let_go(model: PartitionedModel) -> None:
     """Frees the values of what other ranks own."""
-    model.tree.require_unchanged()
+    model.tree.require_unchanged(is_cut=True)
     model.session.release_others(model.table)
 
 

@@ -64,12 +64,14 @@ class ModuleTree:
             )
         return tree
 
-    def require_unchanged(self) -> None:
-        """Raises UsageError where a module was put into the model since."""
+    def require_unchanged(self, is_cut: bool) -> None:
+        """Raises UsageError where a module was put into the model since; `is_cut`: over several ranks."""
+        begun = ("it was cut", "its first step") if is_cut else ("lamina.DistributedModel was made", "that")
         for path, module in self.root.named_modules():
             if id(module) not in self._home_of:
                 raise UsageError(
-                    f"{path} came into the model after it was cut: change a model before its first step",
+                    f"{path} came into the model after {begun[0]}, and other ranks know nothing of it: change a model "
+                    f"before {begun[1]}",
                     code="model-grown",
                 )
 

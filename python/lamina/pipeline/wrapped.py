@@ -55,11 +55,19 @@ def require_wrappable(module: Any) -> None:
         )
     for name, part in module.named_modules():
         if isinstance(part, _torch_wrappers()):
-            what = f"{name}, which is in torch's" if name else "the model"
+            what = f"`{name}` in the model" if name else "the model"
             raise UsageError(
-                f"take {what} out of its {type(part).__name__} first: lamina sees to data parallelism",
+                f"{what} is a {type(part).__name__} of torch's, and lamina sees to data parallelism itself: "
+                + _without(name, part),
                 code="model-wrapped",
             )
+
+
+def _without(name: str, wrapper: nn.Module) -> str:
+    """Says how a model is without one of torch's wrappers, which is that part of it."""
+    if "module" not in wrapper._modules:  # fully_shard() gives a module another class
+        return "make the model without that"
+    return f"put `{name}.module`, which it wraps, into its place" if name else "give its `.module`, which it wraps"
 
 
 def _torch_wrappers() -> tuple[type, ...]:
