@@ -117,6 +117,116 @@ def case_after_a_trace_counters_and_caches_are_as_before():
         torch.testing.assert_close(loss, plain(BATCH).square().mean().detach())
 
 
+class Scaled(nn.Linear):
+    """A layer that reads whatever a script may set on it."""
+
+    of_class = 1.0
+
+    def __init__(self, table):
+        super().__init__(6, 6)
+        self.scale, self.names, self.table, self.plain = 1.0, ["a"], table, torch.ones(6)
+
+    def forward(self, x):
+        x = super().forward(x) * self.scale * self.of_class * self.table["factor"] * self.plain
+        return x * len(self.names) * (1 if self.training else 3)
+
+
+def sets(model):
+    """Does to modules what a body may do before it calls the model."""
+    for part in model.modules():
+        if isinstance(part, Scaled):
+            part.scale = 2.0
+            part.names = [*part.names[:1], "b"]
+            part.table["factor"] = 0.5
+            part.plain.fill_(1.5)
+            part.bias.requires_grad_(False)
+    Scaled.of_class = 1.25
+    model.eval()
+
+
+def case_what_a_body_sets_before_the_cut_reaches_all_ranks():
+    torch.manual_seed(3)
+    table = {"factor": 1.0}
+    module = nn.Sequential(*[Scaled(table) for _ in range(4)])
+    plain = copy.deepcopy(module)
+    model = start(module, microbatches=1)
+
+    @lamina.step
+    def train(x):
+        sets(model)
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    loss = train(BATCH).reduce_mean()
+    Scaled.of_class = 1.0
+    sets(plain)
+    expected = plain(BATCH).square().mean()
+    torch.testing.assert_close(loss, expected.detach())
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        assert (parameter.grad is None) == (gradients[name] is None)
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, gradients[name])
+    assert len({id(part.table) for part in model.get_module()}) == 1, "one dictionary on each rank, too"
+
+
+def replaces_a_module(model):
+    model.get_module()[3] = nn.Linear(6, 6)
+
+
+def adds_a_module(model):
+    model.get_module().append(nn.Linear(6, 6))
+
+
+def adds_a_buffer(model):
+    model.get_module()[3].register_buffer("more", torch.ones(1))
+
+
+def replaces_a_parameter(model):
+    model.get_module()[3].weight = nn.Parameter(torch.ones(6, 6))
+
+
+def converts(model):
+    model.get_module().double()
+
+
+def hangs_a_hook(model):
+    model.get_module()[3].register_forward_hook(lambda *_: None)
+
+
+def sets_a_function(model):
+    model.get_module()[3].forward = lambda x: x
+
+
+REFUSED = {
+    replaces_a_module: "3",
+    adds_a_module: "4.bias",
+    adds_a_buffer: "3.more",
+    replaces_a_parameter: "3.weight",
+    converts: "0.weight",
+    hangs_a_hook: "hook of 3",
+    sets_a_function: "3.forward",
+}
+
+
+def case_what_cannot_reach_them_is_refused_on_all():
+    for change, name in REFUSED.items():
+        model = start(nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)]))
+
+        @lamina.step
+        def train(x, change=change, model=model):
+            change(model)
+            return model(x)
+
+        with pytest.raises(lamina.UsageError, match=f"{name} was changed in a step's body before") as raised:
+            train(BATCH)
+        assert raised.value.code == "step-before-cut"
+        assert lamina.allgather(RANK, lamina.WORLD) == [0, 1]
+        lamina.shutdown()
+
+
 def case_a_body_may_call_a_part_first():
     model = start()
     plain = copy.deepcopy(model.get_module())

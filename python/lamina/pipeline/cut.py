@@ -22,6 +22,7 @@ from lamina.modules.slots import Slots
 from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
 from lamina.optim.grad_scaler import holders
+from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
 from lamina.remote import closures
 from lamina.remote.calls import call_remote
@@ -77,6 +78,7 @@ class Cut:
         self._when_routed = when_routed
         self._waited: list[str] = []  # names of modules that are
         self.slots: Slots | None = None
+        self._before: BeforeCut | None = None
         current.job().on_end.callback(_end_routing)
 
     @property
@@ -92,8 +94,9 @@ class Cut:
         self._watch_flags(job.session)
         config = job.session.config
         traced = self.pipelined and self.model is None and config.auto_partition and not config.skip_tracing
+        self._before = BeforeCut(self._module()) if traced else None
         if traced and job.leads:
-            return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route)
+            return FirstCall(job.session, self._module(), self._trace_options, self._make_and_route, self._before)
         try:
             self._make_and_route(None)
         except (ConfigError, UsageError) as error:
@@ -193,6 +196,9 @@ class Cut:
         return ModelState(self.model)
 
     def _make_and_route(self, tracer: Tracer | None) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.bring(current.session())
         self.make(tracer)
         self.make_again()
         session, model = current.session(), self.model
@@ -206,6 +212,8 @@ class Cut:
         module_call.tell_compiler()
         if self.pipelined:  # after hooks, which may load a state
             session.set_statistics(self._statistics.rows())
+        if before is not None:
+            before.finish(model.elsewhere, _in_turns(session))
 
     def _route(self, session: _lamina.Session, model: PartitionedModel) -> None:
         filled = model.tree.filled()
@@ -242,8 +250,7 @@ class Cut:
             sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
             module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
             module_attributes.hear(model.homes, by_all=True)
-            config = current.session().config
-            in_turns = config.active_microbatches != 1 and config.microbatches > 1
+            in_turns = _in_turns(current.session())
             swapping.install(self._module().modules(), in_turns)
             owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
             closures.install(owned, model.partition, in_turns)
@@ -264,6 +271,11 @@ class Cut:
         output = call_remote(current.session(), number, args, kwargs)
         hugging_face.collect(self.model.callee(number), args, output)
         return output
+
+
+def _in_turns(session: _lamina.Session) -> bool:
+    """True where several microbatches may be under way."""
+    return session.config.active_microbatches != 1 and session.config.microbatches > 1
 
 
 def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from lamina import _lamina
+from lamina.pipeline.before_cut import BeforeCut
 from lamina.torch_patches import module_call
 from lamina.tracing.proposal import Tracer
 from lamina.tracing.sandbox import Call
@@ -28,13 +29,22 @@ class FirstCall:
         options: how it is traced.
         cut: cuts the model: called once, in the thread that entered the step, with what traces it. Where the body calls
             a part of it first, or ends without a call, that finds nothing.
+        before: the model as the step began.
     """
 
-    def __init__(self, session: _lamina.Session, root: nn.Module, options: TraceOptions, cut: Callable[[Tracer], None]):
+    def __init__(
+        self,
+        session: _lamina.Session,
+        root: nn.Module,
+        options: TraceOptions,
+        cut: Callable[[Tracer], None],
+        before: BeforeCut,
+    ):
         self._session = session
         self._root = root
         self._options = options
         self._cut = cut
+        self._before = before
         self._modules = list(root.modules())
         module_call.install({id(module): number for number, module in enumerate(self._modules)}, self._route)
 
@@ -51,6 +61,7 @@ class FirstCall:
         whole = functools.partial(trace, call=Call(args, kwargs), options=self._options)
         part = _nothing("the first step called a part of the model before the model")
         self._session.cut_here(functools.partial(self._make, whole if module is self._root else part))
+        self._before.keep_as_own()
         return module(*args, **kwargs)
 
     def _make(self, tracer: Tracer) -> None:

@@ -62,13 +62,15 @@ class Reach:
         self._unused: dict[str, list[tuple[str, Any]]] = {}  # functions of classes by names that are not among them
         self._copies: dict[int, Any] = {}  # of iterators, by id
         self._states: list[Callable[[], None]] = []  # put back what is no holder
-        self._ahead = [(name, root) for name, root in reversed(list(roots))]
+        given = list(roots)
+        names = {id(root): name for name, root in given}
+        self._ahead = given[::-1]
         while self._ahead and len(self._seen) < _MOST:
             name, value = self._ahead.pop()
             if not isinstance(value, _PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 if self._follow(value):
-                    self._visit(name, value)
+                    self._visit(names.get(id(value), name), value)
         self._seen.clear()
         self._unused.clear()
 
@@ -80,6 +82,10 @@ class Reach:
                 holder.put(wanted)
         for put_back in self._states:
             put_back()
+
+    def holders(self) -> Iterator[tuple[str, "Holder"]]:
+        """Yields each with its name, in an order that is the same wherever the same objects were made."""
+        return zip(self._names, (holder for holder, _ in self._holders), strict=True)
 
     def changed(self) -> Iterator[tuple[str, "Holder", Content, Content]]:
         """Yields each holder that holds other things than before: its name, itself, its contents before and now."""
@@ -142,7 +148,7 @@ class Reach:
                 self._unused.setdefault(key, []).append(found)
 
     def _use(self, names: set[str]) -> None:
-        for name in names - self._used:
+        for name in sorted(names - self._used):
             self._push(self._unused.pop(name, ()))
         self._used |= names
 
@@ -157,19 +163,19 @@ class Reach:
         self._hold(function.__qualname__, Attributes(function))
         if is_inside:
             return
-        used = {each for every in codes(code) for each in every.co_names}
+        used = sorted({each for every in codes(code) for each in every.co_names})
         words = {each for every in codes(code) for each in every.co_consts if isinstance(each, str)}
-        self._use(used | {each for each in words if each.isidentifier()})
+        self._use(set(used) | {each for each in words if each.isidentifier()})
         self._hold_names(function.__globals__, used)
         for value in [function.__globals__.get(each) for each in used]:
             if isinstance(value, ModuleType) and not is_theirs(value):
                 self._hold_names(vars(value), used)
 
-    def _hold_names(self, names: dict[str, Any], used: set[str]) -> None:
+    def _hold_names(self, names: dict[str, Any], used: list[str]) -> None:
         fresh = [each for each in used if (id(names), each) not in self._globals]
         self._globals.update((id(names), each) for each in fresh)
         if fresh:
-            self._hold("", Names(names, fresh))
+            self._hold(names.get("__name__", ""), Names(names, fresh))
 
     def _hold(self, name: str, holder: "Holder", follow: bool = True) -> None:
         content = holder.content()
@@ -342,6 +348,9 @@ class Names(Attributes):
                 self.held[name] = content[name]
             else:
                 self.held.pop(name, None)
+
+    def path(self, name: str, key: Any) -> str:
+        return str(key)
 
 
 class Cell(Holder):
