@@ -107,6 +107,10 @@ void vary(const torch::nn::Module* module) {
 
 bool lies_elsewhere(const at::Tensor& tensor) { return tensor.defined() && value::is_pending(tensor); }
 
+void fetch(const at::Tensor& tensor) {
+  if (tensor.defined()) value::materialise(tensor);
+}
+
 Router* router() { return current_router.load(std::memory_order_acquire); }
 void set_router(Router* router) { current_router.store(router, std::memory_order_release); }
 

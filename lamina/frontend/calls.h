@@ -48,6 +48,9 @@ struct Place {
   base::ModuleId id;
   bool elsewhere;         // else it runs here, in the scope that enter() returns
   bool anywhere = false;  // it runs where an argument lies that is not here
+  // It may write buffers: nothing is to come between what it reads of them and what it writes, as a wait for an
+  // argument would.
+  bool writes = false;
 };
 
 // Stands between the calls of Child modules and the modules. There is one at most.
@@ -73,6 +76,9 @@ template <class T>
 bool lies_elsewhere(const T&) {
   return false;
 }
+
+// Has the value be here.
+void fetch(const at::Tensor& tensor);
 
 Router* router();
 void set_router(Router* router);  // nullptr: every call is torch's own

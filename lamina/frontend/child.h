@@ -79,6 +79,10 @@ class Child : public frontend::HolderOf<T> {
       Value arguments = value::Tuple{{to_value<std::decay_t<Args>>(args)...}};
       return from_value<Result>(place->router->call(place->id, Kind::number, std::move(arguments)));
     }
+    if (place->writes) {
+      const auto fetch = [](const Value& argument) { value::for_each_tensor(argument, &frontend::fetch); };
+      (fetch(to_value<std::decay_t<Args>>(args)), ...);
+    }
     const auto scope = place->router->enter(place->id);
     Result result(module.forward(std::forward<Args>(args)...));
     if (scope && scope->wants_result()) scope->returned(to_value(result));

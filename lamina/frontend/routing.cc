@@ -3,6 +3,8 @@
 
 #include <torch/nn/module.h>
 
+#include <set>
+
 #include "lamina/remote/anywhere.h"
 #include "lamina/runtime/rng_streams.h"
 
@@ -74,6 +76,11 @@ Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session
   std::vector<std::string> names;
   for (const auto& node : tree.nodes()) names.push_back(node.name);
   hooks.number(names);
+  std::set<int> with_buffers;
+  for (const auto& buffer : tree.buffers()) {
+    const auto& holders = tree.holders(buffer.tensor);
+    with_buffers.insert(holders.begin(), holders.end());
+  }
   std::vector<base::Rank> ranks;
   for (int node = 0; node < tree.size(); ++node) {
     const base::ModuleId id(node);
@@ -81,8 +88,9 @@ Routing::Routing(const ModuleTree& tree, const model::Cut& cut, session::Session
     const bool anywhere = cut.anywhere()[node];
     ranks.push_back(anywhere ? remote::kAnywhere : session.owner(owner));
     const bool elsewhere = !anywhere && owner != session.partition();
-    if (!elsewhere && !anywhere && !modules->starts_rng_stream(id) && !hooks.has(id)) continue;
-    places_[tree.module(node).get()] = {this, id, elsewhere, anywhere};
+    const bool writes = with_buffers.contains(node);
+    if (!elsewhere && !anywhere && !writes && !modules->starts_rng_stream(id) && !hooks.has(id)) continue;
+    places_[tree.module(node).get()] = {this, id, elsewhere, anywhere, writes};
   }
   session.job().set_model(modules, std::move(ranks));
 }

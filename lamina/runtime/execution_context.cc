@@ -10,6 +10,7 @@
 #include "lamina/runtime/execution_context.h"
 
 #include "lamina/runtime/autocast.h"
+#include "lamina/runtime/stream_seed.h"
 
 namespace lamina::runtime {
 namespace {
@@ -24,7 +25,7 @@ ExecutionContext::ExecutionContext(StepContext& step, base::Microbatch microbatc
 
 ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place& place, base::Microbatch microbatch,
                                    schedule::Phase begin)
-    : ExecutionContext(step, &place, microbatch, begin, /*seed=*/0) {}
+    : ExecutionContext(step, &place, microbatch, begin, stream_seed(0)) {}
 
 ExecutionContext::ExecutionContext(StepContext& step, ComputeSlot::Place* place, base::Microbatch microbatch,
                                    schedule::Phase begin, std::uint64_t seed)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lamina/runtime/execution_context.h"
+#include "lamina/runtime/stream_seed.h"
 
 namespace lamina::runtime {
 namespace {
@@ -22,6 +23,18 @@ std::uint64_t scramble(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The seed that somebody gave the process's generator by hand, where nothing was drawn since.
+std::optional<std::uint64_t> seed_by_hand() {
+  auto& process = *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+  std::lock_guard guard(process.mutex_);
+  const auto seed = process.current_seed();
+  if (!is_by_hand(seed)) return std::nullopt;
+  const auto now = process.engine().data();
+  const auto fresh = at::mt19937(seed).data();
+  const bool drawn = now.left_ != fresh.left_ || now.next_ != fresh.next_ || now.state_ != fresh.state_;
+  return drawn ? std::nullopt : std::optional(seed);
+}
+
 }  // namespace
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b) { return scramble(scramble(a) ^ b); }
@@ -34,7 +47,10 @@ std::uint64_t draw_seed() {
 
 std::uint64_t next_seed() {
   const auto given = given_seeds != nullptr ? given_seeds->take() : std::nullopt;
-  return given ? *given : draw_seed();
+  if (given) return *given;
+  const auto by_hand = seed_by_hand();
+  const auto drawn = draw_seed();  // in any case, so that the next module gets another one
+  return by_hand ? *by_hand : stream_seed(drawn);
 }
 
 GivenSeeds::GivenSeeds(std::vector<std::uint64_t> seeds)
@@ -77,6 +93,8 @@ std::optional<RngStream> rng_stream_here() {
 
 void RootSeeds::begin_step() { base_ = seed_ ? mix(*seed_, steps_++) : draw_seed(); }
 
-std::uint64_t RootSeeds::of(base::Microbatch microbatch) const { return mix(base_, first_ + microbatch.value); }
+std::uint64_t RootSeeds::of(base::Microbatch microbatch) const {
+  return stream_seed(mix(base_, first_ + microbatch.value));
+}
 
 }  // namespace lamina::runtime

@@ -13,6 +13,8 @@
 // holds one that may, runs in a stream of its own, seeded by one draw from its caller's: so what it draws does not
 // depend on where it runs, and what its caller draws afterwards does not depend on how much it drew. The draw is from
 // what the caller's stream is at the call: activation checkpointing, which sets that back, gets the same numbers again.
+// Where a caller has seeded its stream by hand and drawn nothing since, the stream of the module that it calls next is
+// that very one, and so on to the module that draws: the numbers are those of the plain program.
 namespace lamina::runtime {
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither of them is seen in
@@ -20,7 +22,8 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b);  // to a seed that neither 
 // One draw from the process's CPU generator: the seed of a stream that begins here.
 std::uint64_t draw_seed();
 
-// The seed of the stream of a module that is called here: the next of GivenSeeds, else one draw.
+// The seed of the stream of a module that is called here: the next of GivenSeeds, else one draw, in the place of which
+// comes what the caller has seeded its own with.
 std::uint64_t next_seed();
 
 // Seeds that the caller on another rank drew for modules that are called as one: while it lives the streams that begin

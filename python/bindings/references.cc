@@ -1,18 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/utils/pybind.h>
 
+#include "lamina/remote/issued.h"
 #include "lamina/value/away.h"
 #include "lamina/value/reference_tensor.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
+namespace {
+
+// Fetches what this thread's calls of other ranks have returned and somebody may still read: nothing that it does with
+// that waits for them afterwards.
+void settle() {
+  auto* const context = runtime::ExecutionContext::current();
+  if (context == nullptr) return;
+  std::vector<std::shared_ptr<remote::RemoteValue>> sources;
+  for (const auto& reference : remote::issued(*context).references) {
+    if (auto source = reference.lock()) sources.push_back(std::move(source));
+  }
+  for (const auto& source : sources) source->take();
+}
+
+}  // namespace
 
 void bind_references(py::module_& module) {
   module.def("is_pending", &value::is_pending, py::arg("tensor"));
   module.def("where_released", &value::where_released, py::arg("tensor"));
   module.def("is_away", &value::is_away, py::arg("tensor"));
   module.def("materialise", &value::materialise, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
+  module.def("settle", &settle, py::call_guard<py::gil_scoped_release>());
   module.def(
       "release",
       [](at::Tensor tensor, const std::string& why, const at::Tensor& like) { value::release(tensor, why, like); },

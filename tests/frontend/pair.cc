@@ -231,6 +231,79 @@ void random_numbers() {
   shutdown();
 }
 
+struct NoisyImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) { return x + torch::rand_like(x); }
+};
+TORCH_MODULE(Noisy);
+
+struct SeedsImpl : torch::nn::Module {
+  Child<Noisy> here, there;
+  SeedsImpl() {
+    here = register_module("here", Noisy());
+    there = register_module("there", Noisy());
+    set_partition(*there, 1);
+  }
+  Tensor forward(const Tensor& x) {
+    torch::manual_seed(7);
+    const auto first = here(x);
+    torch::manual_seed(7);
+    return torch::stack({first, there(x)});
+  }
+};
+
+void seeds_by_hand() {
+  init({{"partitions", 2}, {"microbatches", 2}});
+  DistributedModel model(std::make_shared<SeedsImpl>());
+  const auto drawn = step([&](const Tensor& x) { return model(x); })(torch::zeros({4, kWidth})).stack();
+  torch::manual_seed(7);
+  const auto plain = torch::rand({2, kWidth}).expand_as(drawn);
+  expect(drawn.equal(plain), "what modules draw is not what their caller's seed gives");
+  shutdown();
+}
+
+struct MeanImpl : torch::nn::Module {
+  Tensor mean = register_buffer("mean", torch::zeros(kWidth, torch::kDouble));
+  Tensor forward(const Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    mean.mul_(0.5).add_(x.mean(0));
+    return x.clone();
+  }
+};
+TORCH_MODULE(Mean);
+
+struct MeansImpl : torch::nn::Module {
+  Child<Noisy> there;
+  Child<Mean> mean;
+  MeansImpl() {
+    there = register_module("there", Noisy());
+    mean = register_module("mean", Mean());
+    set_partition(*there, 1);
+  }
+  Tensor forward(const Tensor& x) { return mean(there(x)); }
+};
+
+// No order of the microbatches gives another mean than one after the other.
+void buffers_are_updated_whole() {
+  init({{"partitions", 2}, {"microbatches", 2}, {"auto_partition", false}, {"default_partition", 0}});
+  DistributedModel model(std::make_shared<MeansImpl>());
+  const auto run = step([&](const Tensor& x) { return model(x); });
+  auto orders = std::vector{torch::zeros(kWidth, torch::kDouble)};
+  for (int i = 0; i < 3; ++i) {
+    const auto out = run(torch::zeros({4, kWidth}, torch::kDouble));
+    const auto a = out.outputs[0].mean(0), b = out.outputs[1].mean(0);
+    std::vector<Tensor> next;
+    for (const auto& mean : orders) {
+      next.push_back((mean * 0.5 + a) * 0.5 + b);
+      next.push_back((mean * 0.5 + b) * 0.5 + a);
+    }
+    orders = std::move(next);
+  }
+  const auto state = model.state_dict();
+  const auto is_it = [&](const Tensor& mean) { return torch::allclose(mean, state["mean.mean"]); };
+  expect(std::ranges::any_of(orders, is_it), "an update of the mean is lost");
+  shutdown();
+}
+
 void states() {
   init(std::string(R"({"partitions": 2, "microbatches": 2})"));
   DistributedModel model(Norms{});
@@ -562,11 +635,30 @@ void different_models() {
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check : {groups,           placement, hooked_calls, offsets,           ignored_scopes,
-                            clipping,         states,    errors,       evaluation,        uneven_batches,
-                            random_numbers,   varying,   writes,       first_step_fails,  calls_a_part_first,
-                            freezing,         refusals,  containers,   threads_of_a_body, replicas_fail_together,
-                            different_models, left_open})
+  for (const auto& check : {groups,
+                            placement,
+                            hooked_calls,
+                            offsets,
+                            ignored_scopes,
+                            clipping,
+                            states,
+                            errors,
+                            evaluation,
+                            uneven_batches,
+                            random_numbers,
+                            varying,
+                            writes,
+                            first_step_fails,
+                            calls_a_part_first,
+                            freezing,
+                            refusals,
+                            containers,
+                            threads_of_a_body,
+                            replicas_fail_together,
+                            different_models,
+                            seeds_by_hand,
+                            buffers_are_updated_whole,
+                            left_open})
     check();
   return exit_code();
 }

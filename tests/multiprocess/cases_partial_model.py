@@ -9,6 +9,7 @@ import torch
 from multiprocess.cases_api import *  # noqa: F403
 from multiprocess.cases_attributes import *  # noqa: F403
 from multiprocess.cases_hooks import *  # noqa: F403
+from multiprocess.cases_shared_state import *  # noqa: F403
 from multiprocess.cases_tracing import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn

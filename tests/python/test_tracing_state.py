@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which modules a trace ties because they share attributes, or what is in them."""
 
+import argparse
+import itertools
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,7 +89,7 @@ def test_what_is_set_is_known_by_its_module_and_one_that_uses_it():
     tree, found = ties(Outer(lambda inner, x: x))
     inner = tree.names.index("middle.inner")
     place = [name for name, _ in tree.root.named_modules()].index("middle.inner")
-    assert sorted(found.written) == [(place, name, inner) for name in ("cache", "calls", "kept", "own")]
+    assert sorted(found.writes.attributes) == [(place, name, inner) for name in ("cache", "calls", "kept", "own")]
 
 
 def test_one_object_under_two_names_is_one():
@@ -94,6 +99,82 @@ def test_one_object_under_two_names_is_one():
     assert {tie.attribute for tie in found.ties} == {"found", "middle.inner.cache"}
     assert {tree.names[node] for node in found.ties[0].nodes} == {"", "middle", "middle.inner"}
     assert model.found == {}, "a trace leaves nothing behind"
+
+
+class Means(nn.Module):
+    """Updates a buffer, around calls of children."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.before, self.inside, self.update = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), update
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        return self.update(self, self.before(x))
+
+
+def with_a_result(means, x):
+    means.mean = 0.9 * means.mean + means.inside(x).mean(0)
+    return x
+
+
+def after_a_result(means, x):
+    y = means.inside(x)
+    means.mean.mul_(0.9).add_(y.detach().mean(0))
+    return y
+
+
+def with_a_number(means, x):
+    y = means.inside(x)
+    means.mean += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    "update, tied, late",
+    [
+        (with_a_result, {"means", "means.inside", "means.inside.0"}, []),
+        (after_a_result, set(), ["means"]),
+        (with_a_number, set(), []),
+    ],
+)
+def test_a_call_between_the_halves_of_an_update_ties_and_one_before_it_is_waited_for(update, tied, late):
+    model = nn.Sequential()
+    model.means = Means(update)
+    tree, found = ties(model)
+    assert {tree.names[node] for tie in found.ties for node in tie.nodes} == tied
+    assert [tree.names[node] for node in found.writes.late] == late
+    assert "means" in {tree.names[node] for node in found.writes.nodes}
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 1
+
+
+@pytest.mark.parametrize(
+    "made, change",
+    [
+        (Slots, lambda slots: setattr(slots, "scale", 2)),
+        (lambda: np.ones(3), lambda array: array.fill(2)),
+        (lambda: {"x": torch.ones(1)}, lambda held: held["x"].fill_(2)),
+        (lambda: bytearray(b"x"), lambda held: held.append(1)),
+        (torch.Generator, lambda generator: torch.rand(1, generator=generator)),
+        (random.Random, lambda generator: generator.random()),
+        (np.random.default_rng, lambda generator: generator.random()),
+        (np.random.RandomState, lambda generator: generator.rand()),
+        (itertools.count, next),
+        (lambda: argparse.Namespace(x=1), lambda space: setattr(space, "x", 2)),
+    ],
+)
+def test_changes_are_seen_of_what_is_no_container(made, change):
+    held = made()
+    before = content(held)
+    assert content(held) == before
+    change(held)
+    assert changed(before, content(held))
 
 
 class Thing:

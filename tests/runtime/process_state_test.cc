@@ -17,6 +17,7 @@
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/modes.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/runtime/stream_seed.h"
 #include "tests/pipeline/pipeline_fixture.h"
 
 namespace lamina::runtime {
@@ -115,6 +116,27 @@ TEST_F(Streams, BeginAndEndWithinTheCallersAlsoWhenTheWorkThrows) {
   } catch (const std::runtime_error&) {
   }
   EXPECT_TRUE(undisturbed(1));
+}
+
+TEST_F(Streams, OfModulesAreTheSeedThatTheirCallerGaveAndHasNotDrawnFrom) {
+  const InlineBody body(stream_seed(3));
+  const auto other = next_seed();
+  at::manual_seed(7);
+  const auto by_hand = next_seed(), after = next_seed();
+  EXPECT_EQ(by_hand, 7);
+  {
+    const RngStream stream(by_hand);
+    EXPECT_EQ(next_seed(), 7) << "a module in the module";
+  }
+  {
+    const RngStream stream(by_hand);
+    draw();
+    EXPECT_NE(next_seed(), 7);
+  }
+  EXPECT_EQ(std::set({other, by_hand, after}).size(), 3);
+  at::manual_seed(7);
+  next_seed();
+  EXPECT_EQ(next_seed(), after);
 }
 
 TEST_F(Streams, AreInABodyAndAnActivityAndNowhereElse) {

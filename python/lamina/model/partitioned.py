@@ -16,6 +16,7 @@ from lamina.modules.slots import Parts
 from lamina.modules.tree import ModuleTree, is_called
 from lamina.torch_patches import printing
 from lamina.tracing.proposal import Proposal
+from lamina.tracing.state import Writes
 from lamina.util.told import say, tell
 
 Row = tuple[str, torch.Tensor, int]  # name, tensor, owner
@@ -38,6 +39,7 @@ class PartitionedModel:
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.
         homes: where the trace saw attributes set, as `module_attributes.hear` takes it.
+        writes: the state that the trace saw modules write; None where there was none.
         sharding: the engine's, with sharded_data_parallel_degree above 1.
     """
 
@@ -47,7 +49,7 @@ class PartitionedModel:
         cut: _lamina.Cut,
         report: dict[str, Any],
         session: _lamina.Session,
-        written: Iterable[tuple[int, str, int]] = (),
+        writes: Writes | None = None,
     ):
         self.tree = tree
         self.owners = cut.owners
@@ -57,7 +59,8 @@ class PartitionedModel:
         self.runs: list[Run] = []
         self.parts: dict[int, Parts] = {}
         self.conversions = 0
-        self.homes = [(place, name, self.owners[node]) for place, name, node in written]
+        self.writes = writes
+        self.homes = [(place, name, self.owners[node]) for place, name, node in writes.attributes] if writes else []
         self.cut = cut
         self.session = session
         self._tabled: list[tuple[str, int]] = []
@@ -174,14 +177,14 @@ def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) ->
 def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
     """Returns what world rank 0 proposes. It is sure then that all ranks have the same model."""
     constants = tree.constants() if session.size > 1 else {}
-    word = (proposal.report, proposal.written, constants)
+    word = (proposal.report, proposal.writes, constants)
     cut, table, words = session.cut(tree.filled(), proposal.plan, proposal.error, word)
     if session.rank == 0:
         _tell_of_constants([constants for _, _, constants in words])
         if session.group_size("pp") > 1:
             say(table.rstrip())
-    report, written, _ = words[0]
-    return PartitionedModel(tree, cut, report, session, written)
+    report, writes, _ = words[0]
+    return PartitionedModel(tree, cut, report, session, writes)
 
 
 def let_go(model: PartitionedModel) -> None:

@@ -22,6 +22,7 @@ from lamina.modules.slots import Slots
 from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
 from lamina.optim.grad_scaler import holders
+from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
 from lamina.remote import closures
@@ -219,13 +220,16 @@ class Cut:
         filled = model.tree.filled()
         own_stream = rng_streams.agree([id(each) in filled.starting_stream for each in model.tree.modules], session)
         if self.pipelined:
-            waited = [id(each) in filled.waited_for for each in model.tree.modules]
+            late = updates.late(model)
+            waited = [id(each) in filled.waited_for or id(each) in late for each in model.tree.modules]
             model.runs = runs.find(model.tree, model.owners, list(model.anywhere.values()), own_stream, waited)
             called_at_once = [(run.name, run.owner, run.streams) for run in model.runs]
             session.set_model(model.cut, model.tree.names, own_stream, waited, called_at_once)
             self._waited = list(itertools.compress(model.tree.names, waited))
         streamed = list(itertools.compress(model.tree.modules, own_stream))
-        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, self._hooked(session, model))
+        whole = updates.whole(model) if self.pipelined else []
+        hooked = self._hooked(session, model)
+        self._interception = (model.remote(), self._call_remote, streamed, model.anywhere, hooked, whole)
         self._intercept()
         self.routed = True
         if _lamina.records_events(session):

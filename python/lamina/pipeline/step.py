@@ -111,6 +111,7 @@ class StepFunction:
         first_call = job.cut.enter_step() if job.cut is not None else None
         if job.pipelined:
             closures.begin_step(self._function, owner)
+            module_attributes.begin_step(self._function)
         # Arguments that cannot be split are an error of the step: the other ranks wait in it, and are to hear of it.
         bodies, uneven, failure = [None] * job.microbatches, "", None
         if job.leads:

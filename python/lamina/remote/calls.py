@@ -9,7 +9,7 @@ from lamina.errors import UsageError
 from lamina.job import current
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
-from lamina.remote import closures
+from lamina.remote import closures, variables
 from lamina.remote.arguments import ArgumentCheck, is_unchanging
 from lamina.remote.changes import BorrowedArguments, CallResult, unpacked, write_back
 from lamina.torch_patches import module_attributes, module_call, swapping
@@ -29,11 +29,11 @@ def run_module(number: int, state: bytes, args: tuple, kwargs: dict[str, Any]) -
         UsageError: it put something into an argument that cannot be sent back. And whatever it raises.
     """
     module = current.job().cut.model.callee(number)
-    caller, state = _hear(state)
+    caller, set_by_caller, state = _hear(state)
     _apply_state(number, state)
     check = ArgumentCheck(module, _name(number), args, kwargs)
     try:
-        with module_attributes.serving(_name(number)):
+        with module_attributes.serving(_name(number)), variables.set_here(set_by_caller, _name(number)):
             output = module(*args) if isinstance(module, Run) else module_call.call_here(module, args, kwargs)
         closures.look()
     finally:
@@ -66,15 +66,15 @@ def call_remote(session: _lamina.Session, number: int, args: tuple, kwargs: dict
 
 
 def capture_state(number: int) -> bytes:
-    """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, and what the
-    owner has not heard of the homes of attributes. Then flags: whether it and all under it are in training, one byte
-    when they are equal, else one per module; then which of its parameters are to be trained, and of which conversion of
-    the model's dtypes they are."""
+    """Returns what a call of module `number` depends on besides its arguments. First a line: who calls, what the owner
+    has not heard of the homes of attributes, and context variables. Then flags: whether it and all under it are in
+    training, one byte when they are equal, else one per module; then which of its parameters are to be trained, and of
+    which conversion of the model's dtypes they are."""
     model = current.job().cut.model
     is_anywhere = id(model.callee(number)) in model.anywhere  # then it is not known here who will run it
     news = [] if is_anywhere else module_attributes.news_for(model.callee_owner(number))
     told = json.dumps(news).encode() if news else b"[]"
-    return b"[%d,%b]\n" % (model.partition, told) + _flags(number)
+    return b'[%d,%b,"%b"]\n' % (model.partition, told, variables.captured().encode()) + _flags(number)
 
 
 def _flags(number: int) -> bytes:
@@ -123,12 +123,13 @@ def _called(session: _lamina.Session, number: int, args: tuple, kwargs: dict[str
         _hear_answers(session)
 
 
-def _hear(state: bytes) -> tuple[int, bytes]:
-    """Takes the first line of `capture_state`; returns the partition that calls, and the rest."""
+def _hear(state: bytes) -> tuple[int, str, bytes]:
+    """Takes the first line of `capture_state`; returns the partition that calls, the context variables that are set
+    there, and the rest."""
     line, _, rest = state.partition(b"\n")
-    caller, news = json.loads(line)
+    caller, news, set_by_caller = json.loads(line)
     module_attributes.hear(news)
-    return caller, rest
+    return caller, set_by_caller, rest
 
 
 def _hear_answers(session: _lamina.Session) -> None:

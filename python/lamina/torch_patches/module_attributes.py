@@ -2,9 +2,14 @@
 """Values that modules keep in their attributes while a step runs, such as a mask or a residual.
 
 Microbatches take turns within one module: while one waits for another rank, the next may set what the first has yet to
-read. So each microbatch sees what it set itself, and what was set last where it set nothing. Numbers are what was set
-last in any case: modules count with them. What is in an object (a dictionary that a hook fills) is everybody's: there
-it is an error when one microbatch changes it between two uses by another.
+read. So each microbatch sees what it set itself, and what was set last where it set nothing. What is in an object (a
+dictionary that a hook fills) is everybody's: there it is an error when one microbatch changes it between two uses by
+another.
+
+[Note: updates] A statement that makes an attribute's new value of its old one (`self.count += 1`) goes on from what was
+set last, by whichever microbatch, unless its own has set the attribute anew before: so counters count, and what begins
+with each microbatch is its own. Nobody else comes between the two halves of an update: before it reads, this thread
+waits for all that it may wait for.
 
 [Note: homes of attributes] Every rank has all modules as objects, so what one rank sets the others do not see. The
 partition on which an attribute of a module is set in a step is the attribute's home. On all others it is an error to
@@ -15,26 +20,43 @@ ties modules that share attributes to one rank beforehand (tracing/state.py), an
 """
 
 import functools
+import inspect
 import numbers
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.torch_patches import compiled
-from lamina.util.contents import Content, changed, changed_by_more_than_counting, content, is_changeable, same, within
+from lamina.util.contents import (
+    Content,
+    changed,
+    changed_by_more_than_counting,
+    content,
+    is_changeable,
+    is_of_the_script,
+    is_plain_tensor,
+    same,
+    token,
+    within,
+)
 from lamina.util.settings import setting
+from lamina.util.uses import updates_here, uses
 
 Key = tuple[int, str]  # an attribute: id(module) and its name
 News = tuple[int, str, int]  # a module by its place among the model's, an attribute, its home
 
 _MISSING = object()
+_BETWEEN = {__file__, compiled.__file__, nn.modules.module.__file__}  # who reads and sets for a script
 
 _TORCHS = frozenset(vars(nn.Module()))
 
@@ -48,6 +70,8 @@ _foreign: dict[Key, int] = {}  # of those, what is, or is also, set on another p
 _news: list[News] = []
 _told: dict[int, int] = {}  # how many of them each other partition was told
 _own: dict[int, dict[Key, Any]] = {}  # what each microbatch set in this step, by id(module) and name
+_anew: dict[int, set[Key]] = {}  # of those, what it has set by more than updates
+_updated: dict[int, dict[Key, Any]] = {}  # what updates of each microbatch have read and not set yet
 _contents: dict[Key, Content] = {}  # of attributes that hold what can change, as it was when last looked at
 _aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # objects, and the attributes that hold them, by id
 _used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
@@ -56,6 +80,7 @@ _left: dict[Key, dict[int, Content]] = {}  # the content when another microbatch
 _told_of: set[Key] = set()  # what was read after a step on a rank that is not its home
 _setters: dict[Key, "_Setter"] = {}  # which call of another rank set one last
 _waited: set[str] = set()
+_bodies: set[CodeType] = set()  # of step functions
 _served = threading.local()  # `.name`: of the module that this thread runs for another rank
 _steps = 0
 _replaced: dict[tuple[type, str], Any] = {}  # what classes had themselves where they have an _Attribute
@@ -84,19 +109,24 @@ def install(
     _modules.update((id(module), place) for place, module in enumerate(_listed))
     _here, _elsewhere = here, elsewhere
     _waited.update(waited)
-    for module in _listed:
-        if not type(module).__module__.startswith("torch."):
-            for name, value in list(vars(module).items()):
-                if name not in _TORCHS and is_changeable(value):
-                    _hold(module, name, value)
+    for module, name, value in _held():
+        _hold(module, name, value)
     if nn.Module.__setattr__ is not _set:
         _original = nn.Module.__setattr__
         nn.Module.__setattr__ = _set
 
 
+def begin_step(body: Callable) -> None:
+    """A step begins, of that function."""
+    body = inspect.unwrap(body)
+    if isinstance(body, FunctionType):
+        _bodies.add(body.__code__)
+
+
 def end_microbatch(microbatch: int) -> None:
     """Its step body is over. What it set on ranks that follow is kept until the step ends."""
-    _own.pop(microbatch, None)
+    for kept in (_own, _anew, _updated):
+        kept.pop(microbatch, None)
     for left in _left.values():
         left.pop(microbatch, None)
 
@@ -105,7 +135,7 @@ def end_step(failed: bool = False) -> None:
     """The value that was set last stays. After a step that has failed nobody knows what the others heard."""
     global _steps
     _steps += 1
-    for kept in (_own, _latest, _left):
+    for kept in (_own, _anew, _updated, _latest, _left):
         kept.clear()
     if failed:
         _told.clear()
@@ -114,6 +144,7 @@ def end_step(failed: bool = False) -> None:
 def remove() -> None:
     """Attributes are torch's again."""
     _forget()
+    _bodies.clear()
     while _replaced:
         (kind, name), had = _replaced.popitem()
         if isinstance(vars(kind).get(name), _Attribute):
@@ -209,11 +240,26 @@ def _forget() -> None:
     _setters.clear()
 
 
+def _held() -> list[tuple[nn.Module, str, Any]]:
+    """Attributes that hold what can change, and tensors that several modules have."""
+    theirs = [module for module in _listed if not type(module).__module__.startswith("torch.")]
+    all_of = [
+        (module, name, value)
+        for module in theirs
+        for name, value in vars(module).items()
+        if name not in _TORCHS and (is_changeable(value) or is_plain_tensor(value))
+    ]
+    holders: dict[int, set[int]] = {}
+    for module, _, value in all_of:
+        holders.setdefault(id(value), set()).add(id(module))
+    return [each for each in all_of if is_changeable(each[2]) or len(holders[id(each[2])]) > 1]
+
+
 def _hold(module: nn.Module, name: str, value: Any) -> None:
     """From now on uses of what is in an attribute are noticed."""
     _guard(type(module), name)
-    _contents[id(module), name] = content(value)
-    for each in within(value):
+    _contents[id(module), name] = _content(value)
+    for each in within(value) or [value]:
         _aliases.setdefault(id(each), (each, []))[1].append((module, name))
 
 
@@ -222,11 +268,11 @@ def _look_at_contents() -> None:
     while _used:
         key, module = _used.popitem()
         value = vars(module).get(key[1])
-        before, after = _contents[key], content(value)
+        before, after = _contents[key], _content(value)
         _contents[key] = after
         if before == after:
             continue
-        aliases = [alias for each in within(value) for alias in _aliases.get(id(each), (each, []))[1]]
+        aliases = [alias for each in within(value) or [value] for alias in _aliases.get(id(each), (each, []))[1]]
         others = [(other, name) for other, name in aliases if (id(other), name) != key]
         # A dictionary that several modules only add to is a cache, which each rank fills for itself.
         if not others or changed(before, after):
@@ -237,6 +283,8 @@ def _look_at_contents() -> None:
 def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
     """A microbatch reads an attribute that holds what can change."""
     key = id(module), name
+    if key not in _latest and key not in _used:  # a script may have changed it between steps, on every rank
+        _contents[key] = _content(value)
     _used[key] = module
     latest = _latest.get(key)
     if latest == microbatch:
@@ -244,17 +292,38 @@ def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
     _latest[key] = microbatch
     if latest is None:
         return
-    now = content(value)
+    now = _content(value)
     left = _left.setdefault(key, {})
     left[latest] = now
     before = left.pop(microbatch, None)
-    if before is not None and changed_by_more_than_counting(before, now):
+    if before is not None and changed_by_more_than_counting(before, now, functools.partial(_counts, name)):
         raise UsageError(
             f"what is in {_path(module, name)} was changed by microbatch {latest} between two uses of it by microbatch "
             f"{microbatch}: set active_microbatches to 1, or give each call an object of its own, by setting the "
             "attribute anew",
             code="step-object-shared",
         )
+
+
+def _content(value: Any) -> Content:
+    return content(value) if is_changeable(value) else {"is": token(value)}
+
+
+def _counts(name: str, part: Any) -> bool:
+    """True where what the script does with item or attribute `part` of what `name` holds only ever updates it."""
+    for code in _codes():
+        for use in uses(code) or ():
+            sets = use.writes and not use.reads and use.name != "self"
+            if sets and (use.part == part or (use.part is ... and use.name == name)):
+                return False
+    return True
+
+
+def _codes() -> Iterator[CodeType]:
+    """The code of functions that run in a step."""
+    kinds = {kind for module in _listed for kind in type(module).__mro__ if is_of_the_script(kind)}
+    yield from (each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType))
+    yield from _bodies
 
 
 @compiled.outside
@@ -284,6 +353,34 @@ def _is_plain(module: nn.Module, name: str, value: Any) -> bool:
     state = vars(module)
     kept = any(name in state.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
     return not kept and name != "training" and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))
+
+
+def _user() -> FrameType:
+    """The frame of the script that reads or sets an attribute."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename in _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _goes_on(module: nn.Module, name: str, microbatch: int) -> bool:
+    """True where an update by a microbatch goes on from what was set last; see [Note: updates]."""
+    return (id(module), name) not in _anew.get(microbatch, ())
+
+
+def _note_update(module: nn.Module, name: str, last: Any, value: Any, microbatch: int) -> None:
+    """Raises UsageError where another microbatch has set the attribute since the update that ends here read it."""
+    key = id(module), name
+    read = _updated.get(microbatch, {}).pop(key, _MISSING)
+    if not updates_here(_user(), name):
+        _anew.setdefault(microbatch, set()).add(key)
+    elif isinstance(read, (numbers.Number, torch.Tensor)) and not same(read, last) and not same(last, value):
+        raise UsageError(
+            f"{_path(module, name)} was set by another microbatch between the reading and the setting of it by "
+            f"microbatch {microbatch}, which waited for another rank in between: call modules of other ranks before "
+            "the statement that updates it, or set active_microbatches to 1",
+            code="step-update-torn",
+        )
 
 
 def _mine() -> dict[Key, Any]:
@@ -331,15 +428,20 @@ class _Attribute:
             return self._of_class(None, kind)
         if _foreign and (id(module), self._name) in _foreign:
             _refuse_to_read(module, self._name)
+        microbatch = _lamina.microbatch()
+        updates = microbatch >= 0 and id(module) in _modules and updates_here(_user(), self._name)
         own = _mine().get((id(module), self._name), _MISSING)
-        if own is not _MISSING:
+        if own is not _MISSING and not (updates and _goes_on(module, self._name, microbatch)):
             if (id(module), self._name) in _setters:
-                _require_order(module, self._name, _lamina.microbatch())
+                _require_order(module, self._name, microbatch)
             return own
+        if updates:
+            _lamina.settle()
+            _updated.setdefault(microbatch, {})[id(module), self._name] = self._last(module)
         last = vars(module).get(self._name, _MISSING)
         if last is _MISSING:
             return self._of_class(module, kind)
-        if (id(module), self._name) in _contents and (microbatch := _lamina.microbatch()) >= 0:
+        if (id(module), self._name) in _contents and microbatch >= 0:
             _use(module, self._name, last, microbatch)
         return last
 
@@ -349,10 +451,12 @@ class _Attribute:
         shared = microbatch >= 0 and id(module) in _modules
         if shared and ((id(module), self._name) in _foreign or not same(self._last(module), value)):
             touch(module, self._name)
+        if shared:
+            _note_update(module, self._name, self._last(module), value, microbatch)
         vars(module)[self._name] = value
         if shared and is_changeable(value):
             _contents.setdefault((id(module), self._name), {})
-        if shared and not isinstance(value, numbers.Number):
+        if shared:
             _own.setdefault(microbatch, {})[id(module), self._name] = value
             _note_setter((id(module), self._name), microbatch)
         else:

@@ -25,6 +25,7 @@ _anywhere: dict[int, int] = {}
 _hooked: dict[int, Callable[[bool], _lamina.HookedCall]] = {}
 _names: dict[int, str] = {}
 _in_stream: dict[int, bool] = {}
+_whole: dict[int, bool] = {}
 _given: Route | None = None  # the route as it was given
 _route: Route | None = None  # the same, as compiled code may call it
 _original = nn.Module.__call__
@@ -37,6 +38,7 @@ def install(
     streams: Iterable[nn.Module] = (),
     anywhere: Mapping[int, int] | None = None,
     hooked: Mapping[int, Callable[[bool], _lamina.HookedCall]] | None = None,
+    whole: Iterable[nn.Module] = (),
 ) -> None:
     """From now on a call of a module in `remote` is `route(number, args, kwargs)`. One of another module that is in
     `streams` runs in a random stream of its own, if it is made in a step.
@@ -48,14 +50,17 @@ def install(
         streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
         hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
             lamina/model/call_hooks.h. It is told whether the call came from another rank.
+        whole: modules of this rank that write state, kept alive likewise: they have their arguments before they begin,
+            so that no other microbatch comes in between. See [Note: updates] in module_attributes.py.
     """
     global _given, _route, _original, _installed
     _forget()
     _in_stream.update((id(module), True) for module in streams)
+    _whole.update((id(module), True) for module in whole)
     _remote.update(remote)
     _anywhere.update(anywhere or {})
     _hooked.update(hooked or {})
-    _say_calls(_in_stream | _remote | _anywhere | _hooked)
+    _say_calls(_in_stream | _whole | _remote | _anywhere | _hooked)
     _given, _route = route, compiled.outside(route)
     if not _installed:
         _original = nn.Module.__call__
@@ -108,7 +113,7 @@ def call_served(module: nn.Module, *args: Any) -> Any:
 
 
 def _forget() -> None:
-    for kept in (_calls, _remote, _anywhere, _hooked, _names, _in_stream):
+    for kept in (_calls, _remote, _anywhere, _hooked, _names, _in_stream, _whole):
         kept.clear()
 
 
@@ -119,6 +124,7 @@ def _say_calls(keys: Iterable[int]) -> None:
         (_anywhere, _call_anywhere),
         (_hooked, _call_hooked),
         (_names, _call_named),
+        (_whole, _call_plain),
         (_in_stream, _call_in_stream),
     )
     for key in keys:
@@ -158,6 +164,9 @@ def _end(call: _lamina.HookedCall, output: Any) -> None:
 
 
 def _call_plain(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if id(module) in _whole and not torch.compiler.is_compiling():  # compiled code has values in any case
+        for tensor in pytree.tensors((args, kwargs)):
+            _lamina.materialise(tensor)
     if id(module) in _in_stream:
         return _call_in_stream(module, args, kwargs)
     return _original(module, *args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 from lamina import _lamina
 from lamina.modules import placement
 from lamina.modules.tree import ModuleTree
-from lamina.tracing.state import Tie
+from lamina.tracing.state import Tie, Writes
 from lamina.tracing.trace import Trace, summary
 from lamina.util.told import tell
 
@@ -25,13 +25,13 @@ class Proposal:
         plan: the engine's.
         error: why there is none; "" for no reason.
         report: of it, and of the trace.
-        written: attributes that are set, as `StateWatch.written` has them.
+        writes: the state that modules write; None where nobody has seen it.
     """
 
     plan: _lamina.Plan | None = None
     error: str = ""
     report: dict[str, Any] = field(default_factory=dict)
-    written: list[tuple[int, str, int]] = field(default_factory=list)
+    writes: Writes | None = None
 
 
 def propose(
@@ -52,7 +52,7 @@ def propose(
         plan = session.plan(tree.filled(), found.measures, kept or {})
     except Exception as raised:
         return Proposal(error=str(raised) or type(raised).__name__)
-    return Proposal(plan, "", plan.report | summary(tree, found), found.written)
+    return Proposal(plan, "", plan.report | summary(tree, found), found.writes)
 
 
 def _said(tree: ModuleTree, ties: list[Tie]) -> list[str]:

@@ -17,6 +17,7 @@ from lamina.modules.tree import ModuleTree
 from lamina.torch_patches import scoped
 from lamina.tracing.costs import Device, tensors_of, times_us
 from lamina.tracing.route import Stretch, Way, size_bytes
+from lamina.tracing.state import StateWatch
 from lamina.util import pytree
 
 _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -66,6 +67,7 @@ class Recorder(TorchDispatchMode):
     Args:
         tree: the model's, with the tensors in its place that the call will see.
         device: whose times are noted.
+        state: is told of calls and operations.
         protect: whether writes to parameters raise WritesParameterError, before they happen.
         keep: whether what is saved for the backward is kept, for forwards that run backwards of their own.
         tell: told once when it takes long.
@@ -76,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self,
         tree: ModuleTree,
         device: Device,
+        state: StateWatch,
         protect: bool,
         keep: bool,
         tell: Callable[[str], None],
@@ -85,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self.measures = [Measures() for _ in tree.modules]
         self._tree = tree
         self._device = device
+        self._state = state
         self._keep = keep
         self._saved: list[torch.Tensor] = []  # for the backward; its graph would hold itself by them
         self._tell = tell
@@ -105,12 +109,14 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         node = self.node()
         measures = self.measures[node]
-        for tensor in tensors_of((*args, *kwargs.values())):
+        inputs = list(tensors_of((*args, *kwargs.values())))
+        for tensor in inputs:
             held_by = self._holders.of(tensor)
             if held_by and node not in held_by:
                 measures.reads.add(min(held_by))
-        if (self._protected or self._outside) and func._schema.is_mutable:
-            self._see_to_writes(func, args)
+        written = list(tensors_of(_written(func, args, kwargs))) if func._schema.is_mutable else []
+        self._see_to_writes(written)
+        self._state.operation(inputs, written)
         if any(tag in func.tags for tag in _READS_DATA):
             measures.reads_data = True
         measures.draws = measures.draws or _draws(func, args)
@@ -151,6 +157,7 @@ class Recorder(TorchDispatchMode):
         recomputed = hasattr(module.__dict__.get("forward"), "preserve_rng_state")
         if not inside:
             self._way.enter(node, (args, kwargs))
+        self._state.enter(node)
         self._stack.append(node)
         self._recomputed += recomputed
         try:
@@ -160,6 +167,7 @@ class Recorder(TorchDispatchMode):
             raise
         finally:
             self._stack.pop()
+            self._state.leave()
             self._recomputed -= recomputed
         if not inside:
             self._way.leave(output)
@@ -186,14 +194,12 @@ class Recorder(TorchDispatchMode):
             raise RunsBackwardError("it runs a backward in its forward")
         return self._saved[place]
 
-    def _see_to_writes(self, func: Any, args: tuple) -> None:
-        for argument, given in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in tensors_of((given,)):
-                    if (number := _storage(tensor).cdata) in self._protected:
-                        raise WritesParameterError("it writes to a parameter in its forward")
-                    if self._outside.pop(number, None) is not None:
-                        self._before.append((tensor.untyped_storage(), tensor.untyped_storage().clone()))
+    def _see_to_writes(self, written: list[torch.Tensor]) -> None:
+        for tensor in written if self._protected or self._outside else ():
+            if (number := _storage(tensor).cdata) in self._protected:
+                raise WritesParameterError("it writes to a parameter in its forward")
+            if self._outside.pop(number, None) is not None:
+                self._before.append((tensor.untyped_storage(), tensor.untyped_storage().clone()))
 
     def _tell_when_slow(self) -> None:
         if not self._told and time.monotonic() - self._began > _SLOW_S:
@@ -228,6 +234,13 @@ def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     for hook in hugging_face.collectors(module):
         hook(module, args, output)
     return output
+
+
+def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that an operation writes in place."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[position] if position < len(args) else kwargs.get(argument.name)
 
 
 def _draws(func: Any, args: tuple) -> bool:

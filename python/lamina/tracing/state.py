@@ -2,20 +2,24 @@
 """Which modules share attributes, seen in a trace: what one sets, or changes the content of, and another one reads.
 
 They are tied, with what calls them, to live on one rank, where they see what they would in one process; see [Note:
-homes of attributes].
+homes of attributes]. So are a module and those that it calls between the two halves of an update, where another
+microbatch would come in between; see [Note: updates].
 """
 
+import numbers
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
+from lamina.remote.closures import SharedNames
 from lamina.torch_patches import scoped
-from lamina.util.contents import content, is_changeable, same, within
+from lamina.util.contents import content, is_generator, is_plain_tensor, same, within
 
 _TORCHS = frozenset(dir(nn.Module)) | frozenset(vars(nn.Module()))
 
@@ -30,44 +34,114 @@ class Tie:
     attribute: str
 
 
+@dataclass
+class Writes:
+    """State that modules write when they are called.
+
+    Attributes:
+        attributes: that are set: of which module, by its place among the model's, which, and a node that uses it.
+        nodes: that write state.
+        late: of those, the ones that update a buffer with what modules return that they call.
+    """
+
+    attributes: list[tuple[int, str, int]] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Frame:
+    """One call of a node.
+
+    Attributes:
+        began: how many calls there had been.
+        reads: how many calls and how many operations there had been when an attribute was read last.
+    """
+
+    node: int
+    began: int
+    reads: dict[Key, tuple[int, int]] = field(default_factory=dict)
+
+
 class StateWatch:
-    """Notes who sets and who reads attributes of a model's modules.
+    """Notes who sets and who reads attributes of a model's modules, and who writes buffers and other tensors in place.
 
     Args:
         tree: the model's.
-        node: gives the node whose forward runs.
     """
 
-    def __init__(self, tree: ModuleTree, node: Callable[[], int]):
+    def __init__(self, tree: ModuleTree):
         self._tree = tree
-        self._node = node
         self._modules = list(tree.root.modules())
+        self._modules_by_id = {id(module): module for module in self._modules}
         self._paths = {id(module): path for path, module in tree.root.named_modules()}
         self._users: dict[Key, set[int]] = defaultdict(set)
         self._written: set[Key] = set()
         self._held: dict[int, tuple[Any, Any, list[Key]]] = {}  # objects, their content, the attributes that hold them
+        self._memory: dict[int, list[Key]] = {}  # buffers and other tensors: who holds them, by their storage
+        self._frames = [_Frame(0, 0)]
+        self._entered: list[int] = []
+        self._operations = 0
+        self._first_set: dict[Key, bool] = {}  # by what it was used first
+        self._torn: dict[Key, set[int]] = defaultdict(set)
+        self._writers: set[int] = set()
+        self._late: set[int] = set()
+        paths = tree.root.named_modules()
+        self._names = SharedNames((path, module, tree.node(module)) for path, module in paths)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, attributes are watched. Those that modules have are as they will be called with."""
         for module in self._modules:
-            for name, value in list(vars(module).items()):
-                if name not in _TORCHS and is_changeable(value):
-                    for each in within(value):
-                        self._held.setdefault(id(each), (each, content(each), []))[2].append((id(module), name))
+            for name, value in [*vars(module).items(), *module._buffers.items()]:
+                if name not in _TORCHS:
+                    self._hold((id(module), name), value)
         with scoped.attributes(self._set, self._get):
             yield
+
+    def enter(self, node: int) -> None:
+        """A call of a node begins."""
+        self._names.enter(self._frames[-1].node)
+        self._entered.append(node)
+        self._frames.append(_Frame(node, len(self._entered)))
+
+    def leave(self) -> None:
+        """The innermost call ends."""
+        self._names.leave(self._frames.pop().node)
+
+    def operation(self, inputs: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+        """The innermost node runs an operation, which writes some of its inputs."""
+        if any(_memory(tensor) not in self._memory for tensor in inputs):
+            self._operations += 1
+        for tensor in written:
+            for key in self._memory.get(_memory(tensor), []):
+                self._write(key, is_tensors=True)
 
     def ties(self) -> list[Tie]:
         """Returns what was found, once the model has been called."""
         for held, before, keys in self._held.values():
-            if content(held) != before:
-                users = set().union(*(self._users[key] for key in keys))
+            users = set().union(*(self._users[key] for key in keys))
+            if content(held) != before or (is_generator(held) and len(users) > 1):
                 for key in keys:
                     self._written.add(key)
                     self._users[key] |= users
-        shared = [key for key in self._written if len(self._users[key]) > 1]
-        return [Tie(frozenset(self._with_callers(self._users[key])), self._path(*key)) for key in shared]
+        for keys in self._memory.values():
+            if not self._written.isdisjoint(keys):
+                users = set().union(*(self._users[key] for key in keys))
+                self._written.update(keys)
+                self._users.update(dict.fromkeys(keys, users))
+        shared = {key: self._users[key] | self._torn.get(key, set()) for key in self._written}
+        tied = {key: nodes for key, nodes in shared.items() if len(nodes) > 1}
+        found = [(nodes, self._path(*key)) for key, nodes in tied.items()] + self._names.ties()
+        return [Tie(frozenset(self._with_callers(nodes)), name) for nodes, name in found]
+
+    def _hold(self, key: Key, value: Any) -> None:
+        for each in within(value):
+            self._held.setdefault(id(each), (each, content(each), []))[2].append(key)
+        parts = [value, *(part for each in within(value) for part in _parts(each))]
+        for part in parts:
+            if is_plain_tensor(part) and key not in (keys := self._memory.setdefault(_memory(part), [])):
+                keys.append(key)
 
     def _with_callers(self, nodes: set[int]) -> set[int]:
         """These and all between them: so that no call from another rank is between what sets and what reads."""
@@ -78,29 +152,48 @@ class StateWatch:
         common = set.intersection(*map(set, above.values()))
         return {max(common)} | {node for way in above.values() for node in way if node not in common}
 
-    def written(self) -> list[tuple[int, str, int]]:
-        """Attributes that are set: of which module, by its place among the model's, which, and a node that uses it.
-        After `ties`."""
+    def writes(self) -> Writes:
+        """After `ties`."""
         places = {key: place for place, key in enumerate(self._paths)}
-        return [
+        attributes = [
             (places[module], name, min(users))
             for module, name in self._written
             if (users := self._users[module, name]) and not _is_tensors(self._modules[places[module]], name)
         ]
+        return Writes(attributes, sorted(self._writers), sorted(self._late))
 
     def _set(self, original: Callable, module: nn.Module, name: str, value: Any) -> None:
         if id(module) in self._paths and name not in _TORCHS and not isinstance(value, nn.Module):
             state, key = vars(module), (id(module), name)
             is_tensors = _is_tensors(module, name)
-            if is_tensors or not same(state.get(name, getattr(type(module), name, None)), value):
-                self._written.add(key)
-                self._users[key] |= {self._node(), self._tree.node(module) if is_tensors else self._node()}
+            old = state.get(name, getattr(type(module), name, None))
+            if is_tensors or not same(old, value):
+                counted = isinstance(old, (numbers.Number, torch.Tensor)) and not isinstance(old, bool)
+                self._write(key, is_tensors, is_tensors or counted)
         original(module, name, value)
 
     def _get(self, module: nn.Module, name: str) -> Any:
         if name not in _TORCHS and id(module) in self._paths:
-            self._users[id(module), name].add(self._node())
+            key, frame = (id(module), name), self._frames[-1]
+            self._users[key].add(frame.node)
+            self._first_set.setdefault(key, False)
+            frame.reads[key] = len(self._entered), self._operations
         return object.__getattribute__(module, name)
+
+    def _write(self, key: Key, is_tensors: bool, may_be_update: bool = True) -> None:
+        """The innermost node writes what an attribute of a module is, or has in its memory."""
+        frame, module = self._frames[-1], self._modules_by_id[key[0]]
+        self._written.add(key)
+        self._users[key] |= {frame.node, self._tree.node(module) if is_tensors else frame.node}
+        self._writers.add(frame.node)
+        read = frame.reads.get(key)
+        if read is None or not may_be_update or self._first_set.setdefault(key, True):
+            return
+        calls, operations = read
+        if len(self._entered) > calls:
+            self._torn[key] |= {frame.node, *self._entered[calls:]}
+        elif is_tensors and operations != self._operations and calls > frame.began:
+            self._late.add(frame.node)
 
     def _path(self, module: int, name: str) -> str:
         return ".".join(filter(None, (self._paths[module], name)))
@@ -109,3 +202,16 @@ class StateWatch:
 def _is_tensors(module: nn.Module, name: str) -> bool:
     """True for a parameter or buffer of the module."""
     return name in module._parameters or name in module._buffers
+
+
+def _parts(held: Any) -> Iterable[Any]:
+    """Tensors in a list or a dictionary."""
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else ()
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # it has several, or none
+        return id(tensor)

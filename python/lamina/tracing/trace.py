@@ -28,7 +28,7 @@ from lamina.tracing import leftovers
 from lamina.tracing.costs import nominal
 from lamina.tracing.record import Measures, Recorder, RunsBackwardError
 from lamina.tracing.sandbox import Call, copied, moved, put_stand_ins, undisturbed
-from lamina.tracing.state import StateWatch, Tie
+from lamina.tracing.state import StateWatch, Tie, Writes
 from lamina.tracing.times import measure_times
 from lamina.util.settings import setting
 from lamina.util.told import tell
@@ -56,14 +56,14 @@ class Trace:
     Attributes:
         measures: per node of the tree; None where nothing could be found out.
         ties: the attributes that modules share.
-        written: attributes that are set, as `StateWatch.written` has them.
+        writes: the state that modules write.
         notes: one line for each thing that was asked for and could not be done.
         error: the last that the model raised in a trace.
     """
 
     measures: list[Measures] | None = None
     ties: list[Tie] = field(default_factory=list)
-    written: list[tuple[int, str, int]] = field(default_factory=list)
+    writes: Writes | None = None
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -184,13 +184,13 @@ def _attempt(
             put_stand_ins(tree.root, make)
             args, kwargs = copied((call.args, call.kwargs), make)
             kept = reach.tensors if real else ()
-            recorder = Recorder(tree, nominal(device), protect=bool(real), keep=keep, tell=tell, written=kept)
+            watch = StateWatch(tree)
+            recorder = Recorder(tree, nominal(device), watch, protect=bool(real), keep=keep, tell=tell, written=kept)
             stack.enter_context(call.surroundings())
             stack.enter_context(recorder.watching())
-            watch = StateWatch(tree, recorder.node)
             with watch.watching():
                 call.of(tree.root, args, kwargs)
-            found.ties, found.written = watch.ties(), watch.written()
+            found.ties, found.writes = watch.ties(), watch.writes()
         for tie in found.ties:
             for node in tie.nodes:
                 recorder.measures[node].ties |= tie.nodes - {node}

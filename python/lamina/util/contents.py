@@ -1,31 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of lists, dictionaries, sets and plain objects, as far as they tell whether somebody has changed them."""
+"""Contents of lists, dictionaries, sets, arrays, generators and plain objects, as far as they tell whether somebody has
+changed them."""
 
+import argparse
+import array
+import itertools
 import numbers
+import pickle
+import random
 import sys
+import threading
+import zlib
 from collections import UserDict, UserList, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 Content = dict[Any, Any]
 
 _LISTS = (list, deque)
+_SPACES = (SimpleNamespace, argparse.Namespace, threading.local)
+_BYTES = (bytearray, array.array)
+_GENERATORS = (torch.Generator, random.Random, itertools.count)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
 _LARGE = 1000  # of larger ones only the ends are looked at
+_LARGE_BYTES = 1 << 16  # of larger arrays every so many bytes
 _THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
 
 
 def is_changeable(value: Any) -> bool:
-    """True for a list, a dictionary, a set, or an object of a class of the script's own that is not called."""
-    if isinstance(value, (*_LISTS, dict, set, UserDict, UserList, SimpleNamespace)):
+    """True for a list, a dictionary, a set, an array, a generator of random numbers, or an object of a class of the
+    script's own that is not called."""
+    if isinstance(value, (*_LISTS, dict, set, UserDict, UserList, *_SPACES, *_BYTES, *_GENERATORS)):
         return True
-    if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or callable(value):
+    if isinstance(value, (torch.Tensor, nn.Module)) or callable(value):
         return False
-    return is_of_the_script(type(value))
+    return _is_numpys(value) or (is_of_the_script(type(value)) and (hasattr(value, "__dict__") or bool(_slots(value))))
+
+
+def is_generator(value: Any) -> bool:
+    """True for a generator of random numbers, or another one that each use changes."""
+    return isinstance(value, _GENERATORS) or (_is_numpys(value) and not _is_array(value))
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """True for a tensor that may be written in place by whoever has it: neither a parameter nor part of a graph."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not value.requires_grad
 
 
 def is_of_the_script(made: Any) -> bool:
@@ -59,10 +83,11 @@ def changed(before: Content, after: Content) -> bool:
     return any(after.get(key, _GONE) != token for key, token in before.items())
 
 
-def changed_by_more_than_counting(before: Content, after: Content) -> bool:
-    """As `changed`, where a number in the place of a number does not matter."""
+def changed_by_more_than_counting(before: Content, after: Content, counts: Callable[[Any], bool] | None = None) -> bool:
+    """As `changed`, where a number in the place of a number does not matter if `counts` says so of its key."""
     return any(
-        (now := after.get(key, _GONE)) != token and not (_is_number(now) and _is_number(token))
+        (now := after.get(key, _GONE)) != token
+        and not (_is_number(now) and _is_number(token) and (counts is None or counts(key[1])))
         for key, token in before.items()
     )
 
@@ -85,15 +110,69 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value))
     if isinstance(value, set):
         return [(token(each), True) for each in value]
-    return list((value if isinstance(value, dict) else vars(value)).items())
+    if isinstance(value, (*_BYTES, *_GENERATORS)) or _is_numpys(value):
+        return [("state", _Sum(_state(value)))]
+    items = list(value.items()) if isinstance(value, dict) else []
+    return (
+        items + [(name, getattr(value, name)) for name in _slots(value)] + list(getattr(value, "__dict__", {}).items())
+    )
+
+
+class _Sum:
+    """A checksum; no number that counts."""
+
+    def __init__(self, data: bytes | memoryview):
+        self.token = "sum", zlib.crc32(data)
+
+
+def _state(value: Any) -> bytes | memoryview:
+    """Bytes that differ when it has changed."""
+    if isinstance(value, torch.Generator):
+        with _disable_current_modes():  # a trace's, in which a state has no value
+            return value.get_state().numpy().tobytes()  # in memory of the host, of whatever device it is
+    if isinstance(value, random.Random):
+        return repr(value.getstate()).encode()
+    if isinstance(value, itertools.count):
+        return repr(value).encode()
+    if isinstance(value, _BYTES):
+        return memoryview(value).cast("B")
+    if not _is_array(value):
+        generator = getattr(value, "bit_generator", None)
+        return pickle.dumps(value.get_state() if generator is None else generator.state)
+    if value.dtype.hasobject:
+        return repr([id(each) for each in value.flat[:_LARGE]]).encode()
+    step = max(1, value.nbytes // _LARGE_BYTES)
+    return value.reshape(-1)[::step].tobytes()
+
+
+def _is_numpys(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "numpy" and (
+        _is_array(value) or type(value).__name__ in ("Generator", "RandomState")
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__name__ in ("ndarray", "memmap", "matrix")
+
+
+def _slots(value: Any) -> list[str]:
+    """Names of what it has in slots."""
+    given = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [name for each in given for name in ((each,) if isinstance(each, str) else each)]
+    return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def token(value: Any) -> Any:
-    """Tells a value from another one that takes its place; numbers and words by what they are."""
+    """Tells a value from another one that takes its place; numbers and words by what they are, tensors that may be
+    written in place by how often that was done."""
     if isinstance(value, numbers.Number):
         return type(value), value
+    if isinstance(value, _Sum):
+        return value.token
+    if is_plain_tensor(value) and not value.is_inference():
+        return "tensor", id(value), value._version
     return value if isinstance(value, str) else id(value)
 
 
 def _is_number(token: Any) -> bool:
-    return isinstance(token, tuple) and token[0] != "size"
+    return isinstance(token, tuple) and isinstance(token[0], type)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that write state when they are called: no other microbatch is to come between what they read and write.
+
+See [Note: updates] in lamina/torch_patches/module_attributes.py.
+"""
+
+from collections.abc import Iterable
+from types import FunctionType
+
+from torch import nn
+
+from lamina.model.partitioned import PartitionedModel
+from lamina.util.contents import is_of_the_script
+from lamina.util.uses import uses
+
+
+def whole(model: PartitionedModel) -> list[nn.Module]:
+    """Those of this rank that are to have their arguments before they begin: the trace saw them write state, or they
+    have buffers, which they may write."""
+    nodes = set(model.writes.nodes if model.writes else ())
+    seen = {id(model.tree.modules[node]) for node in nodes}
+    return [
+        module
+        for module in model.tree.modules[0].modules()
+        if model.elsewhere(module) is None and not _is_torchs(module) and (id(module) in seen or module._buffers)
+    ]
+
+
+def late(model: PartitionedModel) -> set[int]:
+    """Ids of the modules whose callers are to wait for them, for they update a buffer with what comes back."""
+    modules = model.tree.modules
+    if model.writes is not None:
+        updating: Iterable[nn.Module] = (modules[node] for node in model.writes.late)
+    else:  # nobody has seen the order of things
+        updating = (module for module in modules if module._modules and _updates_buffers(module))
+    return {id(part) for module in updating for part in module.modules() if part is not module}
+
+
+def _updates_buffers(module: nn.Module) -> bool:
+    kinds = [kind for kind in type(module).__mro__ if is_of_the_script(kind)]
+    codes = [each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType)]
+    found = [use for code in codes for use in uses(code) or ()]
+    return any(use.writes and use.name in module._buffers for use in found)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")

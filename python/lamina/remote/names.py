@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that functions of a script share outside of modules: those of closures and globals, attributes of classes and
+of bound objects. Which functions use which, and how, is read in their code and their source.
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.util.contents import (
+    Content,
+    changed,
+    changed_by_more_than_counting,
+    content,
+    is_changeable,
+    is_generator,
+    is_of_the_script,
+    token,
+)
+from lamina.util.uses import Use, uses
+
+_DEPTH = 3  # of functions that call functions
+
+
+@dataclass
+class Place:
+    """A name, and who uses it.
+
+    Attributes:
+        name: as messages have it.
+        read: gives its value.
+        users: of each function, by where it runs (a partition, or a node of the model), what it is called in messages.
+        words: what each function calls it in its source.
+        whose: the names of all modules that each function is of, or what else it is called in messages.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    users: dict[CodeType, dict[int, str]] = field(default_factory=dict)
+    words: dict[CodeType, set[str]] = field(default_factory=dict)
+    whose: dict[CodeType, set[str]] = field(default_factory=dict)
+
+    def look(self) -> Content:
+        """Returns what it is and has, in this thread."""
+        value = self.read()
+        if isinstance(value, ContextVar):
+            value = value.get(None)
+        if isinstance(value, threading.local):
+            return content(value)
+        return {"is": token(value)} | (content(value) if is_changeable(value) else {})
+
+    def elsewhere(self, here: int) -> dict[CodeType, str]:
+        """The functions that run elsewhere, too."""
+        others = {
+            code: next((what for where, what in users.items() if where != here), None)
+            for code, users in self.users.items()
+        }
+        return {code: what for code, what in others.items() if what is not None}
+
+    def here(self, here: int) -> str:
+        """A function that runs here."""
+        return next((users[here] for users in self.users.values() if here in users), "a function")
+
+    def tells_nothing(self, before: Content, after: Content, here: int) -> bool:
+        """True where a change is nothing to functions that run elsewhere: they fill a cache, each for itself."""
+        if changed(before, after) or isinstance(self.read(), threading.local):
+            return not self.elsewhere(here)
+        return not any(self._reads(code) and not self._writes(code) for code in self.elsewhere(here))
+
+    def is_read(self, before: Content, after: Content, here: int) -> bool:
+        """True where functions that run elsewhere read what has changed; else they change it as this one does, and read
+        no more of it than an update needs: a log, mostly, or a counter."""
+        if is_generator(self.read()):
+            return True
+        if len(self.users) > 1:
+            return any(map(self._reads, self.users))
+        (code,) = self.users
+        found = self._uses(code)
+        blind = [use for use in found if use.writes and not use.reads]
+        writes = blind or not _counts_only(before, after)
+        read = [use for use in found if use.reads and not use.writes]
+        written = [use for use in found if use.writes and use.certain]
+        return bool(writes) and any(_meet(one, other) for one in read for other in (blind or written))
+
+    def is_read_outside(self, name: str) -> bool:
+        """True where something else than the module of that name and those under it may read it."""
+        readers = {what for code, whose in self.whose.items() if self._reads(code) for what in whose}
+        if name == "the model":
+            return "the step function" in readers
+        return any(what != name and not what.startswith(f"{name}.") for what in readers)
+
+    def keeps(self, here: int) -> bool:
+        """True where a function here sets it, or a part of it, anew, and reads that further down."""
+        for code, users in self.users.items():
+            found = self._uses(code) if here in users else []
+            anew = [use for use in found if use.writes and not use.reads]
+            read = [use for use in found if use.reads and not use.writes]
+            if any(_meet(one, other) and one.last < other.first for one in anew for other in read):
+                return True
+        return False
+
+    def counts(self, part: Any) -> bool:
+        """True where what functions do with this part of it only ever updates it."""
+        anew = [use for code in self.users for use in self._uses(code) if use.writes and not use.reads]
+        return not any(use.part in (part, None, ...) for use in anew)
+
+    def _uses(self, code: CodeType) -> list[Use]:
+        return [use for use in uses(code) or () if use.name in self.words[code]]
+
+    def _reads(self, code: CodeType) -> bool:
+        """True where it may."""
+        found = self._uses(code)
+        return not found or any(use.reads and (not use.writes or not use.certain) for use in found)
+
+    def _writes(self, code: CodeType) -> bool:
+        """True where it may."""
+        found = self._uses(code)
+        return not found or any(use.writes for use in found)
+
+
+class Places:
+    """The names that functions use, by whatever tells one from another."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Place] = {}
+
+    def add(self, function: Callable, where: int, what: str) -> None:
+        """Notes what a function uses that runs at `where`."""
+        self._note(_names(function, _DEPTH, set()), where, what)
+
+    def add_module(self, module: nn.Module, where: int, what: str) -> None:
+        """Notes what the functions of the script use that run when a module is called."""
+        for function in _methods_of(module):
+            self.add(function, where, what)
+            for kind in type(module).__mro__ if isinstance(function, FunctionType) else ():
+                used = {each for code in _codes(function.__code__) for each in code.co_names}
+                self._note(_of_class(kind, used, function.__code__), where, what)
+
+    def _note(self, found: Iterable, where: int, what: str) -> None:
+        for key, name, read, code in found:
+            place = self.by_key.setdefault(key, Place(name, read))
+            place.users.setdefault(code, {}).setdefault(where, what)
+            place.whose.setdefault(code, set()).add(what)
+            place.words.setdefault(code, set()).add(name.rpartition(".")[2])
+
+
+def _counts_only(before: Content, after: Content) -> bool:
+    return not changed_by_more_than_counting(before, after)
+
+
+def _meet(one: Use, other: Use) -> bool:
+    return one.part == other.part or None in (one.part, other.part) or ... in (one.part, other.part)
+
+
+def _methods_of(module: nn.Module) -> Iterator[Callable]:
+    """The functions of the script that run when a module is called."""
+    for kind in type(module).__mro__:
+        if is_of_the_script(kind):
+            methods = {name: each for name, each in vars(kind).items() if isinstance(each, FunctionType)}
+            yield from (each for name, each in methods.items() if name != "__init__")
+    functions = FunctionType, MethodType, functools.partial
+    yield from (each for each in vars(module).values() if isinstance(each, functions))
+
+
+def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Callable[[], Any], CodeType]]:
+    """The names that a function, and those that it calls, use: a key, the name, its value, and whose code it is."""
+    owner = None
+    while isinstance(function, (functools.partial, MethodType)):
+        if isinstance(function, MethodType):
+            owner = function.__self__
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if not isinstance(function, FunctionType):
+        owner, function = function, vars(type(function)).get("__call__")
+    function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
+    if not isinstance(function, FunctionType) or not is_of_the_script(function) or (function, id(owner)) in seen:
+        return
+    seen.add((function, id(owner)))
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        key = "cell", id(cell)  # which `read` keeps
+        yield from _value(key, name, functools.partial(_of_cell, cell), code, depth, seen)
+    for number, value in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
+        read = functools.partial(lambda value: value, value)
+        yield from _value((id(code), number), f"a default argument of {function.__qualname__}", read, code, depth, seen)
+    used = {name for each in _codes(code) for name in each.co_names}
+    for name in used & function.__globals__.keys():
+        read = functools.partial(function.__globals__.get, name)
+        yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
+        if isinstance(kind := read(), type):
+            yield from _of_class(kind, used, code)
+    if owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type)):
+        for name in used:
+            if name in vars(owner):
+                read = functools.partial(vars(owner).get, name)
+                yield from _value((id(owner), name), f"{type(owner).__name__}.{name}", read, code, depth, seen)
+            elif isinstance(method := getattr(type(owner), name, None), FunctionType) and depth:
+                yield from ((*found[:3], code) for found in _names(MethodType(method, owner), depth - 1, seen))
+
+
+def _value(key: Any, name: str, read: Callable[[], Any], code: CodeType, depth: int, seen: set) -> Iterator:
+    value = read()
+    if isinstance(value, (FunctionType, MethodType)):
+        if depth:
+            yield from ((*found[:3], code) for found in _names(value, depth - 1, seen))
+    elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor, ContextVar)) or is_changeable(value):
+        # One dictionary under two names is one place.
+        is_object = is_changeable(value) or isinstance(value, ContextVar)
+        yield (("object", id(value)) if is_object else key), name, read, code
+
+
+def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:
+    """The attributes of a class itself that are used."""
+    if is_of_the_script(kind):
+        for name in used & vars(kind).keys():
+            read = functools.partial(getattr, kind, name, None)
+            yield from _value((id(kind), name), f"{kind.__name__}.{name}", read, code, 0, set())
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _of_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context variables (`contextvars`) that functions of a script use: each microbatch has its own values, and a call of
+another rank's module takes along those that its caller has set.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from lamina.errors import UsageError
+from lamina.remote import codec
+from lamina.remote.names import Place
+from lamina.util.contents import Content, content, is_changeable, token
+
+_MISSING = object()
+
+_places: dict[str, Place] = {}  # by what they are called on every rank
+_before: dict[str, Any] = {}  # their values when the step began, in the thread that entered it
+
+
+def begin_step(places: Iterable[Place]) -> None:
+    """A step begins, in this thread.
+
+    Args:
+        places: what functions of the script use.
+    """
+    _places.clear()
+    found = [(_label(place), place) for place in places if travels(place)]
+    _places.update(sorted(found, key=lambda each: each[0]))
+    _before.clear()
+    _before.update((label, place.read().get(_MISSING)) for label, place in _places.items())
+
+
+def remove() -> None:
+    """Forgets all of them."""
+    _places.clear()
+    _before.clear()
+
+
+def travels(place: Place) -> bool:
+    """True for a place that has a context variable."""
+    return isinstance(place.read(), ContextVar)
+
+
+def captured() -> str:
+    """Returns what was set of them in the step in this context, as it travels; "" for nothing.
+
+    Errors:
+        UsageError: a value that cannot travel so.
+    """
+    found = {label: place.read().get(_MISSING) for label, place in _places.items()}
+    told = {label: value for label, value in found.items() if value is not _MISSING and value is not _before[label]}
+    if not told:
+        return ""
+    data, tensors = codec.pack(told)
+    if tensors:
+        raise UsageError(
+            f"one of the context variables {', '.join(told)} has a tensor, and a module of another rank is called: "
+            "hand tensors on as arguments",
+            code="step-context-variable",
+        )
+    return base64.b64encode(data).decode()
+
+
+@contextmanager
+def set_here(told: str, name: str) -> Iterator[None]:
+    """Inside, they have the values that `captured` gave on another rank.
+
+    Args:
+        told: that word.
+        name: of the module that runs inside.
+
+    Errors:
+        UsageError: it changes one that somebody else would have seen change, too.
+    """
+    given = codec.unpack(base64.b64decode(told), []) if told else {}
+    tokens = [(variable := _places[label].read(), variable.set(value)) for label, value in given.items()]
+    before = {label: _look(place) for label, place in _places.items()}
+    yield
+    for label, place in _places.items():
+        if _look(place) != before[label] and place.is_read_outside(name):
+            raise UsageError(
+                f"the context variable {place.name} was changed by a module that was called from another rank, which "
+                "does not see that: return the value, or place both on one partition with set_partition",
+                code="step-context-variable",
+            )
+    for variable, set_before in reversed(tokens):
+        variable.reset(set_before)
+
+
+def _look(place: Place) -> Content:
+    value = place.read().get(None)
+    return {"is": token(value)} | (content(value) if is_changeable(value) else {})
+
+
+def _label(place: Place) -> str:
+    """Names a variable, on every rank alike."""
+    used = sorted({(code.co_name, code.co_firstlineno, *sorted(words)) for code, words in place.words.items()})
+    return f"{place.read().name} ({':'.join(map(str, used[0]))})"
