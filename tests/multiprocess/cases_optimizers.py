@@ -360,3 +360,19 @@ def case_clipping_by_default_is_told_once():
                 optimizer.step()
         assert said[0].count("were clipped to 1, the default of sdp_gradient_clipping") == times * (lamina.rank() == 0)
         lamina.shutdown()
+
+
+def case_a_plain_optimizer_of_the_model_is_alike_on_all_copies():
+    lamina.init(ddp=True, timeout_s=30)
+    model, own = lamina.DistributedModel(nn.Linear(2, 2)), nn.Linear(2, 2)
+    optimizer, other = sgd(model.parameters()), sgd(own.parameters())
+    other.param_groups[0]["lr"] = 0.1 * lamina.rank()
+    for _ in range(2):
+        (model(torch.ones(1, 2)) + own(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        other.step()
+    optimizer.param_groups[0]["lr"] = 0.1 * (1 + lamina.rank())
+    before = model.module.weight.detach().clone()
+    with pytest.raises(lamina.UsageError, match=r"lr of group 0 is 0\.1 on rank 0 and 0\.2 on rank 1"):
+        optimizer.step()
+    assert torch.equal(model.module.weight, before)

@@ -2,14 +2,58 @@
 """An optimizer's options as a text that ranks compare: see [Note: options] in
 lamina/distributed_optimizer/options.h."""
 
+import itertools
 import numbers
+import weakref
 from typing import Any
 
 import torch
 
+from lamina import _lamina
+from lamina.job import current
+
 _NO_OPTIONS = {"params", "param_names"}
 # Written by schedulers, for themselves.
 _SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+
+
+class PlainOptimizers:
+    """Optimizers of the model that are no DistributedOptimizer, as plain loops over copies have them: their options are
+    to be alike, too.
+
+    Args:
+        job: whose model it is, which is cut.
+    """
+
+    def __init__(self, job: current.Job):
+        self._job = job
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Options | None] = weakref.WeakKeyDictionary()
+        self._steps: _lamina.OptimizerSteps | None = None  # from the first use
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A hook before the steps of all optimizers; collective over the ranks that train the model, where it is one of
+        its parameters.
+
+        Errors:
+            UsageError: its options differ between ranks.
+        """
+        job = self._job
+        if current.in_step() or any(known.optimizer is optimizer for known in job.optimizers):
+            return
+        if optimizer not in self._known:
+            mine = set(map(id, job.model.parameters()))
+            given = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            self._known[optimizer] = Options(optimizer) if any(id(each) in mine for each in given) else None
+        if (options := self._known[optimizer]) is not None:
+            joining = job.replicas is not None and job.replicas.reducer.joining
+            self._begun().require_alike(options.text(counts=not job.pipelined), not joining)
+
+    def _begun(self) -> _lamina.OptimizerSteps:
+        if self._steps is None:
+            self._steps = _lamina.OptimizerSteps(self._job.session, _lamina.LossScale(1.0))
+            model = self._job.cut.model  # which does not know this: no circle through the engine
+            self._steps.set_model(lambda: model.table, None)
+        return self._steps
 
 
 class Options:

@@ -22,6 +22,7 @@ from lamina.modules.slots import Slots
 from lamina.modules.tree import ModuleTree
 from lamina.optim.averages import update as update_average
 from lamina.optim.grad_scaler import holders
+from lamina.optim.options import PlainOptimizers
 from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
@@ -123,6 +124,8 @@ class Cut:
         self._statistics = Statistics(self._module(), model)
         self.watch()
         self.see_to_norms()
+        if job.session.size > 1:
+            job.on_end.callback(register_optimizer_step_pre_hook(PlainOptimizers(job).before_step).remove)
         if model.sharding is not None or _replaces(job):
             grad_scaler.install(_worst_of_model, holders)
         if self.pipelined:

@@ -20,7 +20,11 @@ _OWNERS = {
     "OptimizerState.": "optimizer.",
     "ProcessGroups.": "lamina.",
 }
-_STAND_INS = {"_clip": "torch.nn.utils.clip_grad_norm_", "_total_norm": "torch.nn.utils.get_total_norm"}
+_STAND_INS = {
+    "_clip": "torch.nn.utils.clip_grad_norm_",
+    "_total_norm": "torch.nn.utils.get_total_norm",
+    "PlainOptimizers.before_step": "optimizer.step",
+}
 _SHARED = frozenset({"gathered", "require_same"})  # parts of several calls: of which one, its caller says
 
 
@@ -64,6 +68,6 @@ def _public_name(frame: FrameType) -> str:
         return f"{_STAND_INS[name]}()"
     for owner, public in _OWNERS.items():
         if name.startswith(owner):
-            return f"{public}{name.removeprefix(owner)}()"
+            return f"{public}{name.rpartition('.')[2]}()"
     package = "lamina.dist" if frame.f_code.co_filename.startswith(os.path.join(_LAMINA, "dist")) else "lamina"
     return f"{package}.{name}()"
