@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from lamina import _lamina
 from lamina.errors import UsageError
@@ -35,6 +36,7 @@ class BeforeCut:
             id(vars(module)[kind]): (path, module, kind)
             for path, module in self._modules.values()
             for kind in _OF_TORCH
+            if kind in vars(module)  # a ScriptModule has them elsewhere
         }
         self._tensors = _kinds(root)
         self._root = root
@@ -138,7 +140,12 @@ class _CannotTravelError(Exception):
 
 def _kinds(root: nn.Module) -> dict[str, tuple]:
     tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
-    return {name: (type(each), each.dtype, each.shape, each.device, each.layout) for name, each in tensors}
+    return {
+        name: (type(each),)
+        if isinstance(each, UninitializedTensorMixin)
+        else (type(each), each.dtype, each.shape, each.device, each.layout)
+        for name, each in tensors
+    }
 
 
 def _refused(what: str, why: str = "") -> UsageError:
