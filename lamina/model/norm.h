@@ -19,8 +19,8 @@ using Measured = std::pair<at::Tensor, at::Tensor>;
 at::Tensor norm_of(const at::Tensor& tensor, double norm_type);
 
 // Collective over `pipeline`: the norms, of zero dimensions, of what its ranks measure of the model's parameters, each
-// counted once, by the rank that holds it, in the table's order: the same bits on all of them. Those of what is not the
-// model's, which are those of the first rank, come last. Empty where nobody has anything.
+// counted by the rank that holds it, as often as it is given there, in the table's order: the same bits on all of them.
+// Those of what is not the model's, which are those of the first rank, come last. Empty where nobody has anything.
 std::vector<at::Tensor> norms(const ParameterTable& table, std::span<const Measured> given, double norm_type,
                               std::span<const base::Rank> pipeline, messaging::Mailbox& mailbox,
                               const base::Patience& patience);

@@ -5,6 +5,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/model/overlaps.h"
 #include "lamina/value/dtype.h"
 
 namespace lamina::model {
@@ -42,6 +43,11 @@ ParameterTable::ParameterTable(std::vector<Parameter> all, base::Partition here,
         by_name_.emplace(layout.name, i).second && by_tensor_.emplace(tensor.unsafeGetTensorImpl(), i).second;
     if (!is_new) throw base::InternalError(base::str(layout.name, " is in the model's table already"));
   }
+  std::vector<at::Tensor> tensors;
+  for (const auto& row : all_) tensors.push_back(row.tensor);
+  for (const auto& group : overlaps(tensors)) {
+    for (const auto i : group) sharers_[tensors[i].unsafeGetTensorImpl()] = i == group[0] ? group[1] : group[0];
+  }
 }
 
 std::vector<const Parameter*> ParameterTable::here() const {
@@ -55,6 +61,11 @@ std::vector<const Parameter*> ParameterTable::here() const {
 const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
   const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
   return found == by_tensor_.end() ? nullptr : &all_[found->second];
+}
+
+const Parameter* ParameterTable::sharer(const at::Tensor& tensor) const {
+  const auto found = sharers_.find(tensor.unsafeGetTensorImpl());
+  return found == sharers_.end() ? nullptr : &all_[found->second];
 }
 
 std::vector<const Parameter*> ParameterTable::find_with_gradients(std::span<const at::Tensor> tensors) const {

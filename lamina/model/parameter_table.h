@@ -43,6 +43,10 @@ class ParameterTable {
   // Finds the row of each tensor, or of the parameter whose gradient it is.
   std::vector<const Parameter*> find_with_gradients(std::span<const at::Tensor> tensors) const;
 
+  // Another row whose tensor lies in the memory of this one, or in a part of it, a parameter's where there is one;
+  // nullptr where there is none.
+  const Parameter* sharer(const at::Tensor& tensor) const;
+
   bool is_here(const Parameter& row) const { return row.layout.partition == here_; }
   // Says whether this rank has elements of a tensor; true for one that is not the model's.
   bool is_here(const at::Tensor& tensor) const;
@@ -59,6 +63,7 @@ class ParameterTable {
   int partitions_;
   std::unordered_map<const void*, std::size_t> by_tensor_;  // by TensorImpl
   std::unordered_map<std::string_view, std::size_t> by_name_;
+  std::unordered_map<const void*, std::size_t> sharers_;  // by TensorImpl
 };
 
 // Says whether the elements of a parameter may be shared out: of floating-point numbers, at least `threshold` of them,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lamina/model/overlaps.h"
 #include "lamina/model/parameter_table.h"
 #include "lamina/plan/call_order.h"
 #include "lamina/plan/plan_from_config.h"
@@ -48,6 +49,18 @@ void add_cost(plan::Node& row, const Cost& cost, const std::vector<int>& place) 
   row.together.assign(together.begin(), together.end());
 }
 
+// Nodes that hold tensors in one memory belong together: a write to one of these is a write to all.
+void join_sharers(const ModuleTree& tree, const std::vector<int>& place, plan::ModuleTree& rows) {
+  const auto held = tree.tensors();
+  std::vector<at::Tensor> tensors;
+  for (const auto& each : held) tensors.push_back(each.tensor);
+  for (const auto& group : overlaps(tensors)) {
+    for (const auto number : group) {
+      rows[place[held[number].node]].together.push_back(place[held[group.front()].node]);
+    }
+  }
+}
+
 // Counts what a rank has of a parameter.
 std::int64_t bytes_on_a_rank(const at::Tensor& parameter, const config::Config& config) {
   const std::int64_t degree = config.sharded_data_parallel_degree;
@@ -85,6 +98,7 @@ std::pair<plan::ModuleTree, std::vector<int>> plan_rows(const ModuleTree& tree, 
     if (cost != nullptr) add_cost(row, *cost, place);
     rows.push_back(std::move(row));
   }
+  join_sharers(tree, place, rows);
   return {std::move(rows), std::move(order)};
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lamina/base/error.h"
+#include "lamina/base/str.h"
 #include "lamina/distributed_optimizer/options.h"
 #include "lamina/optim/step.h"
 
@@ -19,6 +21,17 @@ constexpr double kEpsilon = 1e-6;  // torch's, of a norm that gradients are divi
 
 bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+// Each master would undo what another one has written to the memory that their parameters have in common.
+void require_alone(const model::ParameterTable& table, const at::Tensor& parameter) {
+  const auto* other = table.sharer(parameter);
+  if (other == nullptr || other->layout.buffer) return;
+  throw base::UsageError(
+      base::str(table.find(parameter)->layout.name, " and ", other->layout.name,
+                " lie in one memory, and with fp16 or bf16 each has a master of its own, whose values would undo the "
+                "other's: make them one Parameter (other.weight = module.weight), or give one a copy of the memory"),
+      base::Code{"optimizer-shared-memory"});
 }
 
 }  // namespace
@@ -56,13 +69,15 @@ at::Tensor OptimizerSteps::place_of(const at::Tensor& held) {
   if (!is_model_s || stand_ins_.find(held)) return held;
   const auto& config = session_.config();
   const bool in_float32 = (config.fp16 || config.bf16) && is_half(held);
-  const bool divided = divides(held);
+  if (in_float32 && table != nullptr) require_alone(*table, held);
+  const auto* sharer = table == nullptr ? nullptr : table->sharer(held);
+  const bool divided = divides(held) && (sharer == nullptr || sharer->layout.buffer);
   const auto [begin, end] = divided ? holders_->range(held) : std::pair<std::int64_t, std::int64_t>(0, held.numel());
   return in_float32 || divided ? stand_ins_.take(held, begin, end, in_float32) : held;
 }
 
-// Copies divide what has dimensions, which its states have, too, wherever its elements lie: that may change. A shard is
-// a part already.
+// Copies divide what has dimensions, which its states have, too, wherever its elements lie: that may change; but for
+// parameters that lie in one memory, which have no stand-ins. A shard is a part already.
 bool OptimizerSteps::divides(const at::Tensor& held) const {
   return divided_over() == Group::kRdp && held.dim() > 0 && held.numel() > 0;
 }

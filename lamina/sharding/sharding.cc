@@ -4,18 +4,21 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <malloc.h>
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/model/overlaps.h"
 #include "lamina/sharding/same_order.h"
 
 namespace lamina::sharding {
@@ -52,12 +55,20 @@ std::vector<const model::Parameter*> sharded(const model::ParameterTable& table)
 
 void mark_shards(std::span<model::Parameter> rows, int degree, std::int64_t threshold) {
   std::unordered_map<const void*, int> sharers;  // of memory
-  for (const auto& row : rows) ++sharers[value::memory_of(row.tensor)];
+  std::vector<at::Tensor> tensors;
+  for (const auto& row : rows) {
+    ++sharers[value::memory_of(row.tensor)];
+    tensors.push_back(row.tensor);
+  }
+  std::unordered_set<const at::TensorImpl*> overlap;  // also where each has named the memory by itself, as over NumPy's
+  for (const auto& group : model::overlaps(tensors)) {
+    for (const auto number : group) overlap.insert(tensors[number].unsafeGetTensorImpl());
+  }
   for (auto& row : rows) {
     const auto& tensor = row.tensor;
     const auto* memory = value::memory_of(tensor);  // none yet where the value is delayed, which is alone in its own
-    const bool alone = memory == nullptr ||
-                       (sharers[memory] == 1 && tensor.storage_offset() == 0 && memory->nbytes() == tensor.nbytes());
+    const bool alone = memory == nullptr || (sharers[memory] == 1 && !overlap.contains(tensor.unsafeGetTensorImpl()) &&
+                                             tensor.storage_offset() == 0 && memory->nbytes() == tensor.nbytes());
     row.layout.shards = !row.layout.buffer && alone && model::may_be_sharded(tensor, threshold) ? degree : 1;
   }
 }
@@ -233,15 +244,24 @@ std::vector<double> Sharding::sum_before_update(std::vector<double> numbers) {
 }
 
 std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pairs, double norm_type) {
-  std::vector<at::Tensor> of_shards;
+  std::unordered_map<const at::TensorImpl*, std::size_t> by_gradient;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (const auto& gradient = shard(i).grad(); gradient.defined()) by_gradient[gradient.unsafeGetTensorImpl()] = i;
+  }
   std::vector<std::size_t> places;
+  std::vector<at::Tensor> parts;  // without what pads them
   for (std::size_t i = 0; i < pairs.size(); ++i) {
-    if (!find(pairs[i].first)) continue;
+    auto& [parameter, part] = pairs[i];
+    const auto own = by_gradient.find(parameter.unsafeGetTensorImpl());
+    const auto number = own == by_gradient.end() ? find(parameter) : std::optional(own->second);
+    if (!number || part.is_same(parameter) != (own != by_gradient.end()))
+      continue;  // a whole value is measured as it is
+    parameter = named(*number).parameter;
     places.push_back(i);
-    of_shards.push_back(pairs[i].second);
+    parts.push_back(part.defined() ? part.detach().reshape({-1}).narrow(0, 0, elements(*number)) : part);
   }
   if (places.empty()) return pairs;
-  const auto of_all = norms(of_shards, norm_type);
+  const auto of_all = norms(parts, norm_type);
   for (std::size_t i = 0; i < places.size(); ++i) {
     auto& part = pairs[places[i]].second;
     if (!part.defined()) continue;
@@ -251,21 +271,22 @@ std::vector<model::Measured> Sharding::measured(std::vector<model::Measured> pai
   return pairs;
 }
 
-// Measures tensors of which each member has such a part; 0 where it is undefined on all members.
+// Measures tensors of which each member has such a part, the same bits on all; of one that is undefined or empty on all
+// members, the norm of nothing.
 std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double norm_type) {
-  const bool largest = std::isinf(norm_type);
-  auto powers = at::zeros({static_cast<std::int64_t>(parts.size())}, at::kDouble);
-  auto* each = powers.mutable_data_ptr<double>();
+  const auto count = static_cast<std::int64_t>(parts.size());
+  const double of_nothing = norm_type < 0 ? std::numeric_limits<double>::infinity() : 0;
+  const auto mine = at::full({count}, of_nothing, at::kDouble);
+  auto* each = mine.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].defined()) continue;
-    const double norm = norm_of(parts[i], norm_type);
-    each[i] = largest ? norm : std::pow(norm, norm_type);
+    if (parts[i].defined() && parts[i].numel() > 0) each[i] = norm_of(parts[i], norm_type);
   }
-  const auto how = largest ? collective::Reduction::kMax : collective::Reduction::kSum;
-  caught_up().all_reduce(powers, how, {"measuring gradients", parts_.patience})->wait();
-  std::vector<double> norms(each, each + parts.size());
-  for (auto& norm : norms) norm = largest ? norm : std::pow(norm, 1 / norm_type);
-  return norms;
+  const auto all = at::empty({parts_.group.size(), count}, mine.options());
+  caught_up().all_gather(all, mine, {"taking norms", parts_.patience})->wait();
+  // Each is of order 0 the number of elements that are not 0.
+  const auto norms = norm_type == 0 ? all.sum(0) : at::linalg_vector_norm(all, norm_type, at::IntArrayRef{0});
+  const auto* begin = norms.const_data_ptr<double>();
+  return {begin, begin + count};
 }
 
 std::int64_t Sharding::elements(std::size_t parameter) const {

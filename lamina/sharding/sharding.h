@@ -79,8 +79,9 @@ class Sharding : public data_parallel::ShardedGradients {
   // have come when it is known.
   std::vector<double> sum_before_update(std::vector<double> numbers);
 
-  // Collective over the sharding group: parameters and what is measured of them, of those that are sharded this
-  // member's part; there a tensor of one element, the norm of all of it, stands for the part in the result.
+  // Collective over the sharding group: parameters, or the gradients of their shards, and what is measured of them, of
+  // those that are sharded this member's part; there the parameter, and a tensor of one element, the norm of all of it,
+  // stand in the result.
   std::vector<model::Measured> measured(std::vector<model::Measured> pairs, double norm_type);
   // Elements of this member's shard that are the parameter's: the others pad it.
   std::int64_t elements(std::size_t parameter) const;

@@ -54,5 +54,13 @@ TEST(Norms, LeaveOutWhatNobodyMeasuresAndPutWhatIsHereAloneLast) {
   EXPECT_EQ(norms_of_all(given), (Found{{5, 10}, {5, 11}, {5, 12}}));
 }
 
+TEST(Norms, CountARowAsOftenAsItIsGiven) {
+  const auto twice = [](const ParameterTable& table, int) {
+    const at::Tensor a = table.all()[0].tensor;
+    return std::vector<Measured>{{a, at::full({4}, 3.0)}, {a, at::full({4}, 3.0)}};
+  };
+  EXPECT_EQ(norms_of_all(twice), Found(3, {6, 6}));
+}
+
 }  // namespace
 }  // namespace lamina::model

@@ -15,7 +15,7 @@ from lamina.job import current
 def name(sharding: _lamina.Sharding | None, own: Iterable[torch.Tensor], session: _lamina.Session) -> None:
     """Gives the parameters in `own`, which stay the same objects, attributes: `ds_tensor`, this rank's shard, a tensor
     of one dimension, with its size as `ds_tensor.ds_numel`; `ds_shape` and `ds_numel`, of the whole. Of one that stays
-    whole here the shard is a part of its memory."""
+    whole here the shard is a part of its memory; a copy of it where that is not contiguous."""
     for parameter in own:
         number = number_of(sharding, parameter)
         shard = _part_of_whole(parameter, *place(session)) if number is None else sharding.shard(number)
@@ -24,12 +24,24 @@ def name(sharding: _lamina.Sharding | None, own: Iterable[torch.Tensor], session
 
 
 def _part_of_whole(parameter: nn.Parameter, rank: int, count: int) -> torch.Tensor:
-    """Returns one of `count` parts of a parameter's memory, which becomes one that divides by them."""
+    """Returns one of `count` parts of a parameter's memory, which grows where it does not divide by them: it stays the
+    same one, for other tensors may lie in it. What has no room to grow has a shorter last part."""
     size = -(-parameter.numel() // count)
-    memory = parameter.new_zeros(size * count)
-    memory[: parameter.numel()] = parameter.detach().reshape(-1)
-    parameter.data = memory[: parameter.numel()].view(parameter.shape)
-    return memory[rank * size : (rank + 1) * size]
+    flat, storage = parameter.detach().reshape(-1), parameter.untyped_storage()
+    if flat.data_ptr() == parameter.data_ptr() and _grow(storage, flat, size * count):
+        flat = flat.as_strided((size * count,), (1,))
+    return flat[rank * size : (rank + 1) * size]
+
+
+def _grow(storage: torch.UntypedStorage, flat: torch.Tensor, numel: int) -> bool:
+    """Makes room for so many elements in the memory of a flat tensor, zeros behind its own; False where others lie
+    there, or it is not torch's own."""
+    end = (flat.storage_offset() + flat.numel()) * flat.element_size()
+    if numel == flat.numel() or end != storage.nbytes() or not storage.resizable():
+        return False
+    storage.resize_((flat.storage_offset() + numel) * flat.element_size())
+    flat.as_strided((numel,), (1,))[flat.numel() :] = 0
+    return True
 
 
 def of_job() -> _lamina.Sharding | None:
