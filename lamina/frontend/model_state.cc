@@ -35,7 +35,8 @@ at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& pati
       model::norms(table(), gradients, norm_type, session.members(Group::kPp), session.mailbox(), patience);
   if (norms.empty()) return at::zeros({});
   const auto scale = job_.loss_scale.lock();
-  return at::linalg_vector_norm(at::stack(norms), norm_type).div(scale == nullptr ? 1 : scale->value());
+  const double factor = scale == nullptr || norm_type == 0 ? 1 : scale->value();  // order 0 counts
+  return at::linalg_vector_norm(at::stack(norms), norm_type).div(factor);
 }
 
 at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {

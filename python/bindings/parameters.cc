@@ -5,12 +5,14 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/runtime/rng_streams.h"
+#include "lamina/sharding/sharding.h"
 #include "lamina/value/released.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/hooks.h"
 
 // `.grad` and `.data` of parameters that other ranks own: None here, which looks as if there was no gradient, and what
-// nobody would ever see. The parameters stay of torch's class, whose attributes these take the place of, at their cost.
+// nobody would ever see. And `.grad` of sharded ones, which is that of this rank's shard. The parameters stay of
+// torch's class, whose attributes these take the place of, at their cost.
 namespace lamina::python {
 namespace {
 
@@ -28,7 +30,8 @@ int set_data(PyObject* self, PyObject* value, void* closure);
 
 Attribute gradient{{"grad", &get_gradient, &set_gradient, nullptr, nullptr}};
 Attribute data{{"data", &get_data, &set_data, nullptr, nullptr}};
-bool told = false;
+bool told = false, told_of_shards = false;
+std::weak_ptr<sharding::Sharding> sharded;  // whose parameters are looked for
 
 // True where the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
 bool reader_knows() {
@@ -41,20 +44,64 @@ bool reader_knows() {
   return is_of("torch") || is_of("lamina");
 }
 
+// Says `text` once, in the place of torch's result `found` where warnings are errors.
+PyObject* tell(PyObject* found, bool& told, const std::string& text) {
+  told = true;
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return found;
+  Py_DECREF(found);
+  return nullptr;
+}
+
+// A sharded parameter.
+struct Shard {
+  std::shared_ptr<sharding::Sharding> sharding;
+  std::size_t number;
+};
+
+std::optional<Shard> shard_of(const at::Tensor& parameter) {
+  auto sharding = sharded.lock();
+  const auto number = sharding ? sharding->find(parameter) : std::nullopt;
+  return number ? std::optional(Shard{std::move(sharding), *number}) : std::nullopt;
+}
+
+PyObject* get_gradient_of_shard(const Shard& shard, PyObject* none) {
+  const auto gradient = shard.sharding->shard(shard.number).grad();
+  if (!gradient.defined()) return none;
+  Py_DECREF(none);
+  PyObject* found = THPVariable_Wrap(gradient);
+  if (told_of_shards || reader_knows()) return found;
+  return tell(found, told_of_shards,
+              base::str("the gradient of ", shard.sharding->named(shard.number).name,
+                        " was read, which is sharded: it is that of this rank's shard, of one dimension, and a norm of "
+                        "it is not that of the whole. model.grad_norm(), model.clip_grad_norm_() and torch's functions "
+                        "of these names know all shards, lamina.get_full_gradient(parameter) is the whole gradient. "
+                        "This is said once"));
+}
+
+int set_gradient_of_shard(const Shard& shard, PyObject* self, PyObject* value, void* closure) {
+  const bool clears = value == nullptr || value == Py_None;
+  if (!clears && !THPVariable_Check(value)) return gradient.set(self, value, closure);  // torch's error
+  shard.sharding->zero_grad(shard.number, /*set_to_none=*/true);
+  if (clears) return 0;
+  const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shard.sharding->shard(shard.number)));
+  const auto& given = THPVariable_Unpack(value);
+  if (given.sizes() != THPVariable_Unpack(self).sizes()) return gradient.set(own.ptr(), value, closure);
+  const auto part = py::reinterpret_steal<py::object>(THPVariable_Wrap(shard.sharding->part_of(shard.number, given)));
+  return gradient.set(own.ptr(), part.ptr(), closure);
+}
+
 PyObject* get_gradient(PyObject* self, void* closure) {
   PyObject* found = gradient.get(self, closure);
-  if (found != Py_None || told) return found;
+  if (found != Py_None) return found;
   const auto& parameter = THPVariable_Unpack(self);
-  if (!value::is_released(parameter) || reader_knows()) return found;
-  told = true;
+  if (const auto shard = shard_of(parameter)) return get_gradient_of_shard(*shard, found);
+  if (told || !value::is_released(parameter) || reader_knows()) return found;
   const auto text = base::str(
       "the gradient of a parameter that another rank owns was read, which is None here whatever it is there (",
       value::where_released(parameter),
       "): what is computed of it is a part of the model's. model.grad_norm() and model.clip_grad_norm_() know all of "
       "them, on every rank; model.local_named_parameters() gives those that are here. This is said once");
-  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return found;
-  Py_DECREF(found);
-  return nullptr;
+  return tell(found, told, text);
 }
 
 int refuse(const std::string& text) {
@@ -65,6 +112,10 @@ int refuse(const std::string& text) {
 int set_gradient(PyObject* self, PyObject* value, void* closure) {
   const bool clears = value == nullptr || value == Py_None;
   const auto& parameter = THPVariable_Unpack(self);
+  // In its backward it has a whole one for a moment, which hooks may change.
+  if (const auto shard = shard_of(parameter); shard && (clears || !parameter.grad().defined())) {
+    return set_gradient_of_shard(*shard, self, value, closure);
+  }
   if (!value::is_released(parameter) || (clears && !runtime::in_step())) return gradient.set(self, value, closure);
   return refuse(base::str("the gradient of a parameter that another rank owns was set (",
                           value::where_released(parameter),
@@ -98,20 +149,27 @@ void take_place(Attribute& attribute, const py::type& kind) {
 }  // namespace
 
 void bind_parameters(py::module_& module) {
-  // From now on `kind`, a class of tensors, tells who reads or sets what of released ones has no meaning here.
+  // From now on `kind`, a class of tensors, tells who reads or sets what of released ones has no meaning here, and has
+  // gradients of shards.
   module.def(
       "watch_parameters",
-      [](const py::type& kind) {
+      [](const py::type& kind, const std::shared_ptr<sharding::Sharding>& sharding) {
         told = false;
+        if (sharding) {
+          sharded = sharding;
+          told_of_shards = false;
+        }
         take_place(gradient, kind);
         take_place(data, kind);
       },
-      py::arg("kind"));
+      py::arg("kind"), py::arg("sharding") = nullptr);
   module.def(
       "forget_parameters",
       [](const py::type& kind) {
-        py::delattr(kind, gradient.ours.name);
-        py::delattr(kind, data.ours.name);
+        sharded.reset();
+        for (const auto* name : {gradient.ours.name, data.ours.name}) {
+          if (kind.attr("__dict__").contains(name)) py::delattr(kind, name);
+        }
       },
       py::arg("kind"));
 }

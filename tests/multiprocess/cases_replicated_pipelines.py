@@ -177,7 +177,7 @@ def case_process_groups():
         assert total.item() == sum(ranks), axis
 
 
-NORMS = (2.0, 1, 3.5, float("inf"))
+NORMS = (2.0, 1, 3.5, float("inf"), 0, -float("inf"), -1.5)
 
 
 def case_norms_are_those_of_the_plain_model():
@@ -207,6 +207,9 @@ def case_norms_are_those_of_the_plain_model():
         for name, parameter in model.local_named_parameters():
             close(parameter.grad, plain.get_parameter(name).grad)
     close(get_total_norm(model.parameters()), get_total_norm(plain.parameters()))
+    twice = [clip_grad_norm_([*each.parameters(), *each.parameters()], 0.01) for each in (model, plain)]
+    close(*twice)
+    assert get_total_norm([torch.ones(3)], 0).item() == get_total_norm([], -1).item() + 1 == 1
 
 
 def case_gradients_of_one_partition_alone_count_on_all():

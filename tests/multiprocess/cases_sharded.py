@@ -15,6 +15,7 @@ import torch
 from multiprocess.replicas import agrees, close, share, whole
 from multiprocess.steps import train_step
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 import lamina
 from lamina.model import shards
@@ -701,8 +702,17 @@ def case_norms_are_those_of_the_whole_model():
     ours = lamina.DistributedOptimizer(sgd(model))
     plain(whole()).square().mean().backward()
     model(share()).square().mean().backward()
-    for kind in (2.0, 1.0, 3.0, float("inf")):
+    gradients = [parameter.grad for parameter in model.parameters()]
+    for kind in (2.0, 1.0, 3.0, float("inf"), 0, -float("inf"), -1.5):
         close(model.grad_norm(kind), model_norm(plain, kind))
+        close(torch.nn.utils.get_total_norm(gradients, kind), model_norm(plain, kind))
+    twice = [clip_grad_norm_([*each.parameters()] * 2, 1e9) for each in (model, plain)]
+    close(*twice)
+    assert clip_grad_norm_([], 1.0, -1).item() == 0
+    model.module[0].weight.ds_tensor.grad[0] *= float("nan")
+    assert model.grad_norm(float("inf")).isnan() and model.grad_norm(-float("inf")).isnan()
+    model.zero_grad()
+    model(share()).square().mean().backward()
     norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.01) for each in (model, plain)]
     close(*norms)
     for name, parameter in model.named_parameters():
@@ -930,17 +940,75 @@ def case_gradients_are_clipped_by_their_values():
         close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
 
 
-def case_a_gradient_that_is_set_by_hand_is_refused():
+def case_gradients_by_hand_are_those_of_the_shards():
     start(2)
-    model = lamina.DistributedModel(network())
-    optimizer = lamina.DistributedOptimizer(sgd(model))
-    model(share()).sum().backward()
-    parameter = next(model.parameters())
-    parameter.grad = torch.ones_like(parameter)
-    with pytest.raises(lamina.UsageError, match="was set by hand"):
-        optimizer.step()
-    optimizer.zero_grad()
-    optimizer.step()
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain), backward_passes_per_step=2)
+    theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+
+    def scaled(parameter):
+        parameter.grad = 0.5 * parameter.grad
+
+    by_hand = (
+        lambda parameter: parameter.grad.mul_(0.5),
+        lambda parameter: parameter.grad.zero_(),
+        lambda parameter: setattr(parameter, "grad", None),
+        scaled,
+        lambda parameter: setattr(parameter, "grad", torch.ones(parameter.shape).double()),
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for change in by_hand:
+            for each in (model, plain):
+                for parameter in each.parameters():
+                    parameter.grad = None
+            model(share()).square().mean().backward()
+            for parameter in model.parameters():
+                parameter.grad = None  # also of what was summed, in a pass that ends no reduction
+            plain(whole()).square().mean().backward()
+            model(share()).square().mean().backward()
+            for each in (model, plain):
+                for parameter in each.parameters():
+                    change(parameter)
+            shapes = [(parameter.grad, parameter.ds_tensor) for parameter in model.parameters()]
+            assert all(gradient is None or gradient.shape == shard.shape for gradient, shard in shapes)
+            theirs.step()
+            ours.step()
+    assert sum("is sharded" in str(each.message) for each in told) == 1
+
+
+def one_memory(dtype=torch.float64):
+    """Parameters and a buffer over the memory of the first one: transposed, a part of it, and all."""
+    net = seeded(*3 * [lambda: nn.Linear(6, 6, bias=False)]).to(dtype)
+    net[1].weight = nn.Parameter(net[0].weight.data.t())
+    net[2].weight = nn.Parameter(net[0].weight.data[1:])
+    net.register_buffer("table", net[0].weight.data)
+    return net
+
+
+def case_tensors_in_one_memory_stay_there():
+    for keys in ({"degree": 4}, {"degree": 2, "partitions": 2}, {"degree": 1, "shard_optimizer_state": True}):
+        start(**keys)
+        plain, model = one_memory(), lamina.DistributedModel(one_memory())
+        theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+        step = train_step(model)
+        for _ in range(3):
+            for optimizer in (theirs, ours):
+                optimizer.zero_grad()
+            plain(whole()).square().mean().backward()
+            step(share())
+            for optimizer in (theirs, ours):
+                optimizer.step()
+        for name, value in model.state_dict().items():
+            close(value, plain.state_dict()[name])
+        lamina.shutdown()
+
+
+def case_masters_of_parameters_in_one_memory_are_refused():
+    start(2, bf16=True)
+    model = lamina.DistributedModel(one_memory(torch.bfloat16))
+    with pytest.raises(lamina.UsageError, match=r"0.weight.* lie in one memory"):
+        lamina.DistributedOptimizer(sgd(model))
 
 
 def case_a_sharded_parameter_prints_where_its_value_is():

@@ -147,7 +147,7 @@ class Cut:
         gradients go to who holds the shards."""
         job.replicas.reducer.set_sharded(model.sharding)
         job.on_end.callback(register_optimizer_step_pre_hook(_require_shards).remove)
-        zero_grad.install(shards.zero_grad)
+        zero_grad.install(shards.zero_grad, model.sharding)
         job.on_end.callback(zero_grad.remove)
         if not self.pipelined:
             module_call.install({}, self._call_remote, hooked=self._hooked(job.session, model))

@@ -88,7 +88,9 @@ def _total_norm(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    return _norm([(tensor, tensor) for tensor in tensors], norm_type, error_if_nonfinite, foreach)
+    _, _, measured = _shards[0]
+    pairs = measured([(tensor, tensor) for tensor in tensors], float(norm_type))
+    return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
 
 def grad_norm(
@@ -173,8 +175,9 @@ def _norm(
     norms = job.session.norms(table, pairs, float(norm_type))
     if not norms:
         return torch.tensor(0.0)
-    total = plain([torch.stack([norm.to(norms[0].device) for norm in norms])], norm_type, error_if_nonfinite, foreach)
-    return total if (scale := _loss_scale()) == 1 else total / scale
+    each = [norm.to(norms[0].device).reshape(1) for norm in norms]  # of order 0 one that is not 0 counts as one
+    total = plain(each, norm_type, error_if_nonfinite, foreach)
+    return total if (scale := _loss_scale()) == 1 or float(norm_type) == 0 else total / scale
 
 
 _OURS = {

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`zero_grad` of any module, which also forgets the gradients of shards: these are not its parameters' own."""
+"""`zero_grad` of any module, which also forgets what is summed for the gradients of shards, and `.grad` of sharded
+parameters, which is that of the shard."""
 
 from collections.abc import Callable
 
 from torch import nn
 
+from lamina import _lamina
+
 _original = nn.Module.zero_grad
 _forget: list[Callable[[nn.Module, bool], None]] = []  # one at most
 
 
-def install(forget: Callable[[nn.Module, bool], None]) -> None:
-    """From now on `forget(module, set_to_none)` is called after each."""
+def install(forget: Callable[[nn.Module, bool], None], sharding: _lamina.Sharding) -> None:
+    """From now on `forget(module, set_to_none)` is called after each, and sharded parameters have gradients."""
     _forget[:] = [forget]
     nn.Module.zero_grad = _zero_grad
+    _lamina.watch_parameters(nn.Parameter, sharding)
 
 
 def remove() -> None:
     """It is torch's again."""
     _forget.clear()
     nn.Module.zero_grad = _original
+    _lamina.forget_parameters(nn.Parameter)
 
 
 def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
