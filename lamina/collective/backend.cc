@@ -71,7 +71,16 @@ void await_connected(const BackendOptions& options) {
   options.store->wait(all, options.timeout);
 }
 
+// Gloo's backend numbers its collectives by a member that others do not see.
+struct Numbered : c10d::ProcessGroupGloo {
+  static std::uint32_t& next(c10d::ProcessGroupGloo& backend) { return backend.*(&Numbered::collectiveCounter_); }
+};
+
 }  // namespace
+
+void number_next(c10d::Backend& backend, std::uint32_t number) {
+  if (auto* gloo = dynamic_cast<c10d::ProcessGroupGloo*>(&backend)) Numbered::next(*gloo) = number;
+}
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options) {
   const auto deadline = base::Deadline::after(options.timeout);

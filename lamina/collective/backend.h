@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -34,6 +35,11 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options);
 
 // Gloo's, whatever the members share.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const BackendOptions& options);
+
+// Has the next collective of a backend of Gloo's, which compares nothing, go by that number, the same on all members.
+// One that another member does not begin then waits, where Gloo's threads would end the process for bytes that do not
+// fit. Does nothing to another backend.
+void number_next(c10d::Backend& backend, std::uint32_t number);
 
 // torch's group of these members, whose tensors of the CPU such a backend carries.
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const BackendOptions& options,

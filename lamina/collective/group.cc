@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 #include "lamina/collective/backend.h"
 #include "lamina/collective/shared_memory_backend.h"
@@ -71,8 +72,12 @@ class SumOfParts : public Work {
 
 class C10dGroup : public Group {
  public:
-  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, Membership membership, JobLinks links)
-      : group_(std::move(group)), membership_(std::move(membership)), links_(std::move(links)) {
+  // `told_apart`: whether its collectives are told apart by what they are for; not where members may leave them.
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, Membership membership, JobLinks links, bool told_apart = true)
+      : group_(std::move(group)),
+        membership_(std::move(membership)),
+        links_(std::move(links)),
+        told_apart_(told_apart) {
     const auto own = std::ranges::find(membership_.members, membership_.self);
     rank_ = static_cast<int>(own - membership_.members.begin());
   }
@@ -96,7 +101,7 @@ class C10dGroup : public Group {
     if (dynamic_cast<Leavable*>(own.get()) == nullptr) return nullptr;  // on any member
     auto named = membership_;
     named.name = base::str(membership_.name, ", ", name);
-    return wrap(make_group(options, own), std::move(named), links_);
+    return std::make_unique<C10dGroup>(make_group(options, own), std::move(named), links_, /*told_apart=*/false);
   }
   std::int64_t begun() const override { return static_cast<std::int64_t>(leavable()->begun()); }
   std::int64_t abandon() override { return static_cast<std::int64_t>(leavable()->abandon()); }
@@ -204,8 +209,11 @@ class C10dGroup : public Group {
                 std::vector<base::Rank> awaited = {}) {
     if (awaited.empty()) awaited = membership_.members;
     const auto bytes = largest(tensors);
+    auto meaning = told_apart_ ? base::str(terms.purpose, terms.about, ", ", operation) : "";
+    if (told_apart_) announce(terms.purpose + terms.about, meaning);
     C10dWorkOptions options{operation,
                             {membership_.name, membership_.members},
+                            std::move(meaning),
                             membership_.self,
                             std::move(awaited),
                             std::move(tensors),
@@ -226,8 +234,25 @@ class C10dGroup : public Group {
     const auto name = base::str(membership_.name, ", ", from, " to ", to);
     std::vector<base::Rank> ends{membership_.members[std::min(from, to)], membership_.members[std::max(from, to)]};
     Tensors tensors{tensor};
-    C10dWorkOptions options{operation, {name, ends}, membership_.self, ends, tensors, largest(tensors), left_};
+    C10dWorkOptions options{operation, {name, ends}, "", membership_.self, ends, tensors, largest(tensors), left_};
     return start_work(std::move(options), links_, std::move(terms), [&] { return begin(tensors); });
+  }
+
+  // Says to the backend what the next collective is: members that begin different ones are not to mix them up.
+  void announce(const std::string& purpose, const std::string& meaning) {
+    if (!carrier_) {
+      try {
+        carrier_ = backend().get();
+      } catch (const c10::Error&) {  // of devices alone
+        carrier_ = nullptr;
+      }
+    }
+    if (*carrier_ == nullptr) return;
+    if (auto* purposeful = dynamic_cast<Purposeful*>(*carrier_)) {
+      purposeful->set_purpose(purpose);
+    } else {
+      number_next(**carrier_, static_cast<std::uint32_t>(base::hash64(base::str(++begun_, " ", meaning))));
+    }
   }
 
   c10::intrusive_ptr<c10d::Backend> backend() const { return group_->getBackend(c10::DeviceType::CPU); }
@@ -294,6 +319,9 @@ class C10dGroup : public Group {
   const Membership membership_;
   const JobLinks links_;
   const std::shared_ptr<std::atomic<int>> left_ = std::make_shared<std::atomic<int>>(0);
+  const bool told_apart_;
+  std::optional<c10d::Backend*> carrier_;  // of tensors of the CPU, once it is known
+  std::int64_t begun_ = 0;
   int rank_ = 0;
 };
 

@@ -184,7 +184,7 @@ const at::Tensor& only(Kind kind, const Tensors& tensors) {
   return tensors.front();
 }
 
-class SharedMemoryBackend : public c10d::Backend, public Leavable, public MemorySharing {
+class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purposeful, public MemorySharing {
  public:
   SharedMemoryBackend(shared_memory::Neighbours neighbours, std::chrono::milliseconds timeout,
                       std::function<void()> check_interrupt)
@@ -211,6 +211,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Memory
   std::vector<shared_memory::Segment> share(std::size_t bytes, base::Deadline deadline) override {
     return group_.share(bytes, deadline);
   }
+
+  void set_purpose(std::string purpose) override { purpose_ = std::move(purpose); }
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
 
@@ -485,8 +487,10 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Memory
   template <class Run>
   WorkPtr start_on(Lane& lane, shared_memory::Exchange& exchange, Kind kind, Tensors results,
                    std::chrono::milliseconds timeout, bool here, Run run) {
-    const auto once = [&exchange, kind, run = std::move(run)](const Check& check) {
+    auto purpose = &lane == together_.get() ? std::exchange(purpose_, {}) : std::string();
+    const auto once = [&exchange, kind, run = std::move(run), purpose = std::move(purpose)](const Check& check) {
       const auto number = exchange.begun();
+      exchange.set_purpose(purpose);
       try {
         check({});  // it may be over before it begins
         run(check);
@@ -708,6 +712,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Memory
   const std::shared_ptr<Lane> together_;                // of the collectives
   const std::vector<std::shared_ptr<Lane>> to_, from_;  // by member
   const std::shared_ptr<Lane> from_any_;
+  std::string purpose_;  // of the next collective
   std::atomic<std::uint64_t> started_ = 0;
   std::mutex coalescing_;
   std::optional<std::vector<WorkPtr>> coalesced_;  // under it: works that have not ended well

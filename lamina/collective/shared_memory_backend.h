@@ -20,6 +20,14 @@ class Leavable {
   virtual void resume_at(std::uint64_t number) = 0;
 };
 
+// A backend that compares what collectives are for.
+class Purposeful {
+ public:
+  virtual ~Purposeful() = default;
+  // The collective that is begun next is for this, on all members.
+  virtual void set_purpose(std::string purpose) = 0;
+};
+
 // A backend whose members can have memory in common.
 class MemorySharing {
  public:
@@ -30,9 +38,9 @@ class MemorySharing {
 
 // The collectives of a group over shared memory, for torch. Those of all members run one after the other, in the order
 // in which they are called; sends and receives beside them, in the order of the calls with each other member. All throw
-// base::UsageError, before anything is started, for tensors that do not fit. It is Leavable, and
-// has MemorySharing. Its allocateTensor() gives tensors that the other members read where they lie; any thread may call
-// it, and one member alone; they outlive the group, which keeps what was freed for the next.
+// base::UsageError, before anything is started, for tensors that do not fit. It is Leavable and
+// Purposeful, and has MemorySharing. Its allocateTensor() gives tensors that the other members read where they lie; any
+// thread may call it, and one member alone; they outlive the group, which keeps what was freed for the next.
 c10::intrusive_ptr<c10d::Backend> make_shared_memory_backend(shared_memory::Neighbours neighbours,
                                                              std::chrono::milliseconds timeout,
                                                              std::function<void()> check_interrupt);

@@ -86,7 +86,14 @@ class C10dWork : public Work {
   C10dWork(C10dWorkOptions options, const JobLinks& links, Terms terms)
       : options_(std::move(options)), links_(links), terms_(std::move(terms)) {
     std::erase(options_.awaited, options_.self);
-    if (links_.presence != nullptr) number_ = links_.presence->next_operation(options_.group);
+    if (links_.presence == nullptr) return;
+    number_ = links_.presence->next_operation(options_.group);
+    const auto alike = options_.meaning.empty()
+                           ? options_.group
+                           : messaging::Presence::Group{base::str(options_.group.name, ": ", options_.meaning),
+                                                        options_.group.members};
+    const auto among_those = options_.meaning.empty() ? number_ : links_.presence->next_operation(alike);
+    operation_ = links_.presence->operation(alike, among_those);
   }
   ~C10dWork() override {
     if (work_ && !waited_) end_->leave(options_.left);
@@ -153,6 +160,8 @@ class C10dWork : public Work {
   void blaming(const Call& call) const {
     try {
       call();
+    } catch (const base::DesyncError& error) {
+      throw base::DesyncError(error.what() + told_calls(), base::Code{"step-calls-differ"});
     } catch (const base::UsageError&) {
       throw;
     } catch (const std::exception& error) {
@@ -165,9 +174,8 @@ class C10dWork : public Work {
     auto watched = patience();
     if (links_.presence != nullptr) {
       scope.emplace(links_.presence->waits(),
-                    messaging::MutualWaits::Wait{links_.presence->operation(options_.group, number_), what(),
-                                                 options_.group.members, [this] { return options_.awaited; },
-                                                 terms_.patience.call, nullptr});
+                    messaging::MutualWaits::Wait{operation_, what(), options_.group.members,
+                                                 [this] { return options_.awaited; }, terms_.patience.call, nullptr});
       watched = scope->watched(watched);
     }
     std::unique_lock lock(end_->mutex);
@@ -195,6 +203,29 @@ class C10dWork : public Work {
       }
     };
     return patience;
+  }
+
+  // The calls that the members are in, of which each hears the others: all have found that these differ.
+  std::string told_calls() const {
+    if (links_.mailbox == nullptr) return "";
+    const auto& members = options_.group.members;
+    const auto channel =
+        messaging::group_channel(base::str("differs in ", options_.group.name, number_).c_str(), members);
+    const auto call = terms_.patience.call ? terms_.patience.call() : base::Call();
+    const auto own = base::str("; rank ", options_.self, " is in ", call.name.empty() ? terms_.purpose : call.name,
+                               call.where.empty() ? "" : " at ", call.where);
+    std::string words;
+    const base::Patience patience{kOtherWitness, terms_.patience.check_interrupt};
+    for (const auto rank : members) {
+      if (rank != options_.self) links_.mailbox->send(rank, channel, own);
+    }
+    for (const auto rank : members) {
+      try {
+        words += rank == options_.self ? own : links_.mailbox->receive(rank, channel, patience).as<std::string>();
+      } catch (const base::Error&) {  // without the word of one that is lost, or waits in an earlier call
+      }
+    }
+    return words;
   }
 
   [[noreturn]] void blame(const std::exception& error) const {
@@ -243,6 +274,7 @@ class C10dWork : public Work {
   const JobLinks links_;
   const Terms terms_;
   std::int64_t number_ = 0;
+  messaging::MutualWaits::Operation operation_;
   std::int64_t began_ns_ = 0;
   bool waited_ = false;
   c10::intrusive_ptr<c10d::Work> work_;

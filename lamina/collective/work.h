@@ -41,6 +41,7 @@ struct Terms {
   std::string purpose;  // what an error begins with, and a timeline shows, such as "averaging gradients"
   base::Patience patience;
   bool outlives_wait = false;  // where the wait ends before it, the collective goes on, for others to end it
+  std::string about = {};      // behind the purpose: tells it from others of that, on all members alike
 };
 
 // Parts of the job that waits for collectives need; they outlive them. A program without a job has none.
@@ -59,6 +60,7 @@ struct JobLinks {
 struct C10dWorkOptions {
   std::string operation;                   // "all_reduce"
   messaging::Presence::Group group;        // that it is counted in
+  std::string meaning;                     // tells it from other collectives of the group; "": none is told apart
   base::Rank self;                         // this rank
   std::vector<base::Rank> awaited;         // whose part this one needs
   std::vector<at::Tensor> tensors;         // kept until it ends

@@ -117,9 +117,24 @@ void Passes::hear() {
       if (!words_[rank].empty()) listen_to(rank);
     }
   };
-  mailbox_.hear(std::move(awaited), channel_, patience, take, [this](std::span<const base::Rank> missing) {
+  messaging::MutualWaits::Scope scope(mailbox_.waits(), as_others_hear_of_it(awaited));
+  const auto watched = scope.watched(patience);
+  mailbox_.hear(std::move(awaited), channel_, watched, take, [this](std::span<const base::Rank> missing) {
     return purpose() + base::without({missing.begin(), missing.end()});
   });
+}
+
+// See [Note: mutual waits]: each word is a value of its channel, one for each pass.
+messaging::MutualWaits::Wait Passes::as_others_hear_of_it(std::vector<base::Rank> awaited) {
+  const auto lacks = [this, awaited = std::move(awaited)] {
+    auto lacked = awaited;
+    std::erase_if(lacked, [this](base::Rank rank) {
+      const auto& words = words_[rank];
+      return !words.empty() && words.back().pass >= number_;
+    });
+    return lacked;
+  };
+  return {{messaging::MutualWaits::Kind::kValue, channel_, number_ + 1}, purpose(), {}, lacks, patience_.call, nullptr};
 }
 
 // True when it has said its word of this pass, which is then the first one kept. Throws where that is a failure.

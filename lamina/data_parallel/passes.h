@@ -81,7 +81,8 @@ class Passes {
   static Word to_word(const value::Value& value);
 
   void say(Says says, std::int64_t collectives, const std::optional<value::Failure>& failure = {});
-  void hear();    // the words of all on this pass
+  void hear();  // the words of all on this pass
+  messaging::MutualWaits::Wait as_others_hear_of_it(std::vector<base::Rank> awaited);
   void listen();  // to what has come already
   void listen_to(base::Rank rank);
   bool has_come(base::Rank rank);

@@ -116,7 +116,7 @@ value::Value Mailbox::await(base::Rank from, const std::string& channel, const b
     const auto value = base::str("value on channel \"", channel, "\" from rank ", from);
     return call.name.empty() ? value
                              : base::str(value, " in ", call.name, call.where.empty() ? "" : " at ", call.where,
-                                         ", which every rank of its group calls");
+                                         exchanging_.contains(channel) ? ", which every rank of its group calls" : "");
   };
   const auto ready = [&] {
     if (boxes_.contains(key)) return true;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 
+#include "lamina/base/str.h"
 #include "lamina/sharding/same_order.h"
 #include "lamina/sharding/sums.h"
 #include "lamina/sharding/transfer.h"
@@ -119,8 +120,10 @@ class CollectiveTransfer : public Transfer {
   std::int64_t say(const char* what, std::span<const std::size_t> parameters) {
     return order_ ? order_->begin({what, {parameters.begin(), parameters.end()}}) : 0;
   }
-  collective::Terms terms(const char* purpose, const base::Patience& patience, std::int64_t number) {
+  collective::Terms terms(const char* purpose, const base::Patience& patience, std::int64_t number,
+                          std::span<const std::size_t> parameters) {
     collective::Terms terms{purpose, patience, /*outlives_wait=*/true};
+    for (const auto parameter : parameters) terms.about += base::str(" ", parameter);
     if (!order_) return terms;
     terms.patience.check_interrupt = [this, number, interrupt = patience.check_interrupt] {
       if (interrupt) interrupt();
@@ -157,7 +160,8 @@ class CollectiveTransfer : public Transfer {
     const auto& own = own_.at(parameter);
     auto all = at::empty({own.shard.numel() * group_.size()}, own.shard.options().requires_grad(false));
     const auto number = say(what, {&parameter, 1});
-    auto work = group_.all_gather(all, own.shard.detach(), terms("gathering parameters", patience_, number));
+    auto work =
+        group_.all_gather(all, own.shard.detach(), terms("gathering parameters", patience_, number, {&parameter, 1}));
     return {std::move(all), std::move(work), number};
   }
 
@@ -197,7 +201,7 @@ class CollectiveTransfer : public Transfer {
     bucket.result = at::empty({all.size(1)}, all.options());
     bucket.number = say(kGradients, parameters);
     bucket.work = group_.reduce_scatter(bucket.result, all.view({-1}), collective::Reduction::kSum,
-                                        terms("summing gradients", patience, bucket.number));
+                                        terms("summing gradients", patience, bucket.number, parameters));
     bucket.parameters = std::move(parameters);
     return bucket;
   }

@@ -310,14 +310,29 @@ class SharedTransfer : public Transfer {
     said = true;
   }
 
-  // The members that have not come to the end of the pass.
+  // Other members that have not come to the end of the pass; where all have, those that have not given all that they
+  // have, or else not summed it.
   std::vector<base::Rank> absent() {
     const std::lock_guard lock(mutex_);
-    std::vector<base::Rank> absent;
+    auto found = others([&](int other) { return !reached(layout_.ended(other)); });
+    if (found.empty()) found = others([&](int other) { return !has_posted_all(other); });
+    if (found.empty()) found = others([&](int other) { return !reached(layout_.done(other)); });
+    return found;
+  }
+
+  template <class Is>
+  std::vector<base::Rank> others(const Is& is) const {
+    std::vector<base::Rank> found;
     for (int other = 0; other < members_; ++other) {
-      if (!reached(layout_.ended(other))) absent.push_back(ranks_[other]);
+      if (other != member_ && is(other)) found.push_back(ranks_[other]);
     }
-    return absent;
+    return found;
+  }
+  bool has_posted_all(int member) const {
+    for (std::size_t i = 0; i < own_.size(); ++i) {
+      if (count(layout_.posted(i, member)) < count(layout_.total(i, member))) return false;
+    }
+    return true;
   }
 
   const std::function<void()> check_members_;

@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "lamina/base/error.h"
+#include "lamina/base/hash.h"
 #include "lamina/base/str.h"
 
 namespace lamina::shared_memory {
@@ -132,7 +134,9 @@ void Exchange::run(const Operation& operation, const Check& check, const std::fu
         str(operation.what, " in a child of fork(): the group is its parent's; make one of its own"));
   }
   if (!broken_.empty()) throw base::PeerError(broken_);
-  current_ = &operation;
+  const auto purpose = std::exchange(purpose_, {});
+  const Operation with_purpose{str(operation.what, ", ", purpose), base::hash64(purpose, operation.digest)};
+  current_ = purpose.empty() ? &operation : &with_purpose;
   check_ = &check;
   differs_ = false;
   given_up_.clear();

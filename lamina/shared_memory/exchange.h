@@ -54,6 +54,9 @@ class Exchange {
   // base::UsageError in a child of fork(), where nothing happens to the parent's group.
   void run(const Operation& operation, const Check& check, const std::function<void()>& work);
 
+  // Says what the next run() is for, on all members alike: part of its operation.
+  void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
+
   // How many operations this member has begun.
   std::uint64_t begun() const { return operation_; }
   // True where all other members have begun the next operation, or given it up.
@@ -106,6 +109,7 @@ class Exchange {
   std::uint64_t before_ = 0;                             // the phase in which the chunk before this one ended
   const Operation* current_ = nullptr;
   const Check* check_ = nullptr;
+  std::string purpose_;
   bool differs_ = false;  // this operation, from another member's
   std::string given_up_;  // why another member has given it up
   std::string broken_;    // why nothing works any more

@@ -117,6 +117,20 @@ TEST(Waits, RanksThatWaitForEachOtherInDifferentCallsAreTold) {
   });
 }
 
+TEST(Waits, CollectivesForDifferentPurposesAreNotMixedUp) {
+  for (const int elements : {2, 3}) {
+    in_job(2, [&](JobRank& job) {
+      auto& group = job.group();
+      const auto reduce = [&] {
+        auto sum = at::ones({job.rank() == 0 ? 2 : elements});
+        group.all_reduce(sum, Reduction::kSum, job.terms(job.rank() == 0 ? "saving" : "updating"))->wait();
+      };
+      expect_error<base::DesyncError>(reduce,
+                                      job.gloo ? "[step-mutual-wait]" : "; rank 1 is in updating [step-calls-differ]");
+    });
+  }
+}
+
 // The first microbatch waits in a collective to which nobody comes, without the slot; then the second one fails.
 TEST(Waits, TheEndOfAStepEndsThoseOfItsThreads) {
   auto config = test::with_partitions(1);

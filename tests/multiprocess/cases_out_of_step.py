@@ -138,3 +138,46 @@ def case_one_rank_alone_enters_the_step_in_which_the_model_is_cut():
         expect_desync(mine, "lamina.barrier() at ", HERE)
         training.expect_exact()
         lamina.shutdown()
+
+
+class Copies:
+    """A model that both ranks train, in a plain loop."""
+
+    def __init__(self, **keys):
+        lamina.init(ddp=True, timeout_s=60, **keys)
+        torch.manual_seed(0)
+        self.model = lamina.DistributedModel(nn.Linear(6, 4))
+        self.optimizer = lamina.DistributedOptimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+
+    def backward(self):
+        self.model(BATCH).sum().backward()
+
+    def step(self):
+        self.optimizer.step()
+
+
+SHARDS = {"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 0}
+PLAIN_ALONE = (  # of each layout, what one rank does while the other has a backward or another call
+    ({}, lambda copies: lamina.barrier(), Copies.backward, "lamina.barrier()", "backward()", MUTUAL),
+    (SHARDS, Copies.step, Copies.backward, "optimizer.step()", "backward()", MUTUAL),
+    (SHARDS, Copies.step, lambda copies: lamina.barrier(), "optimizer.step()", "lamina.barrier()", MUTUAL),
+    (
+        SHARDS,
+        Copies.step,
+        lambda copies: copies.optimizer.state_dict(),
+        "optimizer.step()",
+        "optimizer.state_dict()",
+        "[step-calls-differ]",
+    ),
+    ({"shard_optimizer_state": True}, Copies.step, Copies.backward, "optimizer.step()", "backward()", MUTUAL),
+)
+
+
+def case_one_copy_leaves_out_a_call_in_a_plain_loop():
+    for keys, one, other, *names, code in PLAIN_ALONE:
+        copies = Copies(**keys)
+        copies.backward()
+        copies.step()
+        copies.backward()
+        expect_desync(lambda: (one, other)[RANK](copies), f" {names[0]} at ", f" {names[1]} at ", HERE, code)  # noqa: B023
+        lamina.shutdown()

@@ -19,6 +19,7 @@ from lamina.util.told import tell
 
 _process = 0  # that called init: a fork of it must not end its session
 _stuck = False  # a thread is still in the body of a step that failed
+_left = False  # a collective that was given up goes on
 _ends = threading.RLock()  # held by the thread that shuts down; a handler of a signal may, too, meanwhile
 
 
@@ -64,7 +65,7 @@ def shutdown() -> None:
     Errors:
         UsageError: called inside a step function.
     """
-    global _stuck
+    global _stuck, _left
     with _ends:
         if not current.is_initialized():
             return
@@ -76,7 +77,7 @@ def shutdown() -> None:
             job.session.tell_leaving(f"called lamina.shutdown() at {call_sites.where()}")
             current.end()
             _stuck = not job.session.close(True) or _stuck
-            _stuck = not job.close_rest() or _stuck
+            _left = not job.close_rest() or _left
 
 
 def _to_json(config: Mapping[str, Any] | None, keys: dict[str, Any]) -> str:
@@ -115,13 +116,15 @@ def _at_exit() -> None:
         job.session.tell_leaving("came to the end of its program")
     if interrupted:
         excepthook.end_without_collecting()
-    if (job is None or _leave(job, interrupted)) and not _stuck and (job is None or job.close_rest(at_exit=True)):
+    ended = (job is None or _leave(job, interrupted)) and not _stuck
+    if ended and not _left and (job is None or job.close_rest(at_exit=True)):
         return
     # Python cannot end around a thread that never comes back from the user's code: the process can.
     tell("what a failed step began did not end; ending the process around it")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(failures.INTERRUPTED if interrupted else 1)
+    # A program that went on without a collective that others never begin has not failed.
+    os._exit(failures.INTERRUPTED if interrupted else int(not ended or last_error is not None))
 
 
 def _end_saves(job: current.Job, finish: bool) -> None:

@@ -17,6 +17,7 @@ _OWNERS = {
     "DistributedModel.": "model.",
     "SavedModel.": "model.",
     "CutModel.": "model.",
+    "OptimizerState.install.<locals>.": "optimizer.",
     "OptimizerState.": "optimizer.",
     "ProcessGroups.": "lamina.",
 }
@@ -29,11 +30,14 @@ _SHARED = frozenset({"gathered", "require_same"})  # parts of several calls: of 
 
 
 def name_call() -> tuple[str, str, str]:
-    """The public function of ours that the user's code has called, where, and the line of ours that is executed."""
-    frames = list(_of_libraries(sys._getframe(1)))
+    """The public function of ours, or of torch's, that the user's code has called, where, and the line of ours that is
+    executed."""
+    frames = list(_of_libraries(sys._getframe().f_back))
     ours = [frame for frame in frames if frame.f_code.co_filename.startswith(_LAMINA)]
-    if not ours:
+    if not frames:
         return "", "", ""
+    if not ours:  # what a backward does at its end
+        return f"{frames[-1].f_code.co_name}()", _place(frames[-1].f_back), ""
     part = next((frame for frame in ours if frame.f_code.co_name not in _SHARED), ours[0])
     file = part.f_code.co_filename.removeprefix(_LAMINA)
     return _public_name(ours[-1]), _place(frames[-1].f_back), f"{file}:{part.f_lineno}"
@@ -41,7 +45,7 @@ def name_call() -> tuple[str, str, str]:
 
 def where() -> str:
     """Where the user's code has called us: "train.py:12"."""
-    frames = list(_of_libraries(sys._getframe(1)))
+    frames = list(_of_libraries(sys._getframe().f_back))
     return _place(frames[-1].f_back) if frames else ""
 
 
