@@ -22,6 +22,7 @@ _OWNERS = {
     "ProcessGroups.": "lamina.",
 }
 _STAND_INS = {
+    "_call": "model",
     "_clip": "torch.nn.utils.clip_grad_norm_",
     "_total_norm": "torch.nn.utils.get_total_norm",
     "PlainOptimizers.before_step": "optimizer.step",
