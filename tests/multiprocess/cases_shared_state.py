@@ -196,20 +196,37 @@ class HeldGlobally(Scales):
         return x * GLOBAL["scale"]
 
 
-def case_a_number_in_an_object_that_another_microbatch_replaces_is_an_error():
-    for made in (
-        Held(types.SimpleNamespace(scale=1.0)),
-        HeldInADictionary({"scale": 1.0}),
-        HeldGlobally(),
-    ):
-        model, _ = distributed(made, ["layers.1", "layers.3"], microbatches=4)
+class State:
+    def __init__(self):
+        self.scale = 1.0
+
+    def put(self, value):
+        self.scale = value
+
+
+class HeldByAMethod(Held):
+    def put(self, value):
+        self.held.put(value)
+
+
+def case_a_number_in_an_object_is_its_microbatchs_and_counters_count():
+    made = (Held(types.SimpleNamespace(scale=1.0)), HeldInADictionary({"scale": 1.0}), HeldByAMethod(State()))
+    for module in made:
+        model, plain = distributed(module, ["layers.1", "layers.3"], ["layers.0", "layers.2"], microbatches=4)
         step = lamina.step(lambda x, model=model: model(x))
-        with pytest.raises(
-            lamina.UsageError, match=r"held' of the model was changed by microbatch|GLOBAL is changed by several"
-        ):
-            for _ in range(2):
-                step(BATCH)
+        for _ in range(2):
+            torch.testing.assert_close(step(BATCH).concat(), torch.cat([plain(x) for x in BATCH.chunk(4)]).detach())
+        if lamina.rank() == 0:
+            assert model.module.counts == plain.counts == {"calls": 32}
         lamina.shutdown()
+
+
+def case_a_global_number_that_another_microbatch_replaces_is_an_error():
+    model, _ = distributed(HeldGlobally(), ["layers.1", "layers.3"], microbatches=4)
+    step = lamina.step(lambda x: model(x))
+    with pytest.raises(lamina.UsageError, match=r"GLOBAL is changed by several"):
+        for _ in range(2):
+            step(BATCH)
 
 
 class Slots:

@@ -57,6 +57,30 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others():
     assert len(rows) == 8, "each microbatch of each step has numbers of its own"
 
 
+class Seeds(nn.Module):
+    """Gives its block a seed before each of two calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+    def forward(self, x):
+        torch.manual_seed(7)
+        first = self.block(x)
+        torch.manual_seed(7)
+        again, after = self.block(x), self.block(x)
+        return torch.stack([first, again, after])
+
+
+def test_a_seed_that_a_caller_gives_is_its_modules(start):
+    model = lamina.distribute(Seeds())
+    for part in lamina.step(lambda x: model(x))(BATCH).outputs:
+        first, again, after = part
+        torch.manual_seed(7)
+        assert torch.equal(first, model.module.block(BATCH[: len(first)])), "as in the plain program"
+        assert torch.equal(first, again) and not torch.equal(again, after)
+
+
 def test_a_step_takes_one_number_from_the_process_whatever_it_draws():
     _, states = outputs_of(Block(), count=1)
     _, many = outputs_of(Block(extra=1000), count=1)

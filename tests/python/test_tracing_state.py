@@ -12,7 +12,7 @@ from torch import nn
 
 from lamina.modules.tree import ModuleTree
 from lamina.tracing.trace import Call, TraceOptions, trace
-from lamina.util.contents import changed, changed_by_more_than_counting, content
+from lamina.util.contents import changed, changed_by_more_than_counting, content, put_numbers
 
 X = torch.randn(4, 8)
 
@@ -175,6 +175,15 @@ def test_changes_are_seen_of_what_is_no_container(made, change):
     assert content(held) == before
     change(held)
     assert changed(before, content(held))
+
+
+def test_numbers_are_put_back_wherever_they_were():
+    held = {"x": 1, "list": [1, 2], "slots": Slots(), "space": argparse.Namespace(y=1.5), "word": "a"}
+    before = content(held)
+    held["x"], held["list"][1], held["slots"].scale, held["space"].y, held["word"] = 2, 3, 4, 5, "b"
+    numbers = {key: was for key, was in before.items() if isinstance(was, tuple) and isinstance(was[0], type)}
+    put_numbers(held, numbers)
+    assert (held["x"], held["list"], held["slots"].scale, held["space"].y, held["word"]) == (1, [1, 2], 1, 1.5, "b")
 
 
 class Thing:

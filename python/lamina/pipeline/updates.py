@@ -10,19 +10,19 @@ from types import FunctionType
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
-from lamina.util.contents import is_of_the_script
+from lamina.util.contents import is_of_the_script, is_plain_tensor
 from lamina.util.uses import uses
 
 
 def whole(model: PartitionedModel) -> list[nn.Module]:
     """Those of this rank that are to have their arguments before they begin: the trace saw them write state, or they
-    have buffers, which they may write."""
+    have buffers, or other tensors, which they may write."""
     nodes = set(model.writes.nodes if model.writes else ())
     seen = {id(model.tree.modules[node]) for node in nodes}
     return [
         module
         for module in model.tree.modules[0].modules()
-        if model.elsewhere(module) is None and not _is_torchs(module) and (id(module) in seen or module._buffers)
+        if model.elsewhere(module) is None and not _is_torchs(module) and (id(module) in seen or _may_write(module))
     ]
 
 
@@ -36,11 +36,16 @@ def late(model: PartitionedModel) -> set[int]:
     return {id(part) for module in updating for part in module.modules() if part is not module}
 
 
+def _may_write(module: nn.Module) -> bool:
+    return bool(module._buffers) or any(map(is_plain_tensor, vars(module).values())) or _updates_buffers(module)
+
+
 def _updates_buffers(module: nn.Module) -> bool:
     kinds = [kind for kind in type(module).__mro__ if is_of_the_script(kind)]
     codes = [each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType)]
     found = [use for code in codes for use in uses(code) or ()]
-    return any(use.writes and use.name in module._buffers for use in found)
+    buffers = {name for part in module.modules() for name in part._buffers}
+    return any(use.writes and use.name in buffers for use in found)
 
 
 def _is_torchs(module: nn.Module) -> bool:

@@ -37,20 +37,18 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.torch_patches import compiled
+from lamina.torch_patches.held_objects import HeldObjects, content_of
 from lamina.util.contents import (
     Content,
     changed,
-    changed_by_more_than_counting,
-    content,
     is_changeable,
     is_of_the_script,
     is_plain_tensor,
     same,
-    token,
     within,
 )
 from lamina.util.settings import setting
-from lamina.util.uses import updates_here, uses
+from lamina.util.uses import updates_here
 
 Key = tuple[int, str]  # an attribute: id(module) and its name
 News = tuple[int, str, int]  # a module by its place among the model's, an attribute, its home
@@ -73,10 +71,9 @@ _own: dict[int, dict[Key, Any]] = {}  # what each microbatch set in this step, b
 _anew: dict[int, set[Key]] = {}  # of those, what it has set by more than updates
 _updated: dict[int, dict[Key, Any]] = {}  # what updates of each microbatch have read and not set yet
 _contents: dict[Key, Content] = {}  # of attributes that hold what can change, as it was when last looked at
-_aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # objects, and the attributes that hold them, by id
+_aliases: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}  # by `_alias`: who hold it
 _used: dict[Key, nn.Module] = {}  # those of `_contents` that were read since, in a step
-_latest: dict[Key, int] = {}  # the microbatch that read one last
-_left: dict[Key, dict[int, Content]] = {}  # the content when another microbatch came, by the one that was there before
+_objects = HeldObjects()
 _told_of: set[Key] = set()  # what was read after a step on a rank that is not its home
 _setters: dict[Key, "_Setter"] = {}  # which call of another rank set one last
 _waited: set[str] = set()
@@ -127,15 +124,15 @@ def end_microbatch(microbatch: int) -> None:
     """Its step body is over. What it set on ranks that follow is kept until the step ends."""
     for kept in (_own, _anew, _updated):
         kept.pop(microbatch, None)
-    for left in _left.values():
-        left.pop(microbatch, None)
+    _objects.end_microbatch(microbatch)
 
 
 def end_step(failed: bool = False) -> None:
     """The value that was set last stays. After a step that has failed nobody knows what the others heard."""
     global _steps
     _steps += 1
-    for kept in (_own, _anew, _updated, _latest, _left):
+    _objects.end_step()
+    for kept in (_own, _anew, _updated):
         kept.clear()
     if failed:
         _told.clear()
@@ -251,16 +248,22 @@ def _held() -> list[tuple[nn.Module, str, Any]]:
     ]
     holders: dict[int, set[int]] = {}
     for module, _, value in all_of:
-        holders.setdefault(id(value), set()).add(id(module))
-    return [each for each in all_of if is_changeable(each[2]) or len(holders[id(each[2])]) > 1]
+        holders.setdefault(_alias(value), set()).add(id(module))
+    return [each for each in all_of if is_changeable(each[2]) or len(holders[_alias(each[2])]) > 1]
 
 
 def _hold(module: nn.Module, name: str, value: Any) -> None:
     """From now on uses of what is in an attribute are noticed."""
     _guard(type(module), name)
-    _contents[id(module), name] = _content(value)
+    _contents[id(module), name] = content_of(value)
     for each in within(value) or [value]:
-        _aliases.setdefault(id(each), (each, []))[1].append((module, name))
+        _aliases.setdefault(_alias(each), (each, []))[1].append((module, name))
+
+
+def _alias(value: Any) -> int:
+    """Names what changes together: one object, or tensors in one memory."""
+    in_memory = is_plain_tensor(value) and value.layout is torch.strided and value.numel()
+    return value.untyped_storage().data_ptr() if in_memory else id(value)
 
 
 def _look_at_contents() -> None:
@@ -268,11 +271,11 @@ def _look_at_contents() -> None:
     while _used:
         key, module = _used.popitem()
         value = vars(module).get(key[1])
-        before, after = _contents[key], _content(value)
+        before, after = _contents[key], content_of(value)
         _contents[key] = after
         if before == after:
             continue
-        aliases = [alias for each in within(value) or [value] for alias in _aliases.get(id(each), (each, []))[1]]
+        aliases = [alias for each in within(value) or [value] for alias in _aliases.get(_alias(each), (each, []))[1]]
         others = [(other, name) for other, name in aliases if (id(other), name) != key]
         # A dictionary that several modules only add to is a cache, which each rank fills for itself.
         if not others or changed(before, after):
@@ -283,44 +286,14 @@ def _look_at_contents() -> None:
 def _use(module: nn.Module, name: str, value: Any, microbatch: int) -> None:
     """A microbatch reads an attribute that holds what can change."""
     key = id(module), name
-    if key not in _latest and key not in _used:  # a script may have changed it between steps, on every rank
-        _contents[key] = _content(value)
+    if not _objects.used(value) and key not in _used:  # a script may have changed it between steps, on every rank
+        _contents[key] = content_of(value)
     _used[key] = module
-    latest = _latest.get(key)
-    if latest == microbatch:
-        return
-    _latest[key] = microbatch
-    if latest is None:
-        return
-    now = _content(value)
-    left = _left.setdefault(key, {})
-    left[latest] = now
-    before = left.pop(microbatch, None)
-    if before is not None and changed_by_more_than_counting(before, now, functools.partial(_counts, name)):
-        raise UsageError(
-            f"what is in {_path(module, name)} was changed by microbatch {latest} between two uses of it by microbatch "
-            f"{microbatch}: set active_microbatches to 1, or give each call an object of its own, by setting the "
-            "attribute anew",
-            code="step-object-shared",
-        )
-
-
-def _content(value: Any) -> Content:
-    return content(value) if is_changeable(value) else {"is": token(value)}
-
-
-def _counts(name: str, part: Any) -> bool:
-    """True where what the script does with item or attribute `part` of what `name` holds only ever updates it."""
-    for code in _codes():
-        for use in uses(code) or ():
-            sets = use.writes and not use.reads and use.name != "self"
-            if sets and (use.part == part or (use.part is ... and use.name == name)):
-                return False
-    return True
+    _objects.use(value, name, microbatch, _codes, _path(module, name))
 
 
 def _codes() -> Iterator[CodeType]:
-    """The code of functions that run in a step."""
+    """Gives the code of functions that run in a step."""
     kinds = {kind for module in _listed for kind in type(module).__mro__ if is_of_the_script(kind)}
     yield from (each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType))
     yield from _bodies

@@ -83,13 +83,26 @@ def changed(before: Content, after: Content) -> bool:
     return any(after.get(key, _GONE) != token for key, token in before.items())
 
 
-def changed_by_more_than_counting(before: Content, after: Content, counts: Callable[[Any], bool] | None = None) -> bool:
+def changed_by_more_than_counting(
+    before: Content, after: Content, counts: Callable[[Any], bool] = lambda _: True
+) -> bool:
     """As `changed`, where a number in the place of a number does not matter if `counts` says so of its key."""
     return any(
-        (now := after.get(key, _GONE)) != token
-        and not (_is_number(now) and _is_number(token) and (counts is None or counts(key[1])))
+        (now := after.get(key, _GONE)) != token and not (_is_number(now) and _is_number(token) and counts(key[1]))
         for key, token in before.items()
     )
+
+
+def put_numbers(value: Any, numbers_of: Content) -> None:
+    """Puts numbers back where `content` found them in `value`, which has others there now."""
+    for path, each in list(_walk(value)):
+        for (where, key), (_, number) in numbers_of.items():
+            if where != path:
+                continue
+            if isinstance(each, (dict, *_LISTS)) and not (isinstance(each, dict) and key not in each):
+                each[key] = number
+            else:
+                setattr(each, key, number)
 
 
 _GONE = object()
