@@ -20,8 +20,8 @@ bool looks_like_offsets(const at::Tensor& tensor, std::span<const std::int64_t> 
   if (steps.lt(0).any().item<bool>()) return false;
   if (is_called_so) return true;
   if (std::ranges::any_of(lengths, [&](auto length) { return is_other(length) && length == last; })) return true;
-  const bool rises = steps.gt(0).all().item<bool>();
-  return rises && size >= kFew &&
+  const bool rises = steps.gt(0).all().item<bool>(), counts = steps.eq(1).all().item<bool>();
+  return rises && !counts && size >= kFew &&
          std::ranges::any_of(lengths, [&](auto length) { return length > size && length >= last; });
 }
 

@@ -24,7 +24,7 @@ TEST(Offsets, AreFoundByTheirNameWhereTheyAreFew) {
 }
 
 TEST(Offsets, AreNotWhatHasAValueForEachRow) {
-  EXPECT_FALSE(looks(at::arange(8), {8}));                  // numbers of samples
+  EXPECT_FALSE(looks(at::arange(8), {8, 64}));              // numbers of samples
   EXPECT_FALSE(looks(whole({0, 0, 1, 1}), {4, 12}));        // sorted classes
   EXPECT_FALSE(looks(whole({0, 0, 0, 0}), {4, 12}, true));  // all of one class
   EXPECT_FALSE(looks(whole({1, 3, 5, 12}), {4, 12}));

@@ -195,6 +195,7 @@ OFFSETS = [
     ({"x": torch.zeros(6), "bags": numpy.array([0, 1, 3, 6]), "y": torch.zeros(4)}, "bags"),
     ({"batch": {"x": torch.zeros(8), "more": [torch.tensor([0, 2, 4, 5])]}}, r"batch\['more'\]\[0\]"),
     ({"x": torch.zeros(4, 2), "y": torch.arange(4)}, None),  # one value for each row
+    ({"x": torch.zeros(32, 2), "y": torch.arange(4)}, None),
     ({"x": torch.zeros(12, 2), "y": torch.tensor([0, 0, 1, 1])}, None),  # sorted classes
 ]
 
