@@ -116,7 +116,7 @@ def test_after_shutdown_the_module_is_still_there(start, plain):
 
 @pytest.mark.parametrize(
     "wrong, text",
-    [(lambda: "model", "not str"), (lambda: nn.DataParallel(nn.Linear(1, 1)), "DataParallel first")],
+    [(lambda: "model", "not str"), (lambda: nn.DataParallel(nn.Linear(1, 1)), "is a DataParallel of torch's")],
 )
 def test_what_cannot_be_wrapped(start, wrong, text):
     with pytest.raises(lamina.UsageError, match=text):

@@ -120,7 +120,7 @@ class PartitionedModel:
 
     def tensors(self) -> list[Row]:
         """(name, tensor, owner) of every parameter and buffer, each once."""
-        self.tree.require_unchanged(self.session.group_size("pp") > 1)
+        self.tree.require_unchanged(is_cut=any(owner != self.partition for owner in self.owners))
         return self._rows()
 
     @property
