@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 import types
+import typing
 
 import numpy as np
 import pytest
@@ -284,7 +285,41 @@ def keep(_, x):
     return x
 
 
+def read_registry(_, x):
+    Registry.found.append(x.square().mean())
+    return x
+
+
+class Registry:
+    found: typing.ClassVar = []
+    level = 1.0
+
+
+def through_a_function():
+    return HELD
+
+
+HELD = Slots()
+
+
+def count(_, x):
+    Registry.level += 1
+    return x * (Registry.level % 3)
+
+
 SHARED = {
+    "a class's list": (
+        lambda: None,
+        read_registry,
+        lambda _: Registry.found.clear(),
+        lambda _, x: x + sum(Registry.found),
+    ),
+    "a class's number": (lambda: None, count, lambda _: setattr(Registry, "level", 1.0)),
+    "what a function returns": (
+        lambda: None,
+        lambda _, x: x * through_a_function().scale,
+        lambda _: setattr(through_a_function(), "scale", 2.0),
+    ),
     "a tensor": (lambda: torch.ones(1), lambda level, x: x * level, lambda level: level.fill_(2.0)),
     "a part of a tensor": (lambda: torch.ones(2), lambda level, x: x * level[1], lambda level: level[1:].mul_(3)),
     "an array": (lambda: np.ones(2), lambda level, x: x * level[0], lambda level: level.fill(2.0)),
@@ -316,8 +351,8 @@ def shared_net(name):
 def case_modules_that_share_whatever_state_are_on_one_rank():
     for name in SHARED:
         model, plain = distributed(shared_net(name), microbatches=1)
-        expected = plain(BATCH).square().mean()
-        torch.testing.assert_close(train_step(model)(BATCH).reduce_mean(), expected.detach(), msg=name)
+        found = train_step(model)(BATCH).reduce_mean()
+        torch.testing.assert_close(found, plain(BATCH).square().mean().detach(), msg=name)
         assert model.partition_report()["ties"], name
         lamina.shutdown()
 

@@ -124,7 +124,7 @@ def _require_seen(watched: _Watched, before: Content, after: Content) -> None:
     microbatch, watched.microbatch = watched.microbatch, _lamina.microbatch()
     if not place.tells_nothing(before, after, _here):
         other = next(iter(place.elsewhere(_here).values()))
-        if not place.is_read(before, after, _here):
+        if not place.is_read():
             _tell(place, other)
         else:
             raise UsageError(
@@ -204,7 +204,7 @@ class SharedNames:
             after = place.look()
             if before != after:
                 self._seen[number] = place, after
-                if not place.tells_nothing(before, after, node) and place.is_read(before, after, node):
+                if not place.tells_nothing(before, after, node) and place.is_read():
                     self._written[id(place)] = place
 
     def ties(self) -> list[tuple[set[int], str]]:

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from lamina.util.contents import (
+    THEIRS,
     Content,
     changed,
-    changed_by_more_than_counting,
     content,
     is_changeable,
     is_generator,
@@ -38,14 +38,15 @@ class Place:
         name: as messages have it.
         read: gives its value.
         users: of each function, by where it runs (a partition, or a node of the model), what it is called in messages.
-        words: what each function calls it in its source.
+        words: for each function, the code that uses it, its own or that of one that it calls, and what it is called
+            there.
         whose: the names of all modules that each function is of, or what else it is called in messages.
     """
 
     name: str
     read: Callable[[], Any]
     users: dict[CodeType, dict[int, str]] = field(default_factory=dict)
-    words: dict[CodeType, set[str]] = field(default_factory=dict)
+    words: dict[CodeType, set[tuple[CodeType, str]]] = field(default_factory=dict)
     whose: dict[CodeType, set[str]] = field(default_factory=dict)
 
     def look(self) -> Content:
@@ -75,20 +76,18 @@ class Place:
             return not self.elsewhere(here)
         return not any(self._reads(code) and not self._writes(code) for code in self.elsewhere(here))
 
-    def is_read(self, before: Content, after: Content, here: int) -> bool:
-        """True where functions that run elsewhere read what has changed; else they change it as this one does, and read
-        no more of it than an update needs: a log, mostly, or a counter."""
+    def is_read(self) -> bool:
+        """True where functions read what others of them change; else they all change it, and read no more of it than an
+        update needs: a log, mostly, or a counter."""
         if is_generator(self.read()):
             return True
         if len(self.users) > 1:
             return any(map(self._reads, self.users))
         (code,) = self.users
         found = self._uses(code)
-        blind = [use for use in found if use.writes and not use.reads]
-        writes = blind or not _counts_only(before, after)
         read = [use for use in found if use.reads and not use.writes]
         written = [use for use in found if use.writes and use.certain]
-        return bool(writes) and any(_meet(one, other) for one in read for other in (blind or written))
+        return any(_meet(one, other) for one in read for other in written)
 
     def is_read_outside(self, name: str) -> bool:
         """True where something else than the module of that name and those under it may read it."""
@@ -113,7 +112,7 @@ class Place:
         return not any(use.part in (part, None, ...) for use in anew)
 
     def _uses(self, code: CodeType) -> list[Use]:
-        return [use for use in uses(code) or () if use.name in self.words[code]]
+        return [use for source, word in self.words[code] for use in uses(source) or () if use.name == word]
 
     def _reads(self, code: CodeType) -> bool:
         """True where it may."""
@@ -145,15 +144,11 @@ class Places:
                 self._note(_of_class(kind, used, function.__code__), where, what)
 
     def _note(self, found: Iterable, where: int, what: str) -> None:
-        for key, name, read, code in found:
+        for key, name, read, code, source in found:
             place = self.by_key.setdefault(key, Place(name, read))
             place.users.setdefault(code, {}).setdefault(where, what)
             place.whose.setdefault(code, set()).add(what)
-            place.words.setdefault(code, set()).add(name.rpartition(".")[2])
-
-
-def _counts_only(before: Content, after: Content) -> bool:
-    return not changed_by_more_than_counting(before, after)
+            place.words.setdefault(code, set()).add((source, name.rpartition(".")[2]))
 
 
 def _meet(one: Use, other: Use) -> bool:
@@ -170,8 +165,9 @@ def _methods_of(module: nn.Module) -> Iterator[Callable]:
     yield from (each for each in vars(module).values() if isinstance(each, functions))
 
 
-def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Callable[[], Any], CodeType]]:
-    """The names that a function, and those that it calls, use: a key, the name, its value, and whose code it is."""
+def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Callable[[], Any], CodeType, CodeType]]:
+    """The names that a function, and those that it calls, use: a key, the name, its value, the function's code, and the
+    code that uses it."""
     owner = None
     while isinstance(function, (functools.partial, MethodType)):
         if isinstance(function, MethodType):
@@ -187,33 +183,48 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         key = "cell", id(cell)  # which `read` keeps
         yield from _value(key, name, functools.partial(_of_cell, cell), code, depth, seen)
-    for number, value in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    for name, value in (dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})).items():
         read = functools.partial(lambda value: value, value)
-        yield from _value((id(code), number), f"a default argument of {function.__qualname__}", read, code, depth, seen)
+        yield from _value((id(code), name), f"the default of {function.__qualname__}.{name}", read, code, depth, seen)
     used = {name for each in _codes(code) for name in each.co_names}
     for name in used & function.__globals__.keys():
         read = functools.partial(function.__globals__.get, name)
         yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
-        if isinstance(kind := read(), type):
-            yield from _of_class(kind, used, code)
+        if isinstance(found := read(), type):
+            yield from _of_class(found, used, code)
+        elif isinstance(found, ModuleType) and _is_of_the_script(found):
+            for each in used & vars(found).keys():
+                read = functools.partial(vars(found).get, each)
+                yield from _value((id(vars(found)), each), f"{name}.{each}", read, code, depth, seen)
     if owner is not None and is_of_the_script(type(owner)) and not isinstance(owner, (nn.Module, type)):
         for name in used:
-            if name in vars(owner):
+            if name in getattr(owner, "__dict__", ()):
                 read = functools.partial(vars(owner).get, name)
                 yield from _value((id(owner), name), f"{type(owner).__name__}.{name}", read, code, depth, seen)
             elif isinstance(method := getattr(type(owner), name, None), FunctionType) and depth:
-                yield from ((*found[:3], code) for found in _names(MethodType(method, owner), depth - 1, seen))
+                yield from _of_callee(MethodType(method, owner), code, depth, seen)
 
 
 def _value(key: Any, name: str, read: Callable[[], Any], code: CodeType, depth: int, seen: set) -> Iterator:
     value = read()
     if isinstance(value, (FunctionType, MethodType)):
         if depth:
-            yield from ((*found[:3], code) for found in _names(value, depth - 1, seen))
+            yield from _of_callee(value, code, depth, seen)
     elif value is None or isinstance(value, (bool, int, float, str, torch.Tensor, ContextVar)) or is_changeable(value):
         # One dictionary under two names is one place.
         is_object = is_changeable(value) or isinstance(value, ContextVar)
-        yield (("object", id(value)) if is_object else key), name, read, code
+        yield (("object", id(value)) if is_object else key), name, read, code, code
+
+
+def _of_callee(function: Any, code: CodeType, depth: int, seen: set) -> Iterator:
+    """The names that a function uses which the one with `code` calls."""
+    yield from ((*found[:3], code, found[4]) for found in _names(function, depth - 1, seen))
+
+
+def _is_of_the_script(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] not in THEIRS
 
 
 def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:

@@ -97,5 +97,5 @@ def _look(place: Place) -> Content:
 
 def _label(place: Place) -> str:
     """Names a variable, on every rank alike."""
-    used = sorted({(code.co_name, code.co_firstlineno, *sorted(words)) for code, words in place.words.items()})
+    used = sorted((code.co_name, code.co_firstlineno, word) for words in place.words.values() for code, word in words)
     return f"{place.read().name} ({':'.join(map(str, used[0]))})"

@@ -11,8 +11,8 @@ import random
 import sys
 import threading
 import zlib
-from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterator
+from collections import UserList, deque
+from collections.abc import Callable, Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,15 +29,17 @@ _GENERATORS = (torch.Generator, random.Random, itertools.count)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
 _LARGE = 1000  # of larger ones only the ends are looked at
 _LARGE_BYTES = 1 << 16  # of larger arrays every so many bytes
-_THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
+THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} | sys.stdlib_module_names
 
 
 def is_changeable(value: Any) -> bool:
     """True for a list, a dictionary, a set, an array, a generator of random numbers, or an object of a class of the
     script's own that is not called."""
-    if isinstance(value, (*_LISTS, dict, set, UserDict, UserList, *_SPACES, *_BYTES, *_GENERATORS)):
+    if isinstance(value, (torch.Tensor, nn.Module)):
+        return False
+    if isinstance(value, (*_LISTS, MutableMapping, set, UserList, *_SPACES, *_BYTES, *_GENERATORS)):
         return True
-    if isinstance(value, (torch.Tensor, nn.Module)) or callable(value):
+    if callable(value):
         return False
     return _is_numpys(value) or (is_of_the_script(type(value)) and (hasattr(value, "__dict__") or bool(_slots(value))))
 
@@ -54,7 +56,7 @@ def is_plain_tensor(value: Any) -> bool:
 
 def is_of_the_script(made: Any) -> bool:
     """True where a class or function is neither Python's nor of a library that is known."""
-    return (getattr(made, "__module__", None) or "torch").partition(".")[0] not in _THEIRS
+    return (getattr(made, "__module__", None) or "torch").partition(".")[0] not in THEIRS
 
 
 def same(old: Any, new: Any) -> bool:
@@ -99,7 +101,7 @@ def put_numbers(value: Any, numbers_of: Content) -> None:
         for (where, key), (_, number) in numbers_of.items():
             if where != path:
                 continue
-            if isinstance(each, (dict, *_LISTS)) and not (isinstance(each, dict) and key not in each):
+            if isinstance(each, _LISTS) or (isinstance(each, MutableMapping) and key in each):
                 each[key] = number
             else:
                 setattr(each, key, number)
@@ -125,7 +127,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return [(token(each), True) for each in value]
     if isinstance(value, (*_BYTES, *_GENERATORS)) or _is_numpys(value):
         return [("state", _Sum(_state(value)))]
-    items = list(value.items()) if isinstance(value, dict) else []
+    items = list(value.items()) if isinstance(value, MutableMapping) else []
     return (
         items + [(name, getattr(value, name)) for name in _slots(value)] + list(getattr(value, "__dict__", {}).items())
     )
