@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from multiprocess.cases_api import *  # noqa: F403
+from multiprocess.cases_around import *  # noqa: F403
 from multiprocess.cases_attributes import *  # noqa: F403
 from multiprocess.cases_hooks import *  # noqa: F403
 from multiprocess.cases_shared_state import *  # noqa: F403

@@ -12,6 +12,7 @@ import torch
 from lamina.errors import UsageError
 from lamina.job import current, seeds
 from lamina.pipeline import other_random
+from lamina.pipeline.around import Around
 from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
 from lamina.pipeline.output import merge
@@ -79,6 +80,7 @@ class StepFunction:
         self._whole = frozenset(non_split_inputs)
         self._axes = dict(axes)
         self._detach_outputs = detach_outputs
+        self._around = Around(function)
         self._check_names()
         self._batches = Batches(getattr(function, "__qualname__", type(function).__name__), self._whole, self._axes)
 
@@ -126,28 +128,44 @@ class StepFunction:
             return bodies[microbatch]()
 
         of_model = {} if job.model is None else job.model.in_step(uneven)
-        run = functools.partial(job.session.run_step, len(bodies), merge=merge, **of_model)
-        result = self._run_pipelined(job, body, run, first_call) if job.pipelined else run(body=body)
+        run = functools.partial(job.session.run_step, len(bodies), **of_model)
+        if job.pipelined:
+            result = self._run_pipelined(job, body, run, first_call, (owner, args, kwargs))
+        else:
+            result = run(body=body, merge=merge)
         if job.model is not None:
             job.model.end_step()
         return result
 
-    def _run_pipelined(self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None) -> Any:
+    def _run_pipelined(
+        self, job: current.Job, run_body: Callable, run: Callable, first_call: FirstCall | None, call: tuple
+    ) -> Any:
         """Runs a step over several ranks. With `first_call` the model is cut in it."""
         deterministic = job.session.config.deterministic_server
+        running = run.args[0]  # bodies that have not ended
+        self._around.begin(*call)
 
         def body(microbatch: int) -> Any:
+            nonlocal running
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
             try:
-                return run_body(microbatch)
+                output = run_body(microbatch)
             finally:
                 module_attributes.end_microbatch(microbatch)
+            running -= 1
+            return output, self._around.changes() if running == 0 else []
+
+        def merge_brought(outputs: list[tuple[Any, list[Any]]]) -> Any:
+            for _, changes in [] if job.leads else outputs:
+                if changes:
+                    self._around.apply(changes)
+            return merge([output for output, _ in outputs])
 
         drawn = other_random.states()
         cut = None if first_call is None else first_call.cut_uncalled
         try:
-            result = run(body=body, cut=cut, call=(self.name, call_sites.where()))
+            result = run(body=body, merge=merge_brought, cut=cut, call=(self.name, call_sites.where()))
         except BaseException:
             module_attributes.end_step(failed=True)
             raise

@@ -8,10 +8,12 @@ the same ones. What is held on both sides stays one object there; anything else 
 import io
 import pickle
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from lamina.util.reach import MISSING, Content, Elements, Holder, Reach
@@ -81,12 +83,13 @@ class Places:
         _Pickler(file, self._addresses).dump((address, difference.set, difference.gone, difference.grown))
         return file.getvalue()
 
-    def apply(self, packed: bytes) -> str:
-        """Makes a change of another rank here. Returns its name where there is no such thing here, else ""."""
+    def apply(self, packed: bytes, leave: Container[int] = ()) -> str:
+        """Makes a change of another rank here. Returns its name where there is no such thing here, or where the id of
+        what holds it is one to leave; else ""."""
         (name, *rest), fresh, gone, grown = _Unpickler(io.BytesIO(packed), self._holders).load()
         holder = self._holders.get((name, *rest))
-        if holder is None:
-            return name or "a global name"
+        if holder is None or id(holder.held) in leave:
+            return name
         content = holder.content()
         if grown:
             content |= dict(enumerate(fresh.values(), len(content)))
@@ -100,11 +103,18 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, addresses: dict[int, Address]):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._addresses = addresses
+        self._protocol = pickle.HIGHEST_PROTOCOL
 
     def persistent_id(self, value: Any) -> Address | None:
         if isinstance(value, nn.Parameter):
             raise pickle.PicklingError("a parameter is one on each rank")
         return self._addresses.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        """Tensors without their graph."""
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return value.detach().__reduce_ex__(self._protocol)
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):

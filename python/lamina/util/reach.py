@@ -27,7 +27,7 @@ MISSING = object()
 Content = dict[Any, Any]  # what a holder has, by name, key, or place
 
 _LARGE = 1000  # containers of more are kept as they are, what is in their elements is not looked at
-_MOST = 300_000  # objects that are looked at
+_MOST = 300_000
 _LARGE_BYTES = 1 << 24
 _THEIRS = {"torch", "numpy", "lamina", "_lamina", "triton"} | set(sys.stdlib_module_names)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
@@ -49,10 +49,14 @@ class Reach:
     Args:
         roots: (name, object), where one begins; names are for messages.
         follow: whether an object is looked into; None for all.
+        most: how many objects are looked at.
     """
 
-    def __init__(self, roots: Iterable[tuple[str, Any]], follow: Callable[[Any], bool] | None = None):
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], follow: Callable[[Any], bool] | None = None, most: int = _MOST
+    ):
         self.tensors: list[torch.Tensor] = []
+        self.arrays: list[Any] = []
         self._follow = follow or (lambda _: True)
         self._holders: list[tuple[Holder, Content]] = []
         self._names: list[str] = []
@@ -65,7 +69,7 @@ class Reach:
         given = list(roots)
         names = {id(root): name for name, root in given}
         self._ahead = given[::-1]
-        while self._ahead and len(self._seen) < _MOST:
+        while self._ahead and len(self._seen) < most:
             name, value = self._ahead.pop()
             if not isinstance(value, _PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -119,6 +123,8 @@ class Reach:
             self._copy(value)
         elif (state := _state(value)) is not None:
             self._states.append(state)
+            if hasattr(value, "__array_interface__"):
+                self.arrays.append(value)
         else:
             self._visit_attributes(name, value)
 

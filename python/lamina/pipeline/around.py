@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that a step body makes around itself: a meter that it updates, a list to which it adds, a number that counts.
+
+The rank that leads runs the body; a script goes on with such things on all ranks of the pipeline, as with the input of
+a schedule. So they go to the others with the outputs of the last microbatch that ends, and are made there. Parts of the
+model, optimizers, and objects of libraries that are more than numbers and tensors are not among them.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lamina.job import current
+from lamina.util.differences import Difference, Places, differences
+from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach
+
+_CODE = (ModuleType, FunctionType, type)
+_MOST = 20_000  # objects, in each step
+_PLAIN = (bool, int, float, complex, str, type(None), torch.Tensor, list, dict, set, tuple)
+_NOT_OURS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+class Around:
+    """The surroundings of a step's body.
+
+    Args:
+        function: the body.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._reach: Reach | None = None
+        self._roots: list[Any] = []
+        self._told: set[str] = set()
+
+    def begin(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A step begins, on all ranks."""
+        roots = self._roots_of(owner, args, kwargs)
+        is_same = len(roots) == len(self._roots) and all(
+            old is new for (_, old), (_, new) in zip(self._roots, roots, strict=True)
+        )
+        if self._reach is None or not is_same or differences(self._reach):
+            self._roots, self._reach = roots, _reach(roots)
+        self._versions = [tensor._version for tensor in self._reach.tensors]
+        self._arrays = [array.copy() for array in self._reach.arrays]
+
+    def changes(self) -> list[bytes]:
+        """Returns what has changed since, packed, when all bodies have ended."""
+        found = [each for each in differences(self._reach) if _is_brought(each)]
+        pairs = zip(self._reach.tensors, self._versions, strict=True)
+        tensors = {at: each.detach() for at, (each, version) in enumerate(pairs) if each._version != version}
+        pairs = zip(self._reach.arrays, self._arrays, strict=True)
+        arrays = {at: each for at, (each, old) in enumerate(pairs) if each.tobytes() != old.tobytes()}
+        if not (found or tensors or arrays):
+            return []
+        places, packed = Places(self._reach), []
+        for each in found:
+            try:
+                packed.append(places.pack(each))
+            except Exception:
+                packed += self._pack_parts(places, each)
+        self._reach = None  # what was put into them is looked at as well next time
+        return [*packed, tensors, arrays] if packed or tensors or arrays else []
+
+    def _pack_parts(self, places: Places, difference: Difference) -> list[bytes]:
+        """Those that can be brought, and a line on the others."""
+        packed = []
+        for key, value in difference.set.items():
+            part = Difference(difference.name, difference.holder, {key: value}, difference.gone, difference.grown)
+            try:
+                packed.append(places.pack(part))
+            except Exception as error:
+                self._tell(part.first(), f"{type(error).__name__}: {error}")
+        return packed
+
+    def apply(self, changes: list[Any]) -> None:
+        """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
+        *packed, tensors, arrays = changes
+        for at, value in tensors.items():
+            held = self._reach.tensors[at] if at < len(self._reach.tensors) else None
+            if held is None or held.shape != value.shape or held._version != self._versions[at]:
+                self._tell("a tensor", "this rank has another one")
+            else:
+                held.detach().copy_(value)
+        for at, value in arrays.items():
+            held = self._reach.arrays[at] if at < len(self._reach.arrays) else None
+            if held is None or held.shape != value.shape:
+                self._tell("an array", "this rank has another one")
+            else:
+                held[...] = value
+        changed_here = {id(each.holder.held) for each in differences(self._reach)}
+        places = Places(self._reach)
+        for each in packed:
+            if missing := places.apply(each, changed_here):
+                self._tell(missing, "this rank does not have it, or changes it, too")
+        self._reach = None
+
+    def _roots_of(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        given = [*((str(at), value) for at, value in enumerate(args)), *kwargs.items()]
+        objects = [(f"argument {name}", value) for name, value in given if hasattr(value, "__dict__")]
+        return [("the step function", self._function), *(("self", each) for each in owner), *objects]
+
+    def _tell(self, name: str, why: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            warnings.warn(
+                f"{name} is changed by the step function on the rank that leads, and stays as it is on another one "
+                f"({why}): return it from the step function, which gives it to all ranks",
+                stacklevel=2,
+            )
+
+
+def _reach(roots: list[tuple[str, Any]]) -> Reach:
+    model = current.job().model
+    modules = set() if model is None else {id(part) for part in nn.Module.modules(model)} | {id(model)}
+    modules |= set() if model is None else {id(part) for part in model.modules()}
+
+    def follow(value: Any) -> bool:
+        is_parameter = isinstance(value, nn.Parameter)
+        return id(value) not in modules and not is_parameter and not isinstance(value, _NOT_OURS)
+
+    return Reach(roots, follow, _MOST)
+
+
+def _is_brought(difference: Difference) -> bool:
+    holder = difference.holder
+    if isinstance(holder, Cache):
+        return False
+    if isinstance(holder, (Names, Cell, ClassAttributes)):
+        brought = {key: value for key, value in difference.set.items() if not isinstance(value, _CODE)}
+        # Ours watch attributes, on each rank.
+        difference.set = {key: value for key, value in brought.items() if _is_data(value)}
+        return bool(difference.set or difference.gone)
+    if isinstance(holder, Attributes) and _is_of_a_library(type(holder.held)):
+        return all(isinstance(value, _PLAIN) for value in vars(holder.held).values())
+    return True
+
+
+def _is_data(value: Any) -> bool:
+    return not type(value).__module__.startswith("lamina")
+
+
+def _is_of_a_library(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
