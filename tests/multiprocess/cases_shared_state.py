@@ -357,6 +357,15 @@ def case_modules_that_share_whatever_state_are_on_one_rank():
         lamina.shutdown()
 
 
+def case_microbatches_draw_from_a_generator_of_their_modules_in_turns():
+    for name in ("torch's generator", "Python's generator", "a global generator"):
+        model, _ = distributed(shared_net(name), ["layers.1"], ["last"], microbatches=4)
+        step = train_step(model)
+        for _ in range(2):
+            step(BATCH)
+        lamina.shutdown()
+
+
 def case_state_that_modules_of_different_ranks_share_is_an_error():
     for name in [name for name in SHARED if name != "a thread's own"]:
         model, _ = distributed(shared_net(name), ["layers.1", "layers.3"], microbatches=1, **BY_HAND)

@@ -134,6 +134,7 @@ def _require_seen(watched: _Watched, before: Content, after: Content) -> None:
                 code="step-name-shared",
             )
     turns = _in_turns and _is_kept(place) and microbatch not in (-1, _lamina.microbatch())
+    turns = turns and not is_generator(place.read())  # whose numbers are anybody's
     if turns and changed_by_more_than_counting(before, after, place.counts):
         raise UsageError(
             f"{place.name} is changed by several microbatches, which run in turns, and read by another function "
@@ -181,6 +182,10 @@ class SharedNames:
             places.add_module(module, node, name or "the model")
         shared = [place for place in places.by_key.values() if len(_nodes(place)) > 1]
         self._seen = [(place, place.look()) for place in shared if not variables.travels(place)]
+        self._used: dict[int, list[int]] = {}  # of those, which the code of each node names
+        for number, (place, _) in enumerate(self._seen):
+            for node in _nodes(place):
+                self._used.setdefault(node, []).append(number)
         self._variables = [place for place in shared if variables.travels(place)]
         self._frames: list[list[Content]] = []  # of the variables, when each call began that has not ended
         self._written: dict[int, Place] = {}
@@ -198,21 +203,27 @@ class SharedNames:
             if place.look() != before:  # its caller sees that
                 self._written[id(place)] = place
 
-    def _look(self, node: int) -> None:
-        self._called.add(node)
-        for number, (place, before) in enumerate(self._seen):
-            after = place.look()
-            if before != after:
-                self._seen[number] = place, after
-                if not place.tells_nothing(before, after, node) and place.is_read():
-                    self._written[id(place)] = place
-
     def ties(self) -> list[tuple[set[int], str]]:
-        """Nodes that share a name, and the name."""
+        """Nodes that share a name, and the name; once the model has been called."""
+        for number in range(len(self._seen)):  # whoever has changed what it was handed
+            self._compare(number, 0)
         drawn = [place for place, _ in self._seen if is_generator(place.read())]
         found = {id(place): place for place in drawn} | self._written
         ties = [(_nodes(place) & self._called, place.name) for place in found.values()]
         return [tie for tie in ties if len(tie[0]) > 1]
+
+    def _look(self, node: int) -> None:
+        self._called.add(node)
+        for number in self._used.get(node, ()):
+            self._compare(number, node)
+
+    def _compare(self, number: int, node: int) -> None:
+        place, before = self._seen[number]
+        after = place.look()
+        if before != after:
+            self._seen[number] = place, after
+            if not place.tells_nothing(before, after, node) and place.is_read():
+                self._written[id(place)] = place
 
 
 def _nodes(place: Place) -> set[int]:
