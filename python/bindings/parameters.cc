@@ -81,7 +81,10 @@ PyObject* get_gradient_of_shard(const Shard& shard, PyObject* none) {
 int set_gradient_of_shard(const Shard& shard, PyObject* self, PyObject* value, void* closure) {
   const bool clears = value == nullptr || value == Py_None;
   if (!clears && !THPVariable_Check(value)) return gradient.set(self, value, closure);  // torch's error
-  shard.sharding->zero_grad(shard.number, /*set_to_none=*/true);
+  {
+    const py::gil_scoped_release release;  // another thread may be reducing gradients
+    shard.sharding->zero_grad(shard.number, /*set_to_none=*/true);
+  }
   if (clears) return 0;
   const auto own = py::reinterpret_steal<py::object>(THPVariable_Wrap(shard.sharding->shard(shard.number)));
   const auto& given = THPVariable_Unpack(value);

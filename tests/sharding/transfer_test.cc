@@ -207,5 +207,22 @@ TEST(SharedTransfer, AMemberThatDoesNotComeIsNamed) {
   });
 }
 
+TEST(SharedTransfer, AMemberThatStopsAfterItsLastGradientIsNamed) {
+  together(3, Over::kSharedMemory, [](collective::Group& group) {
+    const auto transfer = make(Over::kSharedMemory, {{10}}, 10, group);
+    transfer->give(0, at::ones({10}), 0);
+    if (group.rank() == 1) {
+      transfer->give(0, at::ones({10}), 0);  // which waits for the first one to be summed
+      EXPECT_THROW(transfer->reduce(0, {30s, [] { throw base::CancelledError("stopped"); }}), base::CancelledError);
+    }
+    group.barrier({"waiting", {30s}})->wait();
+    if (group.rank() != 1) {
+      const auto text = message_of<base::TimeoutError>([&] { transfer->reduce(0, {200ms}); });
+      EXPECT_NE(text.find("summing gradients over ranks 0-2 without rank 1"), std::string::npos) << text;
+    }
+    group.barrier({"waiting", {30s}})->wait();
+  });
+}
+
 }  // namespace
 }  // namespace lamina::sharding
