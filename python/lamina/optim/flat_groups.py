@@ -55,8 +55,8 @@ class FlatGroups(Sequence):
             return own
         if holder is place and holder.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
             return holder.ds_tensor.detach()
-        rank, _ = shards.place(current.session())
-        size = holder.ds_tensor.numel()
+        rank, count = shards.place(current.session())
+        size = -(-holder.ds_numel // count)
         part = own.reshape(-1)[rank * size : (rank + 1) * size]
         return torch.nn.functional.pad(part, (0, size - part.numel()))
 
