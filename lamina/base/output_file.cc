@@ -15,11 +15,11 @@ namespace lamina::base {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw FileError(str(path, " is ", why, ": nothing is written there; remove it, or name another file"), EPERM);
+  throw FileError(str("cannot write ", path, ": it is ", why, "; remove it, or name another file"), EPERM);
 }
 
 [[noreturn]] void fail(const std::string& path, int code = errno) {
-  throw FileError(str("writing ", path, ": ", system_error(code)), code);
+  throw FileError(str("cannot write ", path, ": ", system_error(code)), code);
 }
 
 // Returns true if nobody but this user and root may put anything into the file's folder.
