@@ -400,3 +400,93 @@ def case_views_of_parameters_of_other_ranks_say_where_the_value_is():
             with pytest.raises(RuntimeError, match=f"{name} lives in partition [01] on rank [01]"):
                 state[name].sum()
     lamina.shutdown()
+
+
+class SavesItself(nn.Linear):
+    """A layer that saves and loads its values in a way of its own."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "kernel"] = self.weight.detach().t()
+        destination[prefix + "bias"] = self.bias.detach()
+
+    def _load_from_state_dict(self, state_dict, prefix, *_):
+        with torch.no_grad():
+            self.weight.copy_(state_dict[prefix + "kernel"].t())
+            self.bias.copy_(state_dict[prefix + "bias"])
+
+
+class OfLayers(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.g, self.d = layer(3, 5), layer(5, 1)
+
+    def forward(self, z):
+        return self.d(torch.tanh(self.g(z)))
+
+
+def same_state(state, other):
+    assert list(state) == list(other)
+    assert all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+def case_layers_save_and_load_in_a_way_of_their_own():
+    _, plain, model = started(lambda: OfLayers(SavesItself))
+    lamina.step(lambda z: model(z))(NOISE)
+    same_state(model.state_dict(), plain.state_dict())
+    other = OfLayers(SavesItself)
+    model.load_state_dict(other.state_dict())
+    for name, parameter in model.local_named_parameters():
+        assert torch.equal(parameter, dict(other.named_parameters())[name])
+    same_state(model.state_dict(), other.state_dict())
+    assert list(model.local_state_dict())[:2] == [["g.kernel", "g.bias"], ["d.kernel", "d.bias"]][lamina.rank()]
+
+
+def case_hooks_of_state_dicts_see_the_whole_model():
+    _, plain, model = started(lambda: OfLayers(nn.Linear))
+
+    def add_sum(module, state, prefix, _):
+        state[prefix + "sum"] = sum(state[name].sum() for name in (prefix + "g.weight", prefix + "d.weight"))
+        state[prefix + "g.renamed"] = state.pop(prefix + "g.bias")
+
+    for each in (plain, model.get_module()):
+        each.register_state_dict_post_hook(add_sum)
+    lamina.step(lambda z: model(z))(NOISE)
+    same_state(model.state_dict(), plain.state_dict())
+
+
+def case_an_error_of_a_way_of_saving_comes_on_all_ranks():
+    _, _, model = started(lambda: OfLayers(nn.Linear))
+    lamina.step(lambda z: model(z))(NOISE)
+    if lamina.rank() == 1:
+        model.get_module().d.register_state_dict_pre_hook(lambda *_: [].pop())
+    with pytest.raises((IndexError, lamina.UsageError), match="pop from empty list"):
+        model.state_dict()
+    assert lamina.allgather(0, lamina.WORLD) == [0, 0]
+
+
+class Graph(nn.Linear):
+    """A layer with a sparse buffer, a quantised one, and one whose elements lie on one another."""
+
+    def __init__(self, size, outputs):
+        super().__init__(size, outputs)
+        self.register_buffer("adjacency", torch.rand(outputs, outputs).to_sparse())
+        self.register_buffer("scale", torch.ones(1).expand(outputs))
+        self.register_buffer("packed", torch.quantize_per_tensor(torch.rand(outputs), 0.1, 0, torch.qint8))
+
+    def forward(self, x):
+        return super().forward(x) @ self.adjacency.to_dense() * self.scale + self.packed.dequantize()
+
+
+def case_sparse_and_quantised_buffers_stay_on_all_ranks():
+    _, plain, model = started(lambda: OfLayers(Graph))
+    loss = lamina.step(lambda z: model(z).square().mean())(NOISE).reduce_mean()
+    expected = torch.stack([plain(z).square().mean() for z in NOISE.chunk(2)]).mean()
+    torch.testing.assert_close(loss, expected.detach())
+    state = model.state_dict()
+    assert list(state) == list(plain.state_dict())
+    for name, value in plain.state_dict().items():
+        dense = [each.dequantize() if each.is_quantized else each.to_dense() for each in (state[name], value)]
+        assert torch.equal(*dense)
+    model.load_state_dict(plain.state_dict())
+    with pytest.raises(lamina.UsageError, match=r"g\.adjacency is sparse or quantised"):
+        lamina.save_checkpoint("nowhere", tag="x", model=model)

@@ -21,6 +21,7 @@ from lamina.errors import Error, UsageError
 from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.model import shards
+from lamina.model.partitioned import is_odd
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.optim.param_groups import Layout
 from lamina.util.checks import require_booleans, require_count, require_no_nul
@@ -255,6 +256,12 @@ class _Everything:
         names: dict[int, list[str]] = {}
         for name, tensor in persistent(module):
             names.setdefault(id(tensor), []).append(name)
+            if is_odd(tensor):
+                raise UsageError(
+                    f"{name} is sparse or quantised, which has no place in a checkpoint: register_buffer(..., "
+                    "persistent=False), or save model.state_dict() with lamina.save",
+                    code="checkpoint-cannot-save",
+                )
         for name, tensor, owner in self._model.tensors():
             if owner != self._model.partition or id(tensor) not in names:
                 continue

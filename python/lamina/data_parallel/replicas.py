@@ -15,6 +15,7 @@ from torch import nn
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
 from lamina.job.groups import ProcessGroups
+from lamina.model.partitioned import is_odd
 from lamina.util import pytree
 
 
@@ -121,6 +122,6 @@ class Replicas:
         return [(f"beside the model, {number}", parameter) for number, parameter in enumerate(self._beside)]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
-        """Those that this rank has whole, with their names."""
-        all_tensors = getattr(self._module, names)()
-        return [(name, tensor) for name, tensor in all_tensors if self._owns(name) and not self._is_sharded(tensor)]
+        """Those that this rank has whole, with their names; sparse and quantised buffers stay each replica's own."""
+        own = ((name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name))
+        return [(name, tensor) for name, tensor in own if not self._is_sharded(tensor) and not is_odd(tensor)]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moment when a model is cut: who owns what, everybody's values, and what each rank lets go."""
 
+import io
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,7 +96,8 @@ class PartitionedModel:
     def gathered(self, own: dict[str, Any], to_first: bool = False) -> dict[str, Any]:
         """The owners' parts of a state dict as one, in the order that the plain model's has; with `to_first` nothing on
         all ranks but the first. Collective over the pipeline."""
-        return self.session.gather_state(own, to_first, self.cut)
+        state = self.session.gather_state({name: packed(value) for name, value in own.items()}, to_first, self.cut)
+        return {name: unpacked(value) for name, value in state.items()}
 
     def owns(self, name: str) -> bool:
         """True where this rank owns what has that name; see `owner_of`."""
@@ -158,6 +161,7 @@ def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) ->
     model = _agree(tree, session, proposal)
     _keep_dense(model)
     printing.install()
+    _lay_out(tree.root)
     table = model.table
 
     def make(tensors: list[torch.Tensor]) -> None:
@@ -168,10 +172,32 @@ def partition(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) ->
             delayed.forget(tensor)
 
     model.sharding = session.give_values(table, tree.names, make, _PORTION_BYTES)
+    _give_odd_buffers(model)
     if session.group_size("shard") > 1:
         own = [tensor for _, tensor, owner in model.tensors() if owner == model.partition]
         shards.name(model.sharding, [each for each in own if isinstance(each, nn.Parameter)], session)
     return model
+
+
+def _lay_out(root: nn.Module) -> None:
+    """Gives buffers whose elements lie on one another (expanded ones) a memory that can be written."""
+    for module in root.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not is_odd(buffer) and torch._debug_has_internal_overlap(buffer) == 1:
+                    module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+
+
+def _give_odd_buffers(model: PartitionedModel) -> None:
+    """Sparse and quantised buffers, which stay on all ranks, get the values of world rank 0."""
+    odd = [(name, buffer) for name, buffer in model.tree.root.named_buffers() if is_odd(buffer)]
+    if not odd or model.session.size == 1:
+        return
+    mine = [packed(buffer) for _, buffer in odd] if model.session.rank == 0 else []
+    for (name, _), value in zip(odd, model.session.all_gather("world", mine)[0], strict=True):
+        path, _, attribute = name.rpartition(".")
+        if model.session.rank != 0:
+            model.tree.root.get_submodule(path)._buffers[attribute] = unpacked(value)
 
 
 def _agree(tree: ModuleTree, session: _lamina.Session, proposal: Proposal) -> PartitionedModel:
@@ -239,5 +265,31 @@ def _tell_of_constants(everyone: list[dict[str, str]]) -> None:
 
 
 def named_tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers under a module."""
-    return [*root.named_parameters(), *root.named_buffers()]
+    """Parameters and buffers under a module, but for odd ones."""
+    return [*root.named_parameters(), *((name, each) for name, each in root.named_buffers() if not is_odd(each))]
+
+
+@dataclass
+class _Odd:
+    """A tensor that only torch can pack."""
+
+    data: bytes
+
+
+def packed(value: Any) -> Any:
+    """A value as it travels: what no message can hold is packed."""
+    if not isinstance(value, torch.Tensor) or not is_odd(value):
+        return value
+    file = io.BytesIO()
+    torch.save(value.detach(), file)
+    return _Odd(file.getvalue())
+
+
+def unpacked(value: Any) -> Any:
+    """Undoes `packed`."""
+    return torch.load(io.BytesIO(value.data), weights_only=True) if isinstance(value, _Odd) else value
+
+
+def is_odd(buffer: torch.Tensor) -> bool:
+    """True for one without a memory of plain elements, sparse or quantised: all ranks keep it."""
+    return buffer.layout is not torch.strided or buffer.is_quantized

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.model.partitioned import PartitionedModel, Row
+from lamina.model.partitioned import PartitionedModel, Row, is_odd
 
 Place = tuple[dict[str, Any], str, Any]  # a module's dictionary, a name in it, and the value
 
@@ -25,6 +25,24 @@ def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
     ]  # nothing in one can be None: it is another rank's as a whole
     with replaced(scripted), without(model.tree.root, (tensor for _, tensor, _ in foreign)):
         yield foreign
+
+
+@contextmanager
+def own_and_shapes(model: PartitionedModel) -> Iterator[None]:
+    """Inside, tensors without memory are in the places of other ranks' parameters and buffers: for modules that save
+    and load in a way of their own, and for hooks of state dicts, which look at all of it."""
+    foreign = {id(tensor) for _, tensor, owner in model.tensors() if owner != model.partition}
+    places = [place for module in _unscripted(model.tree.root) for place in places_of(module)]
+    shapes = [(held, name, stand_in(tensor)) for held, name, tensor in places if id(tensor) in foreign]
+    with only_own(model), replaced(shapes):
+        yield
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """One of its shape without memory; of a sparse or quantised one a copy."""
+    if is_odd(tensor):
+        return tensor.detach().clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.model import shards
-from lamina.model.partitioned import PartitionedModel
-from lamina.model.places import Place, only_own, places_of, replaced
+from lamina.model.partitioned import PartitionedModel, packed, unpacked
+from lamina.model.places import Place, own_and_shapes, places_of, replaced, stand_in
 
 PARTIAL = "_smp_is_partial"  # its value is whether the dictionary is partial
 SAVED_BY = "_lamina_saved_by"  # (partition, partitions); in the metadata of a model's dictionary
@@ -57,7 +57,10 @@ class ModelState:
 
     def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
         """All of it on every rank, or else on the first alone; collective."""
-        own = self._own()
+        own, reads_all = self._own_or_error()
+        if reads_all:
+            state = self._of_all_values(own)
+            return state if not gather_to_rank0 or self._partitioned.partition == 0 else OrderedDict()
         state = OrderedDict(self._partitioned.gathered(dict(own), gather_to_rank0))
         if not gather_to_rank0 or self._partitioned.partition == 0:
             state._metadata = own._metadata
@@ -79,6 +82,39 @@ class ModelState:
         loaded = self._load_own(given)
         return checked or self._agree((loaded.missing_keys, loaded.unexpected_keys, ""), strict, of_shards)
 
+    def _own_or_error(self) -> tuple[OrderedDict[str, Any], bool]:
+        """Returns what this rank owns, and whether hooks or modules of some rank made entries of what others own. An
+        error of one rank is every rank's."""
+        own, failure = OrderedDict(), None
+        try:
+            own = self._own()
+        except Exception as error:
+            failure = error
+        text = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        reads_all = any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values())
+        found = self._session.all_gather("pp", (text, reads_all))
+        if failure is not None:
+            raise failure
+        if error := next((text for text, _ in found if text), ""):
+            raise UsageError(f"state_dict() has failed on another rank: {error}", code="state-failed")
+        return own, any(each for _, each in found)
+
+    def _of_all_values(self, own: OrderedDict[str, Any]) -> OrderedDict[str, Any]:
+        """The state dict that the plain model makes, with all values on each rank for the moment."""
+        rows = self._partitioned.tensors()
+        with shards.gathered_parameters(self._module.parameters()):
+            mine = {name: each.detach().clone() for name, each, owner in rows if owner == self._place()[0]}
+        values = self._partitioned.gathered(mine)
+        extra = {name: value for name, value in own.items() if name.endswith(_EXTRA_STATE)}
+        extra = self._partitioned.gathered(extra)
+        names = {id(tensor): name for name, tensor, _ in rows}
+        modules = (part for part in self._module.modules() if not isinstance(part, torch.jit.ScriptModule))
+        places = [place for module in modules for place in places_of(module)]
+        with replaced([(held, key, values[names[id(each)]]) for held, key, each in places if id(each) in names]):
+            state = self._module.state_dict()
+        state.update(extra)
+        return state
+
     # Returns what this rank owns.
 
     def _sharded(self) -> dict[str, nn.Parameter]:
@@ -94,21 +130,23 @@ class ModelState:
         return self._partitioned.partition, self._session.group_size("pp")
 
     def _own(self) -> OrderedDict[str, Any]:
-        with only_own(self._partitioned), shards.gathered_parameters(self._module.parameters()):
+        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters()):
             state = self._module.state_dict()
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and shards.number_of(self._partitioned.sharding, value) is not None:
                     state[name] = value.clone()
         for name in [name for name in state if not self._partitioned.owns(name)]:
-            del state[name]  # what modules of other ranks add by get_extra_state()
+            del state[name]
         return state
 
     def _load_own(self, given: OrderedDict[str, Any]) -> Any:
-        """torch's load_state_dict of what this rank owns: what others own is unexpected to it."""
+        """torch's load_state_dict of what this rank owns; of what others own it has the shapes."""
         owns = self._partitioned.owns
         foreign_extra = [name for name in given if name.endswith(_EXTRA_STATE) and not owns(name)]
         own = _copy(given, leave=foreign_extra)
-        with only_own(self._partitioned), shards.gathered_parameters(self._module.parameters(), write_back=True):
+        for name, value in own.items():
+            own[name] = value if owns(name) or not isinstance(value, torch.Tensor) else stand_in(value)
+        with own_and_shapes(self._partitioned), shards.gathered_parameters(self._module.parameters(), write_back=True):
             missing, unexpected = self._module.load_state_dict(own, strict=False)
         return nn.modules.module._IncompatibleKeys([name for name in missing if owns(name)], unexpected + foreign_extra)
 
@@ -130,7 +168,8 @@ class ModelState:
         if same_partition_load:
             raise UsageError(next(text for text in differences if text), code="state-other-cut")
         metadata = given._metadata
-        given = OrderedDict(self._session.gather_state(dict(given)))
+        gathered = self._session.gather_state({name: packed(value) for name, value in given.items()})
+        given = OrderedDict((name, unpacked(value)) for name, value in gathered.items())
         given._metadata = metadata
         return given
 
@@ -155,7 +194,7 @@ class ModelState:
         extra = {name for name in given if name.endswith(_EXTRA_STATE)}
         light = _copy(given, leave=extra)
         for name, value in light.items():
-            light[name] = value.to("meta") if isinstance(value, torch.Tensor) else value
+            light[name] = stand_in(value) if isinstance(value, torch.Tensor) else value
         with replaced(_stand_ins(self._module)):
             try:
                 missing, unexpected = self._load_own(light)
@@ -240,7 +279,7 @@ def _copy(state_dict: Mapping[str, Any], leave: Any = ()) -> OrderedDict[str, An
 def _stand_ins(root: nn.Module) -> list[Place]:
     """Tensors without memory for the places of all parameters and buffers."""
     return [
-        (held, name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+        (held, name, stand_in(tensor))
         for module in root.modules()
         for held, name, tensor in places_of(module)
         if tensor is not None
