@@ -210,3 +210,26 @@ def test_changes_of_an_object(change, is_change, more_than_counting):
     change(thing)
     assert changed(before, content(thing)) == is_change
     assert changed_by_more_than_counting(before, content(thing)) == more_than_counting
+
+
+class PastSetattr(nn.Linear):
+    def forward(self, x):
+        self.__dict__["aux"] = x.mean()
+        return super().forward(x)
+
+
+class ReadsIt(nn.Sequential):
+    def __init__(self, read):
+        super().__init__(nn.Linear(8, 8), PastSetattr(8, 8))
+        self.read = read
+
+    def forward(self, x):
+        return super().forward(x) + self.read(self[1])
+
+
+@pytest.mark.parametrize(
+    "read", [lambda part: part.aux, lambda part: part.__dict__["aux"], lambda part: vars(part)["aux"]]
+)
+def test_what_is_set_in_the_dictionary_of_a_module_ties(read):
+    found = trace(ModuleTree(ReadsIt(read)), Call((X,), {}), TraceOptions())
+    assert [(tie.attribute, sorted(tie.nodes)) for tie in found.ties] == [("1.aux", [0, 2])]

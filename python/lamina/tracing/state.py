@@ -96,8 +96,20 @@ class StateWatch:
             for name, value in [*vars(module).items(), *module._buffers.items()]:
                 if name not in _TORCHS:
                     self._hold((id(module), name), value)
+        before = {id(module): dict(vars(module)) for module in self._modules}
         with scoped.attributes(self._set, self._get):
             yield
+        self._look_at_dictionaries(before)
+
+    def _look_at_dictionaries(self, before: dict[int, dict[str, Any]]) -> None:
+        """Notes what was set past `__setattr__`, in a module's `__dict__`: by one of those that had that in hand."""
+        for module in self._modules:
+            old = before[id(module)]
+            for name, value in vars(module).items():
+                key = id(module), name
+                if name not in _TORCHS and key not in self._written and not same(old.get(name, self), value):
+                    self._written.add(key)
+                    self._users[key] |= self._users[id(module), "__dict__"]
 
     def enter(self, node: int) -> None:
         """A call of a node begins."""
@@ -173,6 +185,8 @@ class StateWatch:
         original(module, name, value)
 
     def _get(self, module: nn.Module, name: str) -> Any:
+        if name == "__dict__" and id(module) in self._paths:
+            self._users[id(module), name].add(self._frames[-1].node)
         if name not in _TORCHS and id(module) in self._paths:
             key, frame = (id(module), name), self._frames[-1]
             self._users[key].add(frame.node)
