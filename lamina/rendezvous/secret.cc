@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/rendezvous/secret.h"
 
+#include <dlfcn.h>
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -23,10 +24,24 @@ namespace {
 
 [[noreturn]] void fail() { throw base::Error("OpenSSL cannot compute HMAC-SHA256 or SHA-256 here"); }
 
+// A function of the OpenSSL that this library is linked to, under a name that other libraries have, too: one that
+// exports BoringSSL to the whole process, as TensorFlow's does, is where the linker finds those first. Names that came
+// with OpenSSL 3 (EVP_MAC_..., ..._fetch, OSSL_...) are OpenSSL's alone.
+template <class Function>
+Function* of_openssl(const char* name) {
+  Dl_info library{};
+  if (::dladdr(reinterpret_cast<const void*>(&EVP_MAC_fetch), &library) == 0) fail();
+  void* const loaded = ::dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  auto* const found = loaded == nullptr ? nullptr : ::dlsym(loaded, name);
+  if (found == nullptr) fail();
+  return reinterpret_cast<Function*>(found);
+}
+
 // By default OpenSSL takes itself away in an exit handler, which runs before those that were there when it was first
 // used: among them is ours, which signs to the other ranks that this one leaves.
 void keep_openssl_to_the_end() {
-  static const bool kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;
+  static const bool kept =
+      of_openssl<decltype(OPENSSL_init_crypto)>("OPENSSL_init_crypto")(OPENSSL_INIT_NO_ATEXIT, nullptr) == 1;
   if (!kept) fail();
 }
 
@@ -88,14 +103,19 @@ Mac authenticate(const Secret& secret, std::string_view purpose, std::initialize
   return Signer(secret).sign(text.take());
 }
 
-bool same(const Mac& a, const Mac& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+bool same(const Mac& a, const Mac& b) {
+  volatile std::uint8_t differs = 0;  // no compiler may end the loop early
+  for (std::size_t i = 0; i < a.size(); ++i) differs = static_cast<std::uint8_t>(differs | (a[i] ^ b[i]));
+  return differs == 0;
+}
 
 Digest digest(std::string_view bytes) {
   keep_openssl_to_the_end();
   static EVP_MD* const sha = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  static auto* const hash = of_openssl<decltype(EVP_Digest)>("EVP_Digest");
   Digest result;
   unsigned length = 0;
-  if (EVP_Digest(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
+  if (hash(bytes.data(), bytes.size(), result.data(), &length, sha, nullptr) != 1) fail();
   return result;
 }
 
