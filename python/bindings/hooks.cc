@@ -106,19 +106,22 @@ class PythonModules : public model::Modules {
   const std::vector<bool> dynamic_;
 };
 
-// A worker keeps one Python thread state for its whole life.
-thread_local PyGILState_STATE worker_state;
+// A worker keeps one Python thread state for its whole life: its own, and not one of PyGILState_Ensure(). That one ends
+// with its last user, who would be whoever takes the GIL while the thread's own values (threading.local) are destroyed:
+// a graph among them does.
 thread_local PyThreadState* worker_thread = nullptr;
 
 void begin_thread() {
-  worker_state = PyGILState_Ensure();
-  worker_thread = PyEval_SaveThread();
+  worker_thread = PyThreadState_New(PyInterpreterState_Main());
+  PyEval_RestoreThread(worker_thread);
+  PyEval_SaveThread();
   at::init_num_threads();
 }
 
 void end_thread() {
   PyEval_RestoreThread(worker_thread);
-  PyGILState_Release(worker_state);
+  PyThreadState_Clear(worker_thread);
+  PyThreadState_DeleteCurrent();
 }
 
 // A wait in a thread that may be in Python: reading a tensor's memory holds the GIL, an operation does not.

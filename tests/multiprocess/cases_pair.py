@@ -5,6 +5,7 @@ import collections
 import copy
 import dataclasses
 import os
+import threading
 import types
 
 import pytest
@@ -54,6 +55,24 @@ def two(second):
     model = nn.Sequential(nn.Linear(6, 6), second)
     lamina.set_partition(second, 1)
     return model
+
+
+class Adds(nn.Linear):
+    """Adds a loss up in this thread's own value, which keeps a graph that begins on another rank."""
+
+    own = threading.local()
+
+    def forward(self, x):
+        y = super().forward(x).tanh()
+        Adds.own.sum = getattr(Adds.own, "sum", 0) + y.square().mean()
+        return y + 0 * Adds.own.sum
+
+
+def case_values_of_threads_with_graphs_go_when_the_job_ends():
+    start()
+    train = train_step(lamina.distribute(nn.Sequential(*(Adds(6, 6) for _ in range(4)))))
+    train(BATCH)
+    lamina.shutdown()
 
 
 def train_step(model):
