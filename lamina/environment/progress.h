@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string_view>
 
 namespace lamina::environment {
 
-// Reports of a rank to the launcher that started it: one datagram when a step begins and one when it ends, one when its
-// session is over; and one, with words behind it, when the rank is about to end because of an error of another one.
+// Reports of a rank to the launcher that started it: one datagram when its session begins that other machines have a
+// part in, one when a step begins and one when it ends, one when its session is over; and one, with words behind it,
+// when the rank is about to end because of an error of another one.
 struct Progress {
-  std::int64_t step = 0;
+  std::int64_t step = 0;     // kPatience: milliseconds
   std::int32_t process = 0;  // who says it
-  std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, kConsequence, kClosed
+  std::int32_t inside = 0;   // 1: the step has begun, 0: it has ended, kConsequence, kClosed, kPatience
 
   static constexpr std::int32_t kConsequence = 2;
   static constexpr std::int32_t kClosed = 3;
+  static constexpr std::int32_t kPatience = 4;  // how long ranks on other machines wait for this one before they end
   static constexpr std::size_t kMostWords = std::size_t{32} * 1024;
 };
 
@@ -26,6 +29,7 @@ class ProgressReporter {
   void begin(std::int64_t step) const { send(step, 1); }
   void end(std::int64_t step) const { send(step, 0); }
   void close() const;
+  void patience(std::chrono::milliseconds others) const { send(others.count(), Progress::kPatience); }
   // `words` say which error, the last kMostWords bytes of them. Whether a launcher will show them, or the first cause.
   bool consequence(std::string_view words) const;
 

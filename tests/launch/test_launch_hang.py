@@ -131,6 +131,21 @@ def test_a_stopped_rank_is_named_within_4_s_and_how_it_goes_on(launcher):
     assert job.wait(10) == 143
 
 
+def test_a_rank_that_is_stopped_while_other_machines_wait_for_it_is_ended_after_their_timeout(launcher):
+    """It is alone on its machine, whose launcher learns of no other rank's end."""
+    program = "launcher.send(struct.pack('qii', 1000, os.getpid(), 4))\nstuck_in_its_loader()"
+    (launcher.folder / "here-0").touch()
+    job = start(launcher, 1, 600, program, "--nnodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1",
+                "--master-port", 4711)  # fmt: skip
+    eventually(lambda: (launcher.folder / "ready-1").exists())
+    os.kill(rank_process(launcher, 1), signal.SIGSTOP)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    said = "rank 1 has been stopped for longer than timeout_s: ranks on other machines have ended without it"
+    assert f"lamina run: {said}\n" in errors
+    assert "in stuck_in_its_loader" in errors
+
+
 def test_a_stopped_rank_that_hangs_the_job_is_named_and_shows_its_stack(launcher):
     job = start(launcher, 2, 2, "steps(5)\nstuck_in_its_loader()")
     eventually(lambda: len(list(launcher.folder.glob("ready-*"))) == 2)

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 #include "lamina/base/fd.h"
 #include "lamina/base/str.h"
@@ -55,27 +56,33 @@ bool is_there(idtype_t which, pid_t pid) {
 // Running or ended. Unlike the list, this is never wrong for a moment.
 bool any_child() { return is_there(P_ALL, 0); }
 
-void end_one(pid_t child, const base::Deadline& deadline) {
-  const base::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
-  ::kill(child, SIGKILL);
-  pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
-  if (process && !deadline.expired()) ::poll(&ended, 1, kKilled.count());
-  ::waitpid(child, nullptr, WNOHANG);
+// Those that are children are killed together, and their ends awaited together: each takes its time.
+void end_between(pid_t from, pid_t to, const base::Deadline& deadline) {
+  std::vector<std::pair<pid_t, base::Fd>> killed;
+  for (pid_t pid = from; pid < to; ++pid) {
+    if (!is_there(P_PID, pid)) continue;
+    killed.emplace_back(pid, static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    ::kill(pid, SIGKILL);
+  }
+  const auto gone_by = base::Deadline::after(kKilled);
+  for (const auto& [pid, process] : killed) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(gone_by.at() - base::Deadline::Clock::now());
+    pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
+    if (process && !deadline.expired()) ::poll(&ended, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    ::waitpid(pid, nullptr, WNOHANG);
+  }
 }
 
 // Asks of every process number whether it is a child's: half a second when it has to ask for all. Children have mostly
 // the numbers after ours, and their own children, ours once they are dead, come later still.
 void end_unlisted(const base::Deadline& deadline) {
+  constexpr pid_t kAtOnce = 1 << 12;
   const pid_t own = ::getpid();
   const auto ask = [&](pid_t from, pid_t to) {
-    for (pid_t pid = from; pid < to; ++pid) {
-      if (!is_there(P_PID, pid)) continue;
-      end_one(pid, deadline);
-      if (!any_child()) return;
-    }
+    for (; from < to && any_child(); from += kAtOnce) end_between(from, std::min(from + kAtOnce, to), deadline);
   };
   ask(own + 1, kNumbers);
-  if (any_child()) ask(1, own);
+  ask(1, own);
 }
 
 }  // namespace

@@ -15,6 +15,8 @@ namespace lamina::launch {
 namespace {
 
 constexpr std::chrono::seconds kStopIsLong{3};
+// Others notice at their own time, end, and let go of what they have.
+constexpr std::chrono::seconds kOthersEnd{3};
 
 std::int64_t seconds_since(RankHealth::Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::seconds>(RankHealth::Clock::now() - then).count();
@@ -49,8 +51,13 @@ void RankHealth::take(Person& person) {
       person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
     }
     if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
+    if (progress.inside == Progress::kPatience) {
+      person.patience = std::chrono::milliseconds(progress.step);
+      continue;
+    }
     if (progress.inside == Progress::kClosed) {
       person.closed = true;
+      person.patience.reset();
       continue;
     }
     person.closed = false;
@@ -103,6 +110,16 @@ bool RankHealth::stopped_long(int i) {
   return true;
 }
 
+std::optional<RankHealth::Clock::time_point> RankHealth::outlived_at(const Person& person) {
+  if (!person.stopped || !person.patience) return std::nullopt;
+  return *person.stopped + *person.patience + kOthersEnd;
+}
+
+bool RankHealth::outlived(int i) const {
+  const auto at = outlived_at(people_[i]);
+  return at && Clock::now() >= *at;
+}
+
 RankHealth::Clock::time_point RankHealth::last_heard() const {
   auto last = began_;
   for (const Person& person : people_) {
@@ -119,6 +136,7 @@ std::optional<base::Deadline> RankHealth::next() const {
   if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
   for (const Person& person : people_) {
     if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
+    if (const auto outlived = outlived_at(person)) soonest(*outlived);
   }
   return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
 }

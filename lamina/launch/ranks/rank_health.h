@@ -40,6 +40,8 @@ class RankHealth {
   // True once per stop, when the rank has been stopped for a while.
   bool stopped_long(int i);
   bool hangs() const;
+  // True when the rank has been stopped for so long that the ranks of other machines have ended without it.
+  bool outlived(int i) const;
   std::optional<base::Deadline> next() const;  // when one of these may become true
 
   std::string words(int i) const;             // "in step 12 for 31 s", "stopped (SIGSTOP) after step 11, 31 s ago"
@@ -53,11 +55,13 @@ class RankHealth {
     std::optional<Clock::time_point> heard;
     std::optional<Clock::time_point> stopped;
     int stop_signal = 0;
+    std::optional<std::chrono::milliseconds> patience;  // of ranks on other machines, which it has told
     bool told = false;
     bool ended = false;
     bool closed = false;  // it said that its session is over
     std::optional<std::string> consequence;
   };
+  static std::optional<Clock::time_point> outlived_at(const Person& person);
   void take(Person& person);
   Clock::time_point last_heard() const;
 

@@ -105,10 +105,10 @@ void Report::stopped(base::Rank rank, pid_t pid) const {
   say("warning: rank ", rank, " is stopped (SIGSTOP or the like); `kill -CONT ", pid, "` lets it go on");
 }
 
-void Report::hung(std::chrono::seconds timeout, const Places& places) {
+void Report::hung(const std::string& why, const Places& places) {
   flush();
   outputs_.begin_here();
-  say("the job hangs: no rank has begun or ended a step for ", timeout.count(), " s (--hang-timeout)");
+  say(why);
   std::vector<std::string> order;
   std::map<std::string, std::vector<base::Rank>> together;
   for (const auto& [rank, words] : places) {

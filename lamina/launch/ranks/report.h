@@ -45,7 +45,7 @@ class Report {
 
   // No progress.
   void stopped(base::Rank rank, pid_t pid) const;
-  void hung(std::chrono::seconds timeout, const Places& places);  // what ranks write from now on are their stacks
+  void hung(const std::string& why, const Places& places);  // what ranks write from now on are their stacks
   void stacks() const;
 
   // Another start.

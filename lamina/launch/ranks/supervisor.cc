@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "lamina/base/str.h"
 #include "lamina/launch/ranks/descendants.h"
 #include "lamina/launch/ranks/watch.h"
 
@@ -95,7 +96,15 @@ void Supervisor::check_vitals() {
   for (const RankProcess* rank : running_) {
     if (parts_.health.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
   }
-  if (parts_.health.hangs()) abort_hung();
+  const auto outlived =
+      std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.outlived(local(rank)); });
+  if (outlived != running_.end()) {
+    abort_hung(base::str("rank ", (*outlived)->rank(),
+                         " has been stopped for longer than timeout_s: ranks on other machines have ended without it"));
+  } else if (parts_.health.hangs()) {
+    abort_hung(base::str("the job hangs: no rank has begun or ended a step for ", parts_.health.hang_timeout()->count(),
+                         " s (--hang-timeout)"));
+  }
 }
 
 // A closed pipe ends the job, as it would have ended rank 0 without --tee.
@@ -138,12 +147,12 @@ void Supervisor::fail() {
 }
 
 // Python writes its stacks down when it is told to abort (PYTHONFAULTHANDLER).
-void Supervisor::abort_hung() {
+void Supervisor::abort_hung(const std::string& why) {
   hung_ = true;
   root_cause_.close();
   Report::Places places;
   for (const RankProcess* rank : running_) places.emplace_back(rank->rank(), parts_.health.words(local(rank)));
-  parts_.report.hung(*parts_.health.hang_timeout(), places);
+  parts_.report.hung(why, places);
   for (const RankProcess* rank : running_) {
     const auto reporter = parts_.health.process(local(rank));  // it may be a child of the rank's, under a shell
     const pid_t process = reporter && ::getpgid(*reporter) == rank->pid() ? *reporter : rank->pid();

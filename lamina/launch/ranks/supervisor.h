@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lamina/base/deadline.h"
@@ -58,7 +59,7 @@ class Supervisor {
   void check_vitals();
   void check_readers();
   void interrupt(int signal);
-  void abort_hung();
+  void abort_hung(const std::string& why);
   void settle();
   void fail();
   void end_ranks();
