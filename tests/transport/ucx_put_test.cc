@@ -13,6 +13,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -51,6 +55,38 @@ class UcxPut : public ::testing::TestWithParam<const char*> {
     ::unsetenv("UCX_TLS");
   }
 };
+// Sockets of this process that anybody may connect to over a network: /proc/net/tcp has addresses in hexadecimal.
+std::vector<std::string> listening_elsewhere_than_at_loopback() {
+  std::set<std::string> own;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    own.insert(std::filesystem::read_symlink(entry, closed).string());
+  }
+  std::vector<std::string> found;
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream words(line);
+    std::string number, local, remote, state, word, inode;
+    words >> number >> local >> remote >> state;
+    for (int i = 0; i < 6; ++i) words >> inode;
+    if (state == "0A" && !local.starts_with("0100007F") && own.contains("socket:[" + inode + "]"))
+      found.push_back(local);
+  }
+  return found;
+}
+
+TEST(UcxTcp, OfAJobOnOneMachineListensOnTheLoopbackDeviceAlone) {
+  RankProcesses job(2);
+  ::setenv("UCX_TLS", "tcp,self", 1);
+  job.run([&](Transport& transport, Inbox& inbox) {
+    transport.send(Rank(1 - transport.rank().value), object("c", 1l));
+    inbox.next();
+    EXPECT_THAT(listening_elsewhere_than_at_loopback(), ::testing::IsEmpty());
+  });
+  ::unsetenv("UCX_TLS");
+  job.expect_success();
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, UcxPut, ::testing::Values("", "tcp,self"),
                          [](const auto& info) { return *info.param == '\0' ? "SharedMemory" : "Tcp"; });
 

@@ -42,15 +42,26 @@ std::string left_out(const Reach& reach) {
   return names + ",posix";
 }
 
+// True where UCX may use tcp and nothing else that has a network: a list says which transports it takes or, after "^",
+// which it does not.
+bool only_tcp(const std::string& wanted) {
+  const bool taken = !wanted.starts_with('^');
+  const std::string list = "," + wanted.substr(taken ? 0 : 1);
+  const auto names = [&](const char* begin) { return list.find(begin) != std::string::npos; };
+  const bool others = names(",rc") || names(",ud") || names(",dc") || names(",ib") || names(",all");
+  return names(",tcp") == taken && others != taken;
+}
+
 using Config = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
 
 Config configure(const Reach& reach) {
   ucp_config_t* read = nullptr;
   check(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
   Config config(read, &ucp_config_release);
-  if (std::getenv("UCX_TLS") != nullptr) return config;
-  check(ucp_config_modify(read, "TLS", ("^" + left_out(reach)).c_str()), "choose transports");
-  if (reach.loopback && !reach.shared && std::getenv("UCX_NET_DEVICES") == nullptr) {
+  const char* wanted = std::getenv("UCX_TLS");
+  if (wanted == nullptr) check(ucp_config_modify(read, "TLS", ("^" + left_out(reach)).c_str()), "choose transports");
+  const bool has_network = wanted == nullptr ? !reach.shared : only_tcp(wanted);
+  if (reach.loopback && has_network && std::getenv("UCX_NET_DEVICES") == nullptr) {
     check(ucp_config_modify(read, "NET_DEVICES", "lo"), "choose networks");
   }
   return config;
