@@ -95,6 +95,9 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
 void Lane::run(const LaneWorkPtr& work, bool here) {
   if (process_.forked()) refuse_forked(work->name());
   std::unique_lock lock(mutex_);
+  if (closing_) {
+    throw base::UsageError(base::str(work->name(), " of a group that was destroyed"), base::Code{"group-destroyed"});
+  }
   if (running_ && caller_ == std::this_thread::get_id()) {
     throw base::UsageError(
         "a signal's handler has called a collective of a group in which it interrupted another one: "
@@ -123,6 +126,8 @@ void Lane::run(const LaneWorkPtr& work, bool here) {
   lock.unlock();
   changed_.notify_all();
 }
+
+bool Lane::runs_here() { return served_here != nullptr; }
 
 bool Lane::idle() {
   const std::lock_guard guard(mutex_);
@@ -162,7 +167,7 @@ void Lane::close() {
   abort_all();
   if (served_here == this) {  // in what an operation's end calls: the thread ends after it
     while (!waiting_.empty()) run_next(lock);
-    thread_.detach();
+    if (thread_.joinable()) thread_.detach();
     return;
   }
   lock.unlock();

@@ -68,8 +68,10 @@ using LaneWorkPtr = c10::intrusive_ptr<LaneWork>;
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   // `here`: in the calling thread, where nothing is before it. Throws base::UsageError in a signal handler that has
-  // interrupted an operation here: it would wait for itself; and in a child of fork().
+  // interrupted an operation here: it would wait for itself; in a child of fork(); and after close().
   void run(const LaneWorkPtr& work, bool here);
+  // True in an operation, or what its end calls, in a lane's own thread.
+  static bool runs_here();
   // Nothing runs or waits.
   bool idle();
   // In the lane's own thread: runs what waits, up to this work.

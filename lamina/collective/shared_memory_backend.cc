@@ -191,7 +191,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
       : Backend(neighbours.rank(), neighbours.size()),
         timeout_(timeout),
         check_interrupt_(std::move(check_interrupt)),
-        group_(std::move(neighbours), base::Deadline::after(timeout)),
+        group_(std::make_unique<Communicator>(std::move(neighbours), base::Deadline::after(timeout))),
         together_(std::make_shared<Lane>()),
         to_(lanes(size_)),
         from_(lanes(size_)),
@@ -209,7 +209,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   std::vector<shared_memory::Segment> share(std::size_t bytes, base::Deadline deadline) override {
-    return group_.share(bytes, deadline);
+    return group().share(bytes, deadline);
   }
 
   void set_purpose(std::string purpose) override { purpose_ = std::move(purpose); }
@@ -223,7 +223,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     }
     TORCH_CHECK_VALUE(size >= 0, "a tensor of ", size, " elements");
     const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-    auto memory = group_.allocate(bytes);
+    auto memory = group().allocate(bytes);
     if (!memory) return at::empty({size}, options);
     auto* data = memory.get();
     auto* owner = new std::shared_ptr<std::byte>(std::move(memory));
@@ -253,7 +253,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const int root = member(kReduce, options.rootRank);
     return start(kReduce, tensors, options, [this, tensor = tensors.front(), how, root](const Check& check) {
       const Flat flat(tensor);
-      group_.reduce(flat.buffer(), how, root, check);
+      group().reduce(flat.buffer(), how, root, check);
       if (root == rank_) flat.put_back();
     });
   }
@@ -265,7 +265,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const auto how = reduction_for(kReduceScatter, mine, options.reduceOp);
     return start(kReduceScatter, outputs, options, [this, mine, all, how](const Check& check) {
       const Flat flat(mine);
-      group_.reduce_scatter(flat.buffer(), Flats(all).buffers(), how, check);
+      group().reduce_scatter(flat.buffer(), Flats(all).buffers(), how, check);
       flat.put_back();
     });
   }
@@ -285,7 +285,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const int root = member(kBroadcast, options.rootRank);
     return start(kBroadcast, tensors, options, [this, tensor = only(kBroadcast, tensors), root](const Check& check) {
       const Flat flat(tensor);
-      group_.broadcast(flat.buffer(), root, check);
+      group().broadcast(flat.buffer(), root, check);
       if (root != rank_) flat.put_back();
     });
   }
@@ -328,7 +328,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const auto all = root == rank_ ? list_of(kGather, outputs, mine) : Tensors();
     return start(kGather, all, options, [this, mine, all, root](const Check& check) {
       const Flats flats(all);
-      group_.gather(flats.buffers(), Flat(mine).buffer(), root, check);
+      group().gather(flats.buffers(), Flat(mine).buffer(), root, check);
       flats.put_back();
     });
   }
@@ -339,7 +339,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const auto all = root == rank_ ? list_of(kScatter, inputs, mine) : Tensors();
     return start(kScatter, outputs, options, [this, mine, all, root](const Check& check) {
       const Flat flat(mine);
-      group_.scatter(flat.buffer(), Flats(all).buffers(), root, check);
+      group().scatter(flat.buffer(), Flats(all).buffers(), root, check);
       flat.put_back();
     });
   }
@@ -354,7 +354,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     }
     return start(kAllToAll, received, options, [this, received, sent](const Check& check) {
       const Flats to(received);
-      group_.all_to_all(to.buffers(), Flats(sent).buffers(), check);
+      group().all_to_all(to.buffers(), Flats(sent).buffers(), check);
       to.put_back();
     });
   }
@@ -365,14 +365,14 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     require_alike(kAllToAllTensor, received, sent);
     return start(kAllToAllTensor, {received}, options, [this, received, sent, takes, gives](const Check& check) {
       const Flat to(received), from(sent);
-      group_.all_to_all(shared_memory::parts_of(to.buffer(), takes), shared_memory::parts_of(from.buffer(), gives),
-                        check);
+      group().all_to_all(shared_memory::parts_of(to.buffer(), takes), shared_memory::parts_of(from.buffer(), gives),
+                         check);
       to.put_back();
     });
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return start(kBarrier, {}, options, [this](const Check& check) { group_.barrier(check); });
+    return start(kBarrier, {}, options, [this](const Check& check) { group().barrier(check); });
   }
 
   // From one member to another.
@@ -380,9 +380,9 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     require_other(kSend, to);
     const auto run = [this, tensor = only(kSend, tensors), to, tag](const Check& check) {
-      group_.send(Flat(tensor).buffer(), to, tag, check);
+      group().send(Flat(tensor).buffer(), to, tag, check);
     };
-    return start_on(*to_[to], group_.to(to), kSend, tensors, timeout_, /*here=*/false, run);
+    return start_on(*to_[to], group().to(to), kSend, tensors, timeout_, /*here=*/false, run);
   }
 
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
@@ -393,7 +393,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
       const auto run = [this, tensor, from, tag](const Check& check) { receive_now(tensor, from, tag, check); };
       return queue(*from_any_, work_for(kReceive, tensors, timeout_, /*synchronous=*/false, run), /*here=*/false);
     }
-    return start_on(*from_[from], group_.from(from), kReceive, tensors, timeout_, /*here=*/false,
+    return start_on(*from_[from], group().from(from), kReceive, tensors, timeout_, /*here=*/false,
                     receipt(tensor, from, tag));
   }
 
@@ -433,7 +433,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   }
 
   // As torch's own backends do, it ends what others may still need this member for; each operation has its time-out. A
-  // receipt that nobody has waited for is for nobody.
+  // receipt that nobody has waited for is for nobody. Then threads, sockets and memory go, whoever still holds this.
   void shutdown() override {
     try {
       together_->drain(check_interrupt_);
@@ -442,13 +442,13 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
       abort();
       throw;
     }
-    from_any_->abort();
-    for (const auto& lane : from_) lane->abort();
+    each_lane([](Lane& lane) { lane.close(); });
+    if (!Lane::runs_here()) group_.reset();  // an operation that ends here still has it
   }
 
   std::uint64_t begun() override {
     together_->drain();
-    return group_.together().begun();
+    return group().together().begun();
   }
   std::uint64_t abandon() override {
     together_->abort();
@@ -456,7 +456,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   }
   void resume_at(std::uint64_t number) override {
     together_->drain();
-    group_.together().skip_to(number);
+    group().together().skip_to(number);
   }
 
  private:
@@ -464,8 +464,13 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   WorkPtr start(Kind kind, Tensors results, const Options& options, Run run) {
     ++started_;
     const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
-    return start_on(*together_, group_.together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
+    return start_on(*together_, group().together(), kind, std::move(results), timeout, /*here=*/!options.asyncOp,
                     std::move(run));
+  }
+
+  Communicator& group() const {
+    if (!group_) throw base::UsageError("a collective of a group that was destroyed", base::Code{"group-destroyed"});
+    return *group_;
   }
 
   static std::vector<std::shared_ptr<Lane>> lanes(int count) {
@@ -530,7 +535,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   std::function<void(const Check& check)> receipt(const at::Tensor& tensor, int from, int tag) {
     return [this, tensor, from, tag](const Check& check) {
       const Flat flat(tensor);
-      group_.receive(flat.buffer(), from, tag, check);
+      group().receive(flat.buffer(), from, tag, check);
       flat.put_back();
     };
   }
@@ -538,7 +543,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
   // In the thread of `from_any_`: a receipt in its turn.
   void receive_now(const at::Tensor& tensor, int from, int tag, const Check& check) {
     const auto run = receipt(tensor, from, tag);
-    start_on(*from_[from], group_.from(from), kReceive, {}, timeout_, /*here=*/true, [&](const Check& /*own*/) {
+    start_on(*from_[from], group().from(from), kReceive, {}, timeout_, /*here=*/true, [&](const Check& /*own*/) {
       run(check);
     })->wait();
   }
@@ -548,8 +553,8 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
       bool all_lost = true;
       for (int member = 0; member < size_; ++member) {
         if (member == rank_) continue;
-        const bool lost = group_.lost(member);
-        if (from_[member]->idle() && group_.offers(member)) return member;
+        const bool lost = group().lost(member);
+        if (from_[member]->idle() && group().offers(member)) return member;
         all_lost = all_lost && lost;
       }
       if (all_lost) throw base::PeerError("all other members have closed the group, or their processes have ended");
@@ -570,7 +575,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     return start(kind, tensors, options,
                  [this, tensors, how = reduction_of(kind, options.reduceOp)](const Check& check) {
                    const Flats flats(tensors);
-                   group_.all_reduce(flats.buffers(), how, check);
+                   group().all_reduce(flats.buffers(), how, check);
                    flats.put_back();
                  });
   }
@@ -600,7 +605,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const auto how = reduction_of(kind, options.reduceOp);
     return start(kind, outputs, options, [this, outputs, inputs, how](const Check& check) {
       const Flats mine(outputs), all(inputs);
-      group_.reduce_scatter(divided(mine, all), how, check);
+      group().reduce_scatter(divided(mine, all), how, check);
       mine.put_back();
     });
   }
@@ -610,7 +615,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     require_parts(kind, outputs, inputs);
     return start(kind, outputs, options, [this, outputs, inputs](const Check& check) {
       const Flats mine(inputs), all(outputs);
-      group_.all_gather(divided(mine, all), check);
+      group().all_gather(divided(mine, all), check);
       all.put_back();
     });
   }
@@ -630,7 +635,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
     const std::vector<Flats> to(lists.begin(), lists.end());
     std::vector<shared_memory::Divided> divided;
     for (std::size_t i = 0; i < mine.size(); ++i) divided.push_back({from.buffers()[i], to[i].buffers()});
-    group_.all_gather(divided, check);
+    group().all_gather(divided, check);
     for (const auto& flats : to) flats.put_back();
   }
 
@@ -708,7 +713,7 @@ class SharedMemoryBackend : public c10d::Backend, public Leavable, public Purpos
 
   std::atomic<std::chrono::milliseconds> timeout_;
   const std::function<void()> check_interrupt_;
-  Communicator group_;
+  std::unique_ptr<Communicator> group_;                 // none after shutdown()
   const std::shared_ptr<Lane> together_;                // of the collectives
   const std::vector<std::shared_ptr<Lane>> to_, from_;  // by member
   const std::shared_ptr<Lane> from_any_;

@@ -248,6 +248,12 @@ void Reducer::reduce_nth(const std::vector<int>& present) {
   begin_pass();
 }
 
+void Reducer::close() {
+  if (stuck_) return;
+  early_.forget();
+  apart_.reset();
+}
+
 void Reducer::begin_pass() {
   if (!apart_) return;
   collectives_ = apart_->begun();

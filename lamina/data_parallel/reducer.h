@@ -104,6 +104,8 @@ class Reducer {
 
   // A collective was left that may never end: a group cannot be closed then.
   bool stuck() const { return stuck_; }
+  // The end of the job: lets go of the group apart, whoever keeps this. Nothing is reduced any more.
+  void close();
 
  private:
   void require_unsharded(const char* what) const;

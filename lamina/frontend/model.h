@@ -138,7 +138,7 @@ class Model {
   std::unique_ptr<FirstCall> first_call_;
   std::shared_ptr<Routing> routing_;
   pipeline::Backwards backwards_;
-  std::unique_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
+  std::shared_ptr<data_parallel::Reducer> reducer_;  // with ddp and several replicas
   std::int64_t steps_ = 0;                           // that have ended here
   std::shared_ptr<sharding::Sharding> sharding_;     // once the model is cut, where it is sharded
 };

@@ -17,7 +17,7 @@ void Model::make_reducer() {
   const auto group = [&session](const base::Patience& patience) -> collective::Group& {
     return session.groups().get(Group::kDp, patience);
   };
-  reducer_ = std::make_unique<data_parallel::Reducer>(
+  reducer_ = std::make_shared<data_parallel::Reducer>(
       data_parallel::ReducerOptions{
           options_.backward_passes_per_step, static_cast<std::int64_t>(options_.bucket_cap_mb * (1 << 20)),
           options_.broadcast_buffers, options_.overlapping_allreduce && !session.config().deterministic_server,
@@ -25,6 +25,9 @@ void Model::make_reducer() {
       session.mailbox(), session.members(Group::kDp), session.patience(), std::make_shared<value::Failures>(),
       data_parallel::Reducer::Parts{[this] { return own_parameters(); }, [this] { return own(tree_.buffers()); },
                                     group});
+  session.when_closed([weak = std::weak_ptr(reducer_)] {
+    if (const auto closing = weak.lock()) closing->close();
+  });
 }
 
 void Model::watch() {

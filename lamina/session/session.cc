@@ -2,7 +2,9 @@
 #include "lamina/session/session.h"
 
 #include "lamina/base/log.h"
+#include "lamina/environment/progress.h"
 #include "lamina/observe/timeline_part.h"
+#include "lamina/rendezvous/master_address.h"
 #include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/transport/loopback/loopback.h"
@@ -76,7 +78,7 @@ collective::JobLinks links_of(messaging::Messenger& messenger, observe::Recorder
 
 Session::Session(config::Config config, environment::World world, FaceHooks hooks)
     : config_(config::with_defaults(std::move(config))),
-      world_(std::move(world)),
+      world_(rendezvous::meeting_outside(std::move(world))),
       topology_(world_.size, config_.partitions, config_.tensor_parallel_degree, config_.placement_strategy,
                 {.shard = config_.sharded_data_parallel_degree}),
       check_interrupt_(hooks.check_interrupt),
@@ -88,6 +90,10 @@ Session::Session(config::Config config, environment::World world, FaceHooks hook
   // From `lamina run --timeline`.
   if (const auto folder = environment::process_environment()(observe::kPartsVariable)) {
     recorder_.start_part(observe::part_in(*folder, world_.rank.value), empty_timeline());
+  }
+  if (world_.local_size < world_.size) {
+    environment::ProgressReporter().patience(
+        std::chrono::duration_cast<std::chrono::milliseconds>(duration(config_.timeout_s)));
   }
   messenger_ = std::make_unique<messaging::Messenger>(connect(config_, world_, check_interrupt_), recorder_);
   auto blocking = hooks.thread_hooks.blocking;
@@ -127,6 +133,11 @@ void Session::require_everywhere(const std::string& what) const {
                          base::Code{"step-leader-only"});
 }
 
+void Session::require_nobody_lost(const std::vector<base::Rank>& ranks, const std::string& what) {
+  const auto loss = mailbox().loss(ranks, {});
+  if (loss) throw base::PeerError(base::str(what, ": ", loss->text()), loss, base::Code{"group-lost"});
+}
+
 base::Patience Session::patience() const {
   base::Patience patience{duration(config_.timeout_s), check_interrupt_};
   patience.call = call_;
@@ -155,11 +166,16 @@ void Session::tell_leaving(const std::string& how) {
 
 bool Session::close(bool orderly) {
   if (open_) messenger_->close(orderly);
-  return end(orderly);
+  const bool ended = end(orderly);
+  for (const auto& call : std::exchange(when_closed_, {})) {
+    if (ended) call();
+  }
+  return ended;
 }
 
 bool Session::leave(bool interrupted) {
   if (open_ && interrupted) messenger_->transport().tell_interrupted();
+  if (open_) messenger_->transport().give_up_sends(std::nullopt);
   return end(/*orderly=*/false);
 }
 

@@ -59,6 +59,9 @@ class Session {
   // base::UsageError.
   void require_everywhere(const std::string& what) const;
 
+  // Throws base::PeerError, which begins with `what`, where one of these ranks is lost.
+  void require_nobody_lost(const std::vector<base::Rank>& ranks, const std::string& what);
+
   // For waits of the main thread.
   base::Patience patience() const;
 
@@ -68,6 +71,9 @@ class Session {
 
   // Tells the other ranks how this one comes to leave, before it does.
   void tell_leaving(const std::string& how);
+  // Has something called at close(), before it returns.
+  void when_closed(std::function<void()> call) { when_closed_.push_back(std::move(call)); }
+
   // Ends the session; see Transport::close. Not inside a step. Idempotent. False when a thread is still in the user's
   // code of a step that failed: then the session must never be destroyed.
   bool close(bool orderly);
@@ -86,6 +92,7 @@ class Session {
   const std::function<void()> check_interrupt_;
   const std::function<base::Call()> call_;
   bool open_ = true;
+  std::vector<std::function<void()>> when_closed_;
   observe::Recorder recorder_;
   std::unique_ptr<messaging::Messenger> messenger_;
   std::unique_ptr<pipeline::Job> job_;

@@ -87,6 +87,9 @@ std::shared_ptr<sharding::Sharding> make_sharding(Session& session, const model:
       sharding::Sharding::Limits{session.config().sdp_reduce_bucket_size, session.config().sdp_max_live_parameters},
       sharding::Parts{group, copies, session.members(Group::kPp), session.mailbox(), session.patience()});
   session.job().call_hooks().add(sharding->values(), sharding->values()->units());
+  session.when_closed([weak = std::weak_ptr(sharding)] {
+    if (const auto closing = weak.lock()) closing->close();
+  });
   return sharding;
 }
 

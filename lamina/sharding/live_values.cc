@@ -47,10 +47,26 @@ LiveValues::LiveValues(std::vector<Named> parameters, std::span<const std::strin
   }
 }
 
-LiveValues::~LiveValues() {
-  for (auto& value : values_) {
+LiveValues::~LiveValues() { close(); }
+
+void LiveValues::close() {
+  std::vector<Value> gone;  // without the lock: tensors with objects of a face, which lead back to this
+  const std::lock_guard lock(mutex_);
+  gone.swap(values_);
+  for (auto& value : gone) {
     if (!value::is_away(value.named.parameter)) value::send_away(value.named.parameter, value.why);
   }
+  for (auto& [name, unit] : units_) unit = {};
+  until_pass_ends_.clear();
+  learned_.clear();
+  kept_.clear();
+  order_.clear();
+  order_now_.clear();
+  position_ = 0;
+  live_ = 0;
+  by_tensor_.clear();
+  by_memory_.clear();
+  transfer_.reset();
 }
 
 void LiveValues::send_away(std::size_t parameter) {
@@ -90,6 +106,7 @@ void LiveValues::hold(std::size_t parameter) {
 
 void LiveValues::let_go(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
+  if (!transfer_) return;  // it went with the job
   let_go_locked(parameter, /*may_stay=*/false);
 }
 
@@ -164,6 +181,7 @@ void LiveValues::lend(std::size_t parameter) {
 
 void LiveValues::take_back(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
+  if (!transfer_) return;  // it went with the job
   auto& value = values_.at(parameter);
   value.holds = 0;
   go(value);

@@ -42,6 +42,9 @@ class LiveValues : public value::Home, public model::CallHook {
              std::shared_ptr<Transfer> transfer);
   ~LiveValues() override;
 
+  // The end of the job, outside of passes: sends all away for ever, and knows no parameter any more.
+  void close();
+
   // Sends one away for the first time: its memory goes.
   void send_away(std::size_t parameter);
 
@@ -109,7 +112,7 @@ class LiveValues : public value::Home, public model::CallHook {
   std::span<Unit* const> next_units() const;
   void expect_next();
 
-  const std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<Transfer> transfer_;  // none after close()
   mutable std::mutex mutex_;
   std::vector<Value> values_;
   std::unordered_map<const void*, std::size_t> by_tensor_, by_memory_;  // TensorImpl; StorageImpl, once it was away

@@ -106,6 +106,13 @@ Sharding::Sharding(std::span<const model::Parameter* const> parameters, std::spa
   value::set_home(values_);
 }
 
+Transfer& Sharding::transfer() const {
+  if (!transfer_) {
+    throw base::UsageError("a shard of a model whose job was shut down", base::Code{"step-after-shutdown"});
+  }
+  return *transfer_;
+}
+
 std::optional<std::size_t> Sharding::find_shard(const at::Tensor& shard) const {
   const auto found = by_shard_.find(shard.unsafeGetTensorImpl());
   return found == by_shard_.end() ? std::nullopt : std::optional(found->second);
@@ -116,7 +123,7 @@ void Sharding::take(std::span<const model::Parameter> rows) {
   for (const auto& row : rows) {
     const auto parameter = find(row.tensor);
     if (!parameter) continue;
-    auto shard = transfer_->shard(*parameter);
+    auto shard = transfer().shard(*parameter);
     shard.copy_(part_of(*parameter, row.tensor));
     shard.set_requires_grad(row.tensor.requires_grad());
     // A value that was delayed may lie in a larger one's memory.
@@ -134,9 +141,22 @@ void Sharding::begin() {
   meet("sharding the model");
 }
 
+void Sharding::close() {
+  if (!transfer_) return;
+  values_->close();
+  for (std::size_t i = 0; i < size(); ++i) {
+    value::send_away(shard(i), base::str("the shard of ", named(i).name,
+                                         " is gone with its job, which was shut down: model.state_dict(), and "
+                                         "optimizer.state_dict(), have it before"));
+  }
+  by_shard_.clear();
+  parameters_.clear();
+  transfer_.reset();
+}
+
 at::Tensor Sharding::part_of(std::size_t parameter, const at::Tensor& whole) {
   const at::NoGradGuard no_grad;
-  const auto shard = transfer_->shard(parameter);
+  const auto shard = transfer().shard(parameter);
   const auto begin = std::min(shard.numel() * parts_.group.rank(), whole.numel());
   const auto valid = std::min(shard.numel(), whole.numel() - begin);
   auto part = at::zeros({shard.numel()}, whole.options());
@@ -160,16 +180,16 @@ void Sharding::note(const at::Tensor& parameter, std::int64_t pass) {
   // Members read its memory, in which its elements have to be.
   gradient = gradient._is_zerotensor() ? gradient.clone() : gradient.resolve_neg();
   if (is_half(gradient)) gradient = gradient.div(parts_.replicas());
-  transfer_->give(*find(parameter), gradient.contiguous(), pass);
+  transfer().give(*find(parameter), gradient.contiguous(), pass);
 }
 
 void Sharding::reduce(std::int64_t pass, bool ends, const base::Patience& patience) {
   const at::NoGradGuard no_grad;
-  transfer_->reduce(pass, patience);
+  transfer().reduce(pass, patience);
   values_->end_pass();
   if (!ends) return;
   std::vector<at::Tensor> sums;
-  for (std::size_t i = 0; i < size(); ++i) sums.push_back(transfer_->take_sum(i));
+  for (std::size_t i = 0; i < size(); ++i) sums.push_back(transfer().take_sum(i));
   if (parts_.copies != nullptr) sum_over_copies(sums, patience);
   for (std::size_t i = 0; i < size(); ++i) {
     if (!sums[i].defined()) continue;
@@ -200,12 +220,12 @@ void Sharding::sum_over_copies(std::vector<at::Tensor>& sums, const base::Patien
 }
 
 void Sharding::abandon(const value::Failure& failure) {
-  transfer_->abandon(failure);
+  transfer().abandon(failure);
   values_->leave_pass();
 }
 
 void Sharding::zero_grad(std::size_t parameter, bool set_to_none) {
-  transfer_->take_sum(parameter);
+  transfer().take_sum(parameter);
   const_cast<at::Tensor&>(named(parameter).parameter).mutable_grad().reset();
   auto& gradient = shard(parameter).mutable_grad();
   if (set_to_none) {
@@ -291,7 +311,7 @@ std::vector<double> Sharding::norms(std::span<const at::Tensor> parts, double no
 
 std::int64_t Sharding::elements(std::size_t parameter) const {
   const auto whole = named(parameter).parameter.numel();
-  const auto shard = transfer_->shard(parameter).numel();
+  const auto shard = transfer().shard(parameter).numel();
   return std::clamp(whole - shard * parts_.group.rank(), std::int64_t{0}, shard);
 }
 
@@ -305,7 +325,7 @@ at::Tensor Sharding::gather(std::size_t parameter, const at::Tensor& part) {
 }
 
 collective::Group& Sharding::caught_up() {
-  transfer_->catch_up();
+  transfer().catch_up();
   return parts_.group;
 }
 

@@ -52,6 +52,9 @@ class Sharding : public data_parallel::ShardedGradients {
   void take(std::span<const model::Parameter> rows);
   // Collective: all have been taken.
   void begin();
+  // The end of the job: values and shards are gone, whoever still has their tensors, and no parameter is known any
+  // more.
+  void close();
 
   collective::Group& group() const { return parts_.group; }  // of those who have the shards
   const std::shared_ptr<LiveValues>& values() const { return values_; }
@@ -60,7 +63,7 @@ class Sharding : public data_parallel::ShardedGradients {
   std::optional<std::size_t> find(const at::Tensor& parameter) const { return values_->find(parameter); }
   std::optional<std::size_t> find_shard(const at::Tensor& shard) const;  // whose it is
   // The tensor that an optimizer updates in the place of the parameter, with the gradient of this shard.
-  at::Tensor shard(std::size_t parameter) { return transfer_->shard(parameter); }
+  at::Tensor shard(std::size_t parameter) { return transfer().shard(parameter); }
 
   // data_parallel::ShardedGradients.
   bool has(const at::Tensor& parameter) const override { return find(parameter).has_value(); }
@@ -95,6 +98,7 @@ class Sharding : public data_parallel::ShardedGradients {
   void write_back(std::size_t parameter, const at::Tensor& whole);
 
  private:
+  Transfer& transfer() const;  // throws base::UsageError after close()
   std::vector<double> norms(std::span<const at::Tensor> parts, double norm_type);
   collective::Group& caught_up();  // the group, of whose collectives no member lacks any
   void meet(const char* purpose);

@@ -98,6 +98,7 @@ void bind_data_parallel(py::module_& module) {
       .def("set_hook", &set_hook, py::arg("hook"))
       .def("set_sharded", &Reducer::set_sharded, py::arg("sharded"))
       .def_property_readonly("stuck", &Reducer::stuck)
+      .def("close", &Reducer::close, release)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
       .def("await_backward", &Reducer::await_backward)
       .def(

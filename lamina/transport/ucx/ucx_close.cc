@@ -58,6 +58,8 @@ void UcxTransport::close(bool orderly) {
   stop_ = true;
   ::eventfd_write(stop_event_.get(), 1);
   thread_.join();
+  wake_.reset();
+  stop_event_.reset();
   liveness_.reset();
   if (together) {
     worker_.reset();

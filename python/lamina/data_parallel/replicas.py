@@ -14,6 +14,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.data_parallel.comm_hooks import CommHook, GradBucket
+from lamina.job import current
 from lamina.job.groups import ProcessGroups
 from lamina.model.partitioned import is_odd
 from lamina.util import pytree
@@ -68,6 +69,7 @@ class Replicas:
         )
         reducer = self.reducer  # which may outlive the model
         groups.stuck = lambda: reducer.stuck
+        current.job().closers.append(lambda at_exit: reducer.close() is None)
 
     def note_call(self) -> None:
         """The model is called."""
