@@ -6,10 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lamina/base/deadline.h"
 #include "lamina/base/ids.h"
+#include "lamina/environment/world.h"
 
 namespace c10d {
 class Backend;
@@ -23,14 +26,22 @@ struct BackendOptions {
   c10::intrusive_ptr<c10d::Store> store;  // the group's own
   int rank = 0;                           // in the group
   std::vector<base::Rank> members;        // world ranks
-  std::chrono::milliseconds timeout;      // for the group to be made, and for each operation that says nothing else
+  std::chrono::milliseconds timeout;      // for each operation that says nothing else
+  std::optional<base::Deadline> made_by;  // none: the group is made within `timeout`
   std::function<void()> check_interrupt;  // in threads that wait; may throw. Empty: nobody interrupts
+  std::function<void()> check_members;    // while the group is made; throws when one is lost
   std::string gloo_host;                  // where Gloo listens; "": where the machine's name leads
 };
 
+// Where Gloo is to listen for the other ranks: at the address of this machine that leads to MASTER_ADDR. A machine's
+// name may lead to its loopback device, as Debian installs it, where no other machine comes. "" in a world that nobody
+// launched, and where GLOO_SOCKET_IFNAME names another interface.
+std::string gloo_host(const environment::World& world);
+
 // This member's end of a group for tensors of the CPU, under torch's rules for a backend: over shared memory where all
 // members are processes of one user on one host (shared_memory/communicator.h), else Gloo's, and the first member says
-// why. Collective over the group. Throws base::TimeoutError where some do not come in time, base::Error.
+// why. Collective over the group. Throws, within the time-out, base::TimeoutError that names who has not come;
+// base::PeerError, base::Error.
 c10::intrusive_ptr<c10d::Backend> make_backend(const BackendOptions& options);
 
 // Gloo's, whatever the members share.

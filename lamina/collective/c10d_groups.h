@@ -31,12 +31,16 @@ class C10dGroups {
   ~C10dGroups();
 
   // The group of `members`, this rank among them, each of which makes it; they give the same `label`.
-  c10::intrusive_ptr<c10d::ProcessGroup> make(const std::string& label, std::span<const base::Rank> members);
+  // `check_members`, where it is not empty, throws when one of them is lost. Throws base::TimeoutError,
+  // base::PeerError.
+  c10::intrusive_ptr<c10d::ProcessGroup> make(const std::string& label, std::span<const base::Rank> members,
+                                              std::function<void()> check_members = {});
 
  private:
   const environment::World world_;
   const std::string name_;
   const std::chrono::milliseconds timeout_;
+  const std::function<void()> check_interrupt_;
   const MakeBackend make_backend_;
   c10::intrusive_ptr<c10d::Store> store_;
 };

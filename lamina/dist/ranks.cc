@@ -7,6 +7,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/base/whole_number.h"
+#include "lamina/rendezvous/master_address.h"
 
 namespace lamina::dist {
 namespace {
@@ -41,7 +42,7 @@ std::optional<int> told(const std::string& name, const environment::Environment&
 
 environment::World world_to_meet(const environment::Environment& environment) {
   const bool single = environment("WORLD_SIZE") == "1" && environment("RANK").value_or("0") == "0";
-  return single ? environment::World() : environment::read_world(environment);
+  return single ? environment::World() : rendezvous::meeting_outside(environment::read_world(environment));
 }
 
 }  // namespace lamina::dist

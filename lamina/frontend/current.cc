@@ -73,7 +73,9 @@ c10::intrusive_ptr<c10d::ProcessGroup> Current::make_group(topology::Group axis)
         session->world(), base::str(rendezvous::start_of_job(), "c++/", jobs), timeout, nullptr,
         plain ? &collective::make_gloo : &collective::make_backend);
   }
-  return groups_->make(std::string(topology::name(axis)), session->members(axis));
+  const std::string name(topology::name(axis));
+  const auto members = session->members(axis);
+  return groups_->make(name, members, [&] { session->require_nobody_lost(members, "making the group " + name); });
 }
 
 Current& begin(config::Config config) {

@@ -2,6 +2,8 @@
 #include "lamina/rendezvous/socket.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -100,6 +102,43 @@ bool Address::loopback() const {
   }
   return storage_.ss_family == AF_INET6 &&
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr);
+}
+
+template <class Take>
+void Address::each_own(const Take& take) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(all, &::freeifaddrs);
+  for (const ifaddrs* at = all; at != nullptr; at = at->ifa_next) {
+    const auto family = at->ifa_addr == nullptr ? AF_UNSPEC : at->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    Address address;
+    address.length_ = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    std::memcpy(&address.storage_, at->ifa_addr, address.length_);
+    take(address, *at);
+  }
+}
+
+std::string Address::interface() const {
+  std::string name;
+  each_own([&](const Address& address, const ifaddrs& its) {
+    if (name.empty() && address.host() == host()) name = its.ifa_name;
+  });
+  return name;
+}
+
+std::optional<Address> Address::outward() {
+  constexpr const char* kElsewhere = "192.0.2.1";  // of no machine: addresses for documentation
+  try {
+    if (const Address routed = local_towards(kElsewhere, 9); !routed.loopback()) return routed;
+  } catch (const base::ConfigError&) {  // there is no default route
+  }
+  std::optional<Address> first;
+  each_own([&](const Address& address, const ifaddrs& its) {
+    const bool reaches = (its.ifa_flags & IFF_UP) != 0 && !address.loopback() && address.ipv4();
+    if (reaches && !first) first = address;
+  });
+  return first;
 }
 
 Fd Address::open() const {

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,14 @@ class Address {
   // host. Throws base::ConfigError when `host` cannot be resolved or reached.
   static Address local_towards(const std::string& host, int port);
 
+  // An address of this machine, with port 0, at which others may find it: that of its default route, else the first of
+  // an interface that is up; none where it has the loopback device alone.
+  static std::optional<Address> outward();
+
   std::string text() const;  // "10.0.0.7 4711"
   std::string host() const;  // "10.0.0.7"
   bool loopback() const;
+  std::string interface() const;  // the network interface of this machine that has it, "eth0"; "" where none has
   bool ipv4() const { return storage_.ss_family == AF_INET; }
 
   // A socket that listens on this address; with port 0 the system picks one, which bound_to() tells.
@@ -41,6 +47,8 @@ class Address {
   Fd begin_connect() const;
 
  private:
+  template <class Take>
+  static void each_own(const Take& take);  // of this machine's, with its row of getifaddrs()
   Fd open() const;
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage_); }
 

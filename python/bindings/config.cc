@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "lamina/environment/world.h"
+#include "lamina/rendezvous/master_address.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -39,7 +40,8 @@ void bind_config(py::module_& module) {
       .def_readonly("master_addr", &environment::World::master_addr)
       .def_readonly("master_port", &environment::World::master_port)
       .def_readonly("launched", &environment::World::launched);
-  module.def("read_world", [] { return environment::read_world(environment::process_environment()); });
+  module.def("read_world",
+             [] { return rendezvous::meeting_outside(environment::read_world(environment::process_environment())); });
 }
 
 }  // namespace lamina::python

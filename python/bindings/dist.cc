@@ -42,8 +42,8 @@ void bind_dist(py::module_& module) {
       py::arg("samples"), py::arg("num_replicas"), py::arg("rank"), py::arg("batch_size"), py::arg("drop_last"));
   module.def("report_consequence",
              [](const std::string& words) { return environment::ProgressReporter().consequence(words); });
-  module.def("meets_at_loopback", [](const environment::World& world) {
-    return rendezvous::Address::local_towards(world.master_addr, world.master_port).loopback();
+  module.def("interface_of", [](const environment::World& world) {
+    return rendezvous::Address::local_towards(world.master_addr, world.master_port).interface();
   });
   module.def("told", [](const std::string& name) { return dist::told(name, environment::process_environment()); });
   module.def("world_to_meet", [] { return dist::world_to_meet(environment::process_environment()); });

@@ -137,9 +137,17 @@ def batch_weights(samples: int, num_replicas: int, rank: int, batch_size: int, d
 def world_to_meet() -> World:
     """As read_world; a world of one where WORLD_SIZE is 1, also when the rest is not set."""
 
-def make_backend(store: Store, rank: int, members: list[int], timeout_s: float) -> Backend:
+def make_backend(
+    store: Store,
+    rank: int,
+    members: list[int],
+    timeout_s: float,
+    job: Session | None = None,
+    makes_within_s: float = 0.0,
+) -> Backend:
     """torch's backend of a group of these world ranks, of which this one is number `rank`: over shared memory where
-    they are processes of one host, else Gloo's. Collective. See lamina/collective/backend.h."""
+    they are processes of one host, else Gloo's. A job's is made within `makes_within_s`, and hears of lost ranks; a
+    script's own within `timeout_s`. Collective. See lamina/collective/backend.h."""
 
 def make_hierarchical(
     within: ProcessGroup,
@@ -151,8 +159,8 @@ def make_hierarchical(
     """A group that works by the levels `within`, the ranks of one host, and `across`, those of one index on each host.
     It has `_allgather_base`, `_reduce_scatter_base` and `allreduce`. See lamina/collective/hierarchical.h."""
 
-def meets_at_loopback(world: World) -> bool:
-    """True where this rank reaches MASTER_ADDR by the loopback device: all ranks are on one machine."""
+def interface_of(world: World) -> str:
+    """The network interface by which this rank reaches MASTER_ADDR; "" where none has the address."""
 
 class JobStore:
     """The job's store; rank 0 hosts it while this lives, on the loopback device only where all ranks meet there."""
@@ -737,6 +745,8 @@ class Reducer:
     @property
     def stuck(self) -> bool:
         """A collective was left that may never end: a group cannot be closed then."""
+    def close(self) -> None:
+        """The end of the job: lets go of its group. Nothing is reduced any more."""
     def note_call(self, training: bool) -> None:
         """The model is called outside of steps."""
     def watch(self, parameters: Sequence[torch.Tensor]) -> None:

@@ -656,6 +656,9 @@ TEST(Backend, DoesItsPartForTheOthersWhenItIsShutDown) {
       member.ours->send(sent, 1, 0);
       started.count_down();
       member.ours->shutdown();
+      EXPECT_NE(message_of<base::UsageError>([&] { member.ours->allreduce(tensors); }).find("that was destroyed"),
+                std::string::npos);
+      member.ours->shutdown();
     } else {
       started.wait();
       member.ours->allreduce(tensors)->wait();
@@ -747,6 +750,25 @@ TEST(Backend, IsOfNoUseAndOfNoHarmInAForkedChild) {
     EXPECT_EQ(tensors[0][0].item<float>(), 2.0F);
     member.ours->barrier()->wait();
   });
+}
+
+TEST(Backend, IsMadeWithinItsTimeOrNamesWhoIsMissingOrLost) {
+  BackendOptions options{.store = c10::make_intrusive<Store>(),
+                         .rank = 0,
+                         .members = {base::Rank(10), base::Rank(11)},
+                         .timeout = std::chrono::seconds(1),
+                         .gloo_host = "127.0.0.1"};
+  for (const auto make : {&make_gloo, &make_backend}) {
+    const auto begin = Clock::now();
+    const auto error = message_of<base::TimeoutError>([&] { make(options); });
+    EXPECT_EQ(error, "rank 11 has not come in time to make the group with rank 10");
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+  }
+  options.made_by = base::Deadline::after(kLong);
+  options.check_members = [] { throw base::PeerError("rank 11 is lost"); };
+  for (const auto make : {&make_gloo, &make_backend}) {
+    EXPECT_EQ(message_of<base::PeerError>([&] { make(options); }), "rank 11 is lost");
+  }
 }
 
 TEST(Backend, IsGloosWhereMembersAreOnSeveralHosts) {

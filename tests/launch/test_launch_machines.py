@@ -108,10 +108,18 @@ def test_launchers_in_network_namespaces_make_one_job(launcher, namespaces):
 
 
 def test_a_sharding_group_on_two_machines_gathers_by_levels_and_trains_like_one_device(launcher, namespaces):
-    jobs = [launcher.start("netns", "exec", name, command(), *flags(node, "10.77.0.1", 29500), SHARDED,
-                           binary=shutil.which("ip"), env={"GLOO_SOCKET_IFNAME": "cable"})
-            for node, name in enumerate(namespaces)]  # fmt: skip
+    """Each machine's own name is 127.0.1.1 to it, as Debian installs it, that of MASTER_ADDR among them: they listen
+    where they reach each other."""
+    jobs = []
+    for node, name in enumerate(namespaces):
+        hosts = launcher.folder / f"hosts-{node}"
+        first = "127.0.1.1" if node == 0 else "10.77.0.1"
+        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n{first} first-of-two\n")
+        named = f"mount --bind {hosts} /etc/hosts && exec " + '"$@"'
+        words = ["unshare", "-m", "sh", "-c", named, "sh", command(), *flags(node, "first-of-two", 29500)]
+        jobs.append(launcher.start("netns", "exec", name, *words, SHARDED, binary=shutil.which("ip")))
     (first, code_0), (second, code_1) = ends(jobs, within_s=200)
     assert (code_0, code_1) == (0, 0), first + second
+    assert first.count('MASTER_ADDR is "first-of-two", which is 127.0.1.1 on its own machine') >= 1
     assert first.count("sharding over ranks 0-3, on several machines, gathers across them first, then within") == 1
     assert "gathers" not in second

@@ -4,16 +4,17 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a default group, which would be its functions' for ever
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.rendezvous import rendezvous
 
 from lamina import _lamina
-from lamina.errors import UsageError
+from lamina.errors import Error, PeerError, UsageError
 from lamina.job import backend, current
 from lamina.job.ranks import CommGroup
 
@@ -34,10 +35,7 @@ class ProcessGroups:
         mine = {axis: tuple(session.group_members(axis)) for axis in _AXES}
         everyone = session.all_gather("world", (self._made_default, list(mine.values())))
         _check_default([made for made, _ in everyone])
-        timeout = timedelta(seconds=session.config.timeout_s)
-        if self._made_default:
-            make_default(session, timeout, _backends(session))
-        elif (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
+        if not self._made_default and (dist.get_rank(), dist.get_world_size()) != (session.rank, session.size):
             raise UsageError(
                 f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but this is "
                 f"rank {session.rank} of {session.size}: initialise it with the ranks of the job",
@@ -45,7 +43,11 @@ class ProcessGroups:
             )
         # Every rank takes part in making every group, in the same order.
         every_group = dict.fromkeys(tuple(ranks) for _, groups in everyone for ranks in groups)
-        made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
+        timeout = timedelta(seconds=session.config.timeout_s)
+        with backend.made_for(session, session.config.timeout_s), _telling_of_losses(session):
+            if self._made_default:
+                make_default(session, timeout, _backends(session))
+            made = {ranks: dist.new_group(list(ranks), timeout, _backends(session)) for ranks in every_group}
         self._by_axis = {"world": dist.group.WORLD} | {axis: made[ranks] for axis, ranks in mine.items()}
         session.make_groups_by(self.get)
 
@@ -135,6 +137,19 @@ def get_device_mesh(group: CommGroup | None = None) -> DeviceMesh:
     return DeviceMesh.from_group([groups.get(axis) for axis in axes], device, mesh, mesh_dim_names=axes)
 
 
+@contextlib.contextmanager
+def _telling_of_losses(session: _lamina.Session) -> Iterator[None]:
+    """torch's errors of groups that could not be made, as lamina's: a rank that is lost is named."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:  # all of torch.distributed's are
+        said = f"the process groups could not be made: {str(error).partition(chr(10))[0]}"
+        losses = filter(None, (session.loss(rank, 1.0 if rank == 0 else 0.0) for rank in range(session.size)))
+        raise PeerError(f"{said}; {loss}" if (loss := next(losses, "")) else said, code="group-not-made") from error
+
+
 def _backends(session: _lamina.Session) -> str:
     """Ours for tensors of the CPU, or Gloo where `ddp_dist_backend` asks for the plain one; NCCL for those of CUDA."""
     cpu = backend.NAME if session.config.ddp_dist_backend == "auto" else "gloo"
@@ -155,8 +170,9 @@ def make_default(world: _lamina.Session | _lamina.World, timeout: timedelta, bac
     if world.launched:
         _publish()
         told = _lamina.read_world()
-        if _lamina.meets_at_loopback(told):  # Gloo would listen where the machine's name leads
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Gloo would listen where the machine's name leads, which may be its loopback device.
+        if interface := _lamina.interface_of(told):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         # torch's store would listen on every network: while this one lives, it shares that.
         held = _lamina.JobStore(told, timeout.total_seconds())
         # libuv's server asks for the name of whoever connects, and serves nobody meanwhile.
