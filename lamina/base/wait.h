@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "lamina/base/deadline.h"
@@ -29,6 +30,8 @@ struct Patience {
   std::function<void(const std::string&)> tell = [](const std::string& line) { log_warning(line); };
   std::string who;             // begins the text of TimeoutError: "rank 2 waited for the "; in a log each line says it
   std::function<Call()> call;  // the one that waits; in its own thread, without locks. Empty: not known
+  // The end of several waits that are one to whoever waits: their times do not add up. None: this wait is alone.
+  std::optional<Deadline> by = {};
 };
 
 constexpr auto kInterruptSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed
@@ -39,7 +42,10 @@ constexpr auto kSlow = std::chrono::seconds(10);                 // a longer wai
 class LongWait {
  public:
   explicit LongWait(const Patience& patience)
-      : patience_(patience), deadline_(Deadline::after(patience.timeout)), told_(!patience.tell) {}
+      : patience_(patience),
+        begin_(patience.by ? patience.by->at() - patience.timeout : Deadline::Clock::now()),
+        deadline_(patience.by.value_or(Deadline::after(patience.timeout))),
+        told_(!patience.tell) {}
 
   const Deadline& deadline() const { return deadline_; }
   bool expired() const { return deadline_.expired(); }
@@ -61,7 +67,7 @@ class LongWait {
   }
 
   const Patience& patience_;
-  const Deadline::Clock::time_point begin_ = Deadline::Clock::now();
+  const Deadline::Clock::time_point begin_;
   const Deadline deadline_;
   bool told_;
 };

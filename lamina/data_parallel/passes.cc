@@ -79,7 +79,7 @@ void Passes::say(Says says, std::int64_t collectives, const std::optional<value:
   for (const auto rank : replicas_) {
     if (rank == mailbox_.rank()) continue;
     try {
-      mailbox_.send(rank, channel_, word);
+      mailbox_.tell(rank, channel_, word);
     } catch (const base::Error&) {  // of a rank that is lost: who waits for it learns of that
     }
   }

@@ -71,23 +71,27 @@ MutualWaits::Keeper Mailbox::exchanges_kept() {
   return {has_come, given_up};
 }
 
-void Mailbox::post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value) {
+transport::Message Mailbox::message(const std::string& channel, std::int64_t number, value::Value value) const {
   transport::Message message;
   message.kind = kObject;
   message.call.origin = transport_.rank();
   message.call.counter = number;
   message.fields = channel;
   message.body = std::move(value);
-  transport_.send(to, message);
+  return message;
+}
+
+std::int64_t Mailbox::next_number(base::Rank to, const std::string& channel) {
+  std::lock_guard guard(mutex_);
+  return ++sent_[{to, channel}];
 }
 
 void Mailbox::send(base::Rank to, const std::string& channel, value::Value value) {
-  std::int64_t number = 0;
-  {
-    std::lock_guard guard(mutex_);
-    number = ++sent_[{to, channel}];
-  }
-  post(to, channel, number, std::move(value));
+  transport_.send(to, message(channel, next_number(to, channel), std::move(value)));
+}
+
+void Mailbox::tell(base::Rank to, const std::string& channel, value::Value value) {
+  transport_.tell(to, message(channel, next_number(to, channel), std::move(value)));
 }
 
 value::Value Mailbox::receive(base::Rank from, const std::string& channel, const base::Patience& patience) {
@@ -208,9 +212,12 @@ std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members,
     std::lock_guard guard(mutex_);
     exchanging_.erase(channel);
   });
+  const auto deadline = base::Deadline::after(patience.timeout);
   const value::Value signed_value = value::Tuple{{call.part, call.name, call.where, value}};
+  const auto word = message(channel, number, signed_value);
   for (auto rank : members) {
-    if (rank != transport_.rank()) post(rank, channel, number, signed_value);
+    if (rank == transport_.rank()) continue;
+    transport::carries_tensors(word) ? transport_.send(rank, word) : transport_.tell(rank, word);
   }
   std::vector<value::Value> values;
   MutualWaits::Scope scope(waits_, {{MutualWaits::Kind::kExchange, channel, number},
@@ -222,7 +229,8 @@ std::vector<value::Value> Mailbox::exchange(std::span<const base::Rank> members,
                                       std::lock_guard guard(mutex_);
                                       for (auto rank : members) forget({rank, channel}, number);
                                     }});
-  const auto watched = scope.watched(patience);
+  auto watched = scope.watched(patience);
+  watched.by = deadline;
   for (auto rank : members) {
     values.push_back(rank == transport_.rank() ? signed_value : await(rank, channel, watched, call));
   }

@@ -37,6 +37,8 @@ class Mailbox {
   MutualWaits& waits() { return waits_; }
 
   void send(base::Rank to, const std::string& channel, value::Value value);
+  // Sends a value without tensors, and waits for nobody; see Transport::tell.
+  void tell(base::Rank to, const std::string& channel, value::Value value);
 
   // The next value of `channel` from `from`. Throws base::PeerError when that rank is lost and has sent no more,
   // base::TimeoutError, and what the patience's interrupt throws.
@@ -77,7 +79,8 @@ class Mailbox {
   using Boxes = std::map<Key, std::deque<Item>>;
 
   void deliver(transport::Message&& message);  // kObject, from the transport's thread
-  void post(base::Rank to, const std::string& channel, std::int64_t number, value::Value value);
+  std::int64_t next_number(base::Rank to, const std::string& channel);
+  transport::Message message(const std::string& channel, std::int64_t number, value::Value value) const;
   value::Value take(Boxes::iterator box);
   bool heard_enough(base::Rank from, const std::string& channel, const Take& take);
   value::Value await(base::Rank from, const std::string& channel, const base::Patience& patience,

@@ -271,8 +271,8 @@ void MutualWaits::send(base::Rank to, Value body) {
   message.call.origin = transport_.rank();
   message.body = std::move(body);
   try {
-    transport_.send(to, message);
-  } catch (const base::Error&) {  // of a rank that is lost, or takes nothing any more, others tell
+    transport_.tell(to, message);
+  } catch (const base::Error&) {  // of a rank that is lost, others tell
   }
 }
 

@@ -37,7 +37,7 @@ void Presence::say(const Group& group, std::int64_t operation) {
   for (auto rank : group.members) {
     if (rank == mailbox_.rank()) continue;
     try {
-      mailbox_.send(rank, channel, operation);
+      mailbox_.tell(rank, channel, operation);
     } catch (const base::Error&) {  // of a rank that is lost, others tell
     }
   }

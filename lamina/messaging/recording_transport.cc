@@ -42,6 +42,12 @@ Event event_of(What what, const Message& message, base::Rank to) {
           .message = name_of(message, to)};
 }
 
+Event sent(const Message& message, base::Rank to) {
+  Event event = event_of(What::kSend, message, to);
+  event.peer = to.value;
+  return event;
+}
+
 observe::Recorder* recorder_for(const Message& message, observe::Recorder& recorder) {
   return message.call.step == transport::kNoStep ? nullptr : &recorder;
 }
@@ -59,12 +65,13 @@ void RecordingTransport::start(Events events) {
 }
 
 void RecordingTransport::send(base::Rank to, const Message& message) {
-  const observe::Span span(recorder_for(message, recorder_), [&] {
-    Event event = event_of(What::kSend, message, to);
-    event.peer = to.value;
-    return event;
-  });
+  const observe::Span span(recorder_for(message, recorder_), [&] { return sent(message, to); });
   inner_->send(to, message);
+}
+
+void RecordingTransport::tell(base::Rank to, const Message& message) {
+  const observe::Span span(recorder_for(message, recorder_), [&] { return sent(message, to); });
+  inner_->tell(to, message);
 }
 
 }  // namespace lamina::messaging

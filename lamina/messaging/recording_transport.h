@@ -19,6 +19,8 @@ class RecordingTransport : public transport::Transport {
   void start(Events events) override;
   void look_out() override { inner_->look_out(); }
   void send(base::Rank to, const transport::Message& message) override;
+  void tell(base::Rank to, const transport::Message& message) override;
+  void give_up_sends(std::optional<base::Step> step) override { inner_->give_up_sends(step); }
   std::unique_ptr<transport::Transfer> post(base::Rank from, transport::Parcel parcel) override {
     return inner_->post(from, std::move(parcel));
   }

@@ -292,7 +292,7 @@ void Service::lose(const base::Loss& loss) {
 void Service::tell_end(const ContextId& id, const std::set<base::Rank>& ranks) {
   for (const auto to : ranks) {
     try {
-      messenger_.transport().send(to, to_message(id));
+      messenger_.transport().tell(to, to_message(id));
     } catch (const base::Error&) {  // a rank that is lost has forgotten it
     }
   }
@@ -530,8 +530,10 @@ RemoteOptimizer Service::make_optimizer(const std::string& functional, const std
     asked.emplace_back(owner, requests_.ask(owner.owner, std::move(request), what, nullptr));
   }
   RemoteOptimizer optimizer{{}, rule->declaration().gradient_norm};
+  auto shared = patience;
+  shared.by = base::Deadline::after(patience.timeout);
   for (auto& [owner, one] : asked) {
-    optimizer.parts.push_back({owner.owner, owner.job, requests_.await(one, patience).as<std::int64_t>()});
+    optimizer.parts.push_back({owner.owner, owner.job, requests_.await(one, shared).as<std::int64_t>()});
   }
   return optimizer;
 }
@@ -589,9 +591,11 @@ std::vector<Value> Service::ask_parts(Context& context, const RemoteOptimizer& o
   }
   std::vector<Value> answers;
   std::exception_ptr first;
+  auto shared = patience;
+  shared.by = base::Deadline::after(patience.timeout);
   for (const auto& one : asked) {  // all of them: nothing goes on there when this returns
     try {
-      answers.push_back(requests_.await(one, patience));
+      answers.push_back(requests_.await(one, shared));
     } catch (...) {
       if (!first) first = std::current_exception();
     }

@@ -183,7 +183,10 @@ StepResult Job::run_step(const StepSpec& spec) {
     step->fail(std::current_exception());
   }
   if (const auto first = first_call_.load()) first->end();
-  if (step->error()) announce_failure(*step);
+  if (step->error()) {
+    announce_failure(*step);
+    messenger_.transport().give_up_sends(number);
+  }
   drain(*step, spec.check_interrupt);
   const auto error = step->error();
   steps_.end();
@@ -320,7 +323,8 @@ void Job::announce(const transport::Message& message) {
   for (auto other : options_.pipeline) {
     if (other == rank() || (!leads() && other != options_.pipeline.front())) continue;
     try {
-      messenger_.transport().send(other, message);
+      auto& transport = messenger_.transport();
+      transport::carries_tensors(message) ? transport.send(other, message) : transport.tell(other, message);
     } catch (const base::PeerError&) {
       // The rank is lost: its loss is, or will be, the error of a step of its own.
     } catch (const base::TimeoutError&) {

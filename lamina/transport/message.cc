@@ -58,6 +58,12 @@ Prefix take_prefix(std::string_view& head) {
 
 }  // namespace
 
+bool carries_tensors(const Message& message) {
+  bool any = false;
+  value::for_each_tensor(message.body, [&any](const at::Tensor&) { any = true; });
+  return any;
+}
+
 Frame pack(const Message& message) {
   value::Encoded body = value::encode(message.body);
   const auto size_bytes = sizeof(Prefix) + kBufferRow * body.buffers.size() + sizeof(base::CallId) +

@@ -60,6 +60,8 @@ struct Message {
   value::Value body;
 };
 
+bool carries_tensors(const Message& message);
+
 // [Note: frame] A message travels as a head and buffers. The head is
 //   magic u32 | version u16 | zero u16 | kind, 12 letters | length of the rest u32 | the rest
 // (little endian), where the rest holds the list of the buffers (device and size in bytes of each), so that a receiver

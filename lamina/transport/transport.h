@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lamina/base/ids.h"
@@ -38,6 +39,14 @@ class Transport {
   // the receiver. What is delivered is the receiver's private copy. Throws base::PeerError when `to` is lost, and
   // base::TimeoutError when a live peer does not take the message in time.
   virtual void send(base::Rank to, const Message& message) = 0;
+
+  // Sends what carries no tensors, and waits for nobody: a peer that takes nothing any more takes this no more, either.
+  // For words beside a wait that has its own deadline. Throws base::PeerError when `to` is lost.
+  virtual void tell(base::Rank to, const Message& message) { send(to, message); }
+
+  // Ends sends that wait, with base::CancelledError: of messages about this step and those before it; without one, of
+  // all that still wait after a moment.
+  virtual void give_up_sends(std::optional<base::Step> /*step*/) {}
 
   // Begin either end of a put, from any thread, and wait for nobody: see [Note: puts].
   virtual std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) = 0;

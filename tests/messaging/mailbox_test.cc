@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "tests/comes_true.h"
@@ -31,6 +32,29 @@ TEST(Mailbox, EachChannelOfEachPairKeepsItsOrder) {
   for (std::int64_t i = 1; i < 100; i += 2) EXPECT_EQ(number(boxes[2].receive(base::Rank(0), "odd", kPatience)), i);
   for (std::int64_t i = 0; i < 100; ++i) EXPECT_EQ(number(boxes[2].receive(base::Rank(1), "even", kPatience)), -i);
   for (std::int64_t i = 0; i < 100; i += 2) EXPECT_EQ(number(boxes[2].receive(base::Rank(0), "even", kPatience)), i);
+}
+
+// One after the other, the waits for members would take two time-outs.
+TEST(Mailbox, AnExchangeEndsAtItsTimeoutThoughAMemberCameLate) {
+  Mailboxes boxes(3);
+  const auto timeout = std::chrono::milliseconds(1500);
+  boxes.network().hold(base::Rank(1), base::Rank(0));
+  const auto begin = base::Deadline::Clock::now();
+  bool released = false;
+  const base::Patience patience{timeout, [&] {
+                                  if (base::Deadline::Clock::now() - begin < timeout * 2 / 3) return;
+                                  if (!std::exchange(released, true)) {
+                                    boxes.network().release(base::Rank(1), base::Rank(0));
+                                  }
+                                }};
+  boxes.run([&](int rank) {
+    if (rank == 2) return;
+    EXPECT_THROW(boxes[rank].barrier(boxes.ranks(), rank == 0 ? patience : base::Patience{timeout, [] {}}),
+                 base::TimeoutError);
+    if (rank == 0) {
+      EXPECT_LT(base::Deadline::Clock::now() - begin, timeout * 3 / 2);
+    }
+  });
 }
 
 TEST(Mailbox, ARankMaySendToItself) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "lamina/base/error.h"
@@ -56,6 +57,40 @@ TEST(UcxLoss, AKilledRankIsToldToAllWithinTwoSeconds) {
   job.await(1, 2);
   EXPECT_LT(Clock::now() - killed, std::chrono::seconds(2));
   EXPECT_EQ(job.wait(1), SIGKILL);
+  job.expect_success();
+}
+
+// A frozen rank takes what fits into its queue and no more.
+TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox&) {
+    if (transport.rank() == Rank(1)) {
+      job.reach(0);
+      job.await(3);
+      return;
+    }
+    job.await(1);
+    const auto begin = Clock::now();
+    for (std::int64_t i = 0; i < 5000; ++i) transport.tell(Rank(1), object("told", i));
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+    auto message = object("sent", bytes(32 << 20, 1));
+    message.call.step = base::Step(3);
+    const auto given_up = std::async(std::launch::async, [&] {
+      EXPECT_THROW(transport.send(Rank(1), message), base::CancelledError);
+      message.call.step = kNoStep;
+      EXPECT_THROW(transport.send(Rank(1), message), base::CancelledError);
+    });
+    transport.give_up_sends(base::Step(3));
+    transport.give_up_sends(std::nullopt);
+    EXPECT_EQ(given_up.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+    job.reach(2);
+  });
+  job.await(0);
+  job.kill(1, SIGSTOP);
+  job.reach(1);
+  job.await(2);
+  job.kill(1, SIGCONT);
+  job.reach(3);
   job.expect_success();
 }
 

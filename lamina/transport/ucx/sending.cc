@@ -6,7 +6,8 @@
 
 namespace lamina::transport::ucx {
 
-Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell) : frame(std::move(from)), changed(to_tell) {
+Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell, base::Step about)
+    : frame(std::move(from)), step(about.value), changed(to_tell) {
   header.head_size = frame.head.size();
   PacketPlan plan;
   std::string inside;
@@ -32,7 +33,12 @@ Sending::Sending(Frame from, bool offers, std::condition_variable& to_tell) : fr
 
 void Sending::piece_done(ucs_status_t with) {
   if (with != UCS_OK) status = with;
-  if (--pending == 0) changed.notify_all();
+  if (--pending > 0) return;
+  if (unawaited) {
+    delete this;
+  } else {
+    changed.notify_all();
+  }
 }
 
 }  // namespace lamina::transport::ucx

@@ -17,11 +17,13 @@ struct Sending {
   std::vector<std::uint32_t> alone;  // indices of the buffers that travel on their own
   std::vector<PieceHeader> headers;  // UCX reads them until the piece is sent
   int pending = 0;
+  bool unawaited = false;  // nobody waits for it: it frees itself
+  std::int64_t step;       // that the message is about, or kNoStep's
   ucs_status_t status = UCS_OK;
   std::condition_variable& changed;  // told when it has ended
 
   // `offers`: the receiver can read our memory.
-  Sending(Frame from, bool offers, std::condition_variable& to_tell);
+  Sending(Frame from, bool offers, std::condition_variable& to_tell, base::Step about = kNoStep);
   void piece_done(ucs_status_t with);
 };
 

@@ -7,6 +7,7 @@
 namespace lamina::transport::ucx {
 namespace {
 
+constexpr auto kMoment = std::chrono::seconds(1);   // for what is being sent as this rank leaves
 constexpr auto kVerdict = std::chrono::seconds(2);  // within which the death of a peer is noticed
 
 }  // namespace
@@ -34,7 +35,7 @@ void UcxTransport::refuse_if_lost(base::Rank to) const {
   if (!loss.cause.empty()) throw base::PeerError(loss.text(), loss);
 }
 
-void UcxTransport::send(base::Rank to, const Message& message) {
+std::unique_ptr<Sending> UcxTransport::sending_of(base::Rank to, const Message& message) {
   require_rank(to);
   Frame frame = pack(message);
   if (frame.head.size() > kMaxHeadSize) {
@@ -42,8 +43,27 @@ void UcxTransport::send(base::Rank to, const Message& message) {
                                      kMaxHeadSize >> 20, " MiB travel: send large data as tensors"),
                            base::Code{"step-cannot-travel"});
   }
-  if (to == rank_) return send_to_self(std::move(frame));
-  auto sending = std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_);
+  if (to != rank_) {
+    return std::make_unique<Sending>(std::move(frame), peers_[to.value].reads_us, changed_, message.call.step);
+  }
+  send_to_self(std::move(frame));
+  return nullptr;
+}
+
+void UcxTransport::tell(base::Rank to, const Message& message) {
+  auto sending = sending_of(to, message);
+  if (!sending) return;
+  const Lock lock = enter();
+  refuse_if_lost(to);
+  post(*sending, to);
+  if (sending->pending == 0) return;
+  sending.release()->unawaited = true;
+  worker_->signal();
+}
+
+void UcxTransport::send(base::Rank to, const Message& message) {
+  auto sending = sending_of(to, message);
+  if (!sending) return;
   Lock lock = enter();
   refuse_if_lost(to);
   try {
@@ -121,15 +141,34 @@ void UcxTransport::sent(void* request, ucs_status_t status, void* user_data) {
   ucp_request_free(request);
 }
 
+void UcxTransport::give_up_sends(std::optional<base::Step> step) {
+  Lock lock = enter();
+  if (step) {
+    ended_step_ = std::max(ended_step_, step->value);
+  } else {
+    changed_.wait_for(lock, kMoment, [&] { return waiting_ == 0; });
+    leaving_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool UcxTransport::is_given_up(const Sending& sending) const {
+  return leaving_ || (sending.step != kNoStep.value && sending.step <= ended_step_);
+}
+
 void UcxTransport::wait(Lock& lock, Sending& sending, base::Rank to) {
   worker_->signal();
   ++waiting_;
-  const bool ended = changed_.wait_for(
-      lock, send_timeout_, [&] { return sending.pending == 0 || closing_ || !peers_[to.value].why.empty(); });
+  const bool ended = changed_.wait_for(lock, send_timeout_, [&] {
+    return sending.pending == 0 || closing_ || is_given_up(sending) || !peers_[to.value].why.empty();
+  });
   --waiting_;
   changed_.notify_all();
   if (sending.pending == 0) return;
   refuse_if_lost(to);
+  if (is_given_up(sending)) {
+    throw base::CancelledError(base::str("a message to rank ", to, ", which has not taken it, was given up"));
+  }
   if (!ended) {
     throw base::TimeoutError(
         base::str("rank ", to, " has not taken a message for ", send_timeout_.count(), " s, though its process lives"));

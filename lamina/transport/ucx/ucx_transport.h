@@ -40,6 +40,8 @@ class UcxTransport : public Transport, public Probe {
   int size() const override { return static_cast<int>(peers_.size()); }
   void start(Events events) override;
   void send(base::Rank to, const Message& message) override;
+  void tell(base::Rank to, const Message& message) override;
+  void give_up_sends(std::optional<base::Step> step) override;
   std::unique_ptr<Transfer> post(base::Rank from, Parcel parcel) override;
   std::unique_ptr<Transfer> put(base::Rank to, Parcel parcel) override;
   void look_out() override;
@@ -80,6 +82,8 @@ class UcxTransport : public Transport, public Probe {
 
   // sending (ucx_send.cc)
   Lock enter();
+  std::unique_ptr<Sending> sending_of(base::Rank to, const Message& message);
+  bool is_given_up(const Sending& sending) const;
   void explain_failure(Lock& lock, ucs_status_t status, base::Rank to);
   void send_to_self(Frame frame);
   void post(Sending& sending, base::Rank to);
@@ -141,7 +145,9 @@ class UcxTransport : public Transport, public Probe {
   bool unsettled_ = false;  // a peer left or died and has not been told of
   Clock::time_point settle_by_;
   bool closing_ = false;
-  int waiting_ = 0;  // senders within wait(), and whoever awaits a transfer
+  std::int64_t ended_step_ = kNoStep.value;  // whose sends, and earlier ones', wait no more
+  bool leaving_ = false;                     // none does
+  int waiting_ = 0;                          // senders within wait(), and whoever awaits a transfer
   LocalPuts own_puts_;
 
   base::Fd stop_event_;
