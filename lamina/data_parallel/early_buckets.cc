@@ -26,10 +26,6 @@ bool fits(const at::Tensor& gradient, const at::Tensor& bucket) {
 
 void EarlyBuckets::arm(collective::Group& replicas, int divisor, collective::Terms terms) {
   const std::lock_guard guard(mutex_);
-  const bool as_planned = std::ranges::all_of(buckets_, [](const Bucket& bucket) {
-    return bucket.memory.numel() == elements(bucket.parameters) && alike(bucket.memory, bucket.parameters.front());
-  });
-  if (!as_planned) drop_plan();  // parameters have got other values, of other kinds
   target_ = Target{&replicas, divisor, std::move(terms)};
   started_ = 0;
   come_.clear();
@@ -60,6 +56,12 @@ void EarlyBuckets::start_rest() {
 
 void EarlyBuckets::start(Bucket& bucket) {
   const c10::AutoGradMode no_grad(false);
+  const auto& first = bucket.parameters.front();
+  const auto count = elements(bucket.parameters);
+  if (bucket.memory.numel() != count || !alike(bucket.memory, first)) {  // they have got values of other kinds
+    const c10::InferenceMode outlives_it(false);
+    bucket.memory = at::empty({count}, first.options().requires_grad(false));
+  }
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : bucket.parameters) {
     auto& planned = planned_.at(parameter.unsafeGetTensorImpl());
@@ -103,9 +105,11 @@ void EarlyBuckets::finish(const std::function<bool(const at::Tensor& parameter)>
 
 void EarlyBuckets::plan(std::span<const at::Tensor> parameters) {
   const std::lock_guard guard(mutex_);
-  const bool as_before = parameters.size() == planned_.size() && std::ranges::all_of(parameters, [&](const auto& each) {
-                           return planned_.contains(each.unsafeGetTensorImpl());
-                         });
+  const auto is_planned = [this](const at::Tensor& each) {
+    const auto found = planned_.find(each.unsafeGetTensorImpl());
+    return found != planned_.end() && alike(each, buckets_[found->second.bucket].memory);
+  };
+  const bool as_before = parameters.size() == planned_.size() && std::ranges::all_of(parameters, is_planned);
   if (!as_before) {
     drop_plan();
     for (auto& members : arrange(parameters, bucket_bytes_)) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "lamina/base/error.h"
-#include "lamina/base/log.h"
 #include "lamina/base/rank_list.h"
 
 namespace lamina::data_parallel {
@@ -17,12 +16,13 @@ Passes::Passes(messaging::Mailbox& mailbox, std::vector<base::Rank> replicas, ba
       failures_(std::move(failures)),
       channel_(messaging::group_channel("passes", replicas_)) {}
 
-Passes::Met Passes::meet(bool trains, std::int64_t collectives) {
+Passes::Met Passes::meet(const Coming& coming) {
   if (!broken_) listen();
   if (broken_)
     throw base::PeerError(base::str(purpose(), " was broken off before (", *broken_, "); start the job again"),
                           std::nullopt, base::Code{"replica-broken-off"});
-  say(trains ? Says::kTrains : Says::kHasNoData, collectives);
+  const Word mine{number_, static_cast<Says>(coming.comes), updates_, coming.left_out, coming.collectives};
+  say(mine);
   try {
     hear();
   } catch (const value::RemoteFailure&) {
@@ -32,25 +32,48 @@ Passes::Met Passes::meet(bool trains, std::int64_t collectives) {
     break_off(std::current_exception());
     throw;
   }
-  Met met{{}, collectives};
+  Met met{{}, coming.collectives};
+  std::string first, other;  // what one has done since the pass before, and one that has done something else
+  const Word* like = nullptr;
   for (int i = 0; i < std::ssize(replicas_); ++i) {
-    const bool self = replicas_[i] == mailbox_.rank();
-    if (self ? trains : words_[replicas_[i]].front().says == Says::kTrains) met.present.push_back(i);
-    if (!self) met.collectives = std::max(met.collectives, words_[replicas_[i]].front().collectives);
+    const auto& word = replicas_[i] == mailbox_.rank() ? mine : words_[replicas_[i]].front();
+    met.collectives = std::max(met.collectives, word.collectives);
+    if (word.says == Says::kHasNoData) continue;
+    met.present.push_back(i);
+    met.updates = met.updates || word.says == Says::kUpdates;
+    if (like == nullptr) {
+      like = &word;
+      first = told_by(i, word);
+    } else if (other.empty() && !word.is_at(*like)) {
+      other = told_by(i, word);
+    }
   }
-  warn_of_different_calls(met.present);
   end_pass();
-  return met;
+  if (!coming.alike || other.empty()) return met;
+  throw base::DesyncError(
+      base::str("the replicas of the model have come to pass ", number_ - 1, " from different iterations: ", first,
+                "; ", other,
+                ". One has left out, or made once more, a backward, an update or a whole iteration: let all make the "
+                "same ones (a step function that fails on one fails on all), and call a model that is not to be "
+                "trained under torch.no_grad()"),
+      base::Code{"replica-iterations"});
+}
+
+std::string Passes::told_by(int replica, const Word& word) const {
+  return base::str("replica ", replica, " (rank ", replicas_[replica], ") ",
+                   word.says == Says::kUpdates ? "is about to update" : "has ended a backward", ", after ",
+                   word.updates, " optimizer steps and ", word.left_out,
+                   " calls of the model without a backward since the pass before");
 }
 
 void Passes::fail(const std::exception_ptr& error) {
-  say(Says::kFailed, 0, describe(error));
+  say({.pass = number_, .says = Says::kFailed, .failure = describe(error)});
   end_pass();
 }
 
 void Passes::break_off(const std::exception_ptr& error) {
   const auto failure = describe(error);
-  say(Says::kBrokeOff, 0, failure);
+  say({.pass = number_, .says = Says::kBrokeOff, .failure = failure});
   end_pass();
   note_break(failure);
 }
@@ -68,18 +91,19 @@ std::string Passes::purpose() const { return base::str("averaging gradients over
 
 void Passes::end_pass() {
   ++number_;
-  calls_ = 0;
+  updates_ = 0;
 }
 
 // Words.
 
-void Passes::say(Says says, std::int64_t collectives, const std::optional<value::Failure>& failure) {
-  const auto told = failure ? value::to_value(*failure) : value::Value();
-  const value::Tuple word{{number_, static_cast<std::int64_t>(says), calls_, collectives, told}};
+void Passes::say(const Word& word) {
+  const auto told = word.failure ? value::to_value(*word.failure) : value::Value();
+  const value::Tuple items{
+      {word.pass, static_cast<std::int64_t>(word.says), word.updates, word.left_out, word.collectives, told}};
   for (const auto rank : replicas_) {
     if (rank == mailbox_.rank()) continue;
     try {
-      mailbox_.tell(rank, channel_, word);
+      mailbox_.tell(rank, channel_, items);
     } catch (const base::Error&) {  // of a rank that is lost: who waits for it learns of that
     }
   }
@@ -87,16 +111,12 @@ void Passes::say(Says says, std::int64_t collectives, const std::optional<value:
 
 Passes::Word Passes::to_word(const value::Value& value) {
   const auto& items = value.as<value::Tuple>().items;
-  if (items.size() != 5) throw base::FormatError("a replica's word of a pass without five parts");
-  const auto says = items[1].as<std::int64_t>();
-  if (says < 0 || says > static_cast<std::int64_t>(Says::kBrokeOff))
+  if (items.size() != 6) throw base::FormatError("a replica's word of a pass without six parts");
+  const auto number = [&](std::size_t item) { return items[item].as<std::int64_t>(); };
+  if (number(1) < 0 || number(1) > static_cast<std::int64_t>(Says::kBrokeOff))
     throw base::FormatError("a replica's word of a pass that says nothing known");
-  Word word{items[0].as<std::int64_t>(),
-            static_cast<Says>(says),
-            items[2].as<std::int64_t>(),
-            items[3].as<std::int64_t>(),
-            {}};
-  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[4]);
+  Word word{number(0), static_cast<Says>(number(1)), number(2), number(3), number(4)};
+  if (word.says >= Says::kFailed) word.failure = value::to_failure(items[5]);
   return word;
 }
 
@@ -176,21 +196,6 @@ value::RemoteFailure Passes::ended_by(base::Rank rank, const Word& word) const {
   failure.traceback += base::str(failure.traceback.empty() || failure.traceback.ends_with('\n') ? "" : "\n",
                                  "It ended pass ", word.pass, " of all replicas; replica ", number, " met it.");
   return value::RemoteFailure(std::move(failure));
-}
-
-void Passes::warn_of_different_calls(const std::vector<int>& present) {
-  if (warned_ || present.empty() || replicas_[present.front()] != mailbox_.rank()) return;
-  for (const int other : std::span(present).subspan(1)) {
-    const auto theirs = words_[replicas_[other]].front().calls;
-    if (theirs == calls_) continue;
-    warned_ = true;
-    base::log_warning(base::str("replica ", other, " trained the model in ", theirs, " calls before pass ", number_,
-                                ", replica ", present.front(), " in ", calls_,
-                                ": where one of them left an iteration out (an error that was caught outside of a step "
-                                "function), gradients of different iterations are averaged from here on; in a step "
-                                "function an error ends the iteration on all replicas"));
-    return;
-  }
 }
 
 }  // namespace lamina::data_parallel

@@ -15,11 +15,16 @@
 #include "lamina/value/failure.h"
 
 // [Note: passes] A pass is what the replicas of a model do together once: a call of a step function with a backward in
-// it or, outside of steps, an outermost backward. Passes are numbered. For each number every replica says one word to
-// each other one: it has come to the pass and trains in it; it has come, but has no data any more; or its step has
-// failed, with the error. Who has come waits for the words of all. A failure among them ends the pass on all, with that
-// error, and the next word of each is about the next number. So a replica whose step failed, and was caught, never
-// meets another pass than the others, and nobody waits for it.
+// it or, outside of steps, an outermost backward; or what is left over of gradients before an update. Passes are
+// numbered. For each number every replica says one word to each other one: it has come to the pass and trains in it; it
+// is about to update; it has come, but has no data any more; or its step has failed, with the error. Who has come waits
+// for the words of all. A failure among them ends the pass on all, with that error, and the next word of each is about
+// the next number. So a replica whose step failed, and was caught, never meets another pass than the others, and nobody
+// waits for it.
+//
+// Numbers alone do not tell that a replica has left out a part of its loop: its next pass would take the place of the
+// one that it lacks. So each word has what the replica did since the pass before, its updates and the calls of the
+// model that no backward followed. Where they differ, the pass is an error of all, and nothing is averaged.
 //
 // Once all have come they compute together. A replica that fails in that (a communication hook that raises, a rank that
 // is lost) leaves the others in the middle of a collective: it says so, they leave as well, and no pass follows.
@@ -35,18 +40,26 @@ class Passes {
   // The number of the pass that comes next.
   std::int64_t number() const { return number_; }
 
-  // The model was called in training, which a pass is to follow. Where replicas come to a pass with different numbers
-  // of calls since the one before, a warning says so, once: one of them has left out a part of its loop.
-  void note_call() { ++calls_; }
+  // An optimizer updates the model, after the pass before.
+  void note_update() { ++updates_; }
 
-  // Comes to the pass; collective over the replicas. `collectives`: how many this replica had begun before it. Throws
-  // value::RemoteFailure when one of them has failed, and base::PeerError, base::TimeoutError, what the patience's
+  enum class Comes : std::int64_t { kTrains, kUpdates, kHasNoData };
+  struct Coming {
+    Comes comes = Comes::kTrains;
+    std::int64_t left_out = 0;     // calls of the model, since the pass before, that no backward followed
+    std::int64_t collectives = 0;  // that this replica had begun before it
+    bool alike = true;             // all are to have done the same since the pass before
+  };
+  // Comes to the pass; collective over the replicas. Throws value::RemoteFailure when one of them has failed,
+  // base::DesyncError, on all, where they are not alike, and base::PeerError, base::TimeoutError, what the patience's
   // interrupt throws.
   struct Met {
-    std::vector<int> present;  // those that train in it, as indices into `replicas`: all but those that say they do not
+    std::vector<int> present;  // all but those that have no data, as indices into `replicas`
     std::int64_t collectives;  // the largest number
+    bool updates = false;      // one of them is about to
   };
-  Met meet(bool trains = true, std::int64_t collectives = 0);
+  Met meet(const Coming& coming);
+  Met meet() { return meet(Coming()); }
 
   // This replica's step has failed before its pass. Returns at once.
   void fail(const std::exception_ptr& error);
@@ -70,17 +83,21 @@ class Passes {
   base::Patience patience();
 
  private:
-  enum class Says : std::int64_t { kTrains, kHasNoData, kFailed, kBrokeOff };
+  enum class Says : std::int64_t { kTrains, kUpdates, kHasNoData, kFailed, kBrokeOff };
   struct Word {
-    std::int64_t pass;
-    Says says;
-    std::int64_t calls;        // of the model, since the pass before
-    std::int64_t collectives;  // see meet()
-    std::optional<value::Failure> failure;
+    std::int64_t pass = 0;
+    Says says = Says::kTrains;
+    std::int64_t updates = 0, left_out = 0;  // since the pass before
+    std::int64_t collectives = 0;            // see meet()
+    std::optional<value::Failure> failure = {};
+    // All that tells of the place in its loop to which a replica has come.
+    bool is_at(const Word& other) const {
+      return says == other.says && updates == other.updates && left_out == other.left_out;
+    }
   };
   static Word to_word(const value::Value& value);
 
-  void say(Says says, std::int64_t collectives, const std::optional<value::Failure>& failure = {});
+  void say(const Word& word);
   void hear();  // the words of all on this pass
   messaging::MutualWaits::Wait as_others_hear_of_it(std::vector<base::Rank> awaited);
   void listen();  // to what has come already
@@ -91,7 +108,7 @@ class Passes {
   void break_off(const std::exception_ptr& error);
   void note_break(const value::Failure& failure);
   void end_pass();
-  void warn_of_different_calls(const std::vector<int>& present);
+  std::string told_by(int replica, const Word& word) const;
   std::string purpose() const;
 
   messaging::Mailbox& mailbox_;
@@ -100,8 +117,7 @@ class Passes {
   const std::shared_ptr<value::Failures> failures_;
   const std::string channel_;
   std::int64_t number_ = 0;
-  std::int64_t calls_ = 0;
-  bool warned_ = false;
+  std::int64_t updates_ = 0;
   std::map<base::Rank, std::deque<Word>> words_;  // heard
   std::optional<std::string> broken_;             // why no pass follows
 };

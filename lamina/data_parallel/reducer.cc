@@ -4,10 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <unordered_set>
 #include <utility>
@@ -65,6 +64,7 @@ Reducer::Reducer(ReducerOptions options, messaging::Mailbox& mailbox, std::vecto
       passes_(mailbox, std::move(replicas), std::move(patience), std::move(failures)),
       buckets_(options.bucket_bytes, options.gradients),
       early_(options.bucket_bytes, options.gradients),
+      alive_(std::make_shared<Reducer*>(this)),
       present_(everyone_) {}
 
 Reducer::~Reducer() = default;
@@ -88,7 +88,7 @@ void Reducer::require_unsharded(const char* what) const {
 
 void Reducer::begin_step(bool training) {
   fail_unseen_backward();
-  count_call(training);
+  step_call_ = count_call(training);
   trains_ = c10::GradMode::is_enabled();
   passed_ = false;
   in_step_ = true;
@@ -106,14 +106,17 @@ pipeline::StepResult Reducer::run_step(pipeline::StepSpec spec, bool training, c
     throw;
   }
   in_step_ = false;
-  if (result.backward) finish_pass();
+  if (result.backward) {
+    forget_call(step_call_);
+    finish_pass();
+  }
   return result;
 }
 
-void Reducer::note_call(bool training) {
-  if (in_step_ || torch::autograd::get_current_graph_task_id() >= 0) return;
+std::int64_t Reducer::note_call(bool training) {
+  if (in_step_ || torch::autograd::get_current_graph_task_id() >= 0) return 0;
   fail_unseen_backward();
-  count_call(training);
+  return count_call(training);
 }
 
 void Reducer::run_backward(const std::function<void()>& run) {
@@ -123,7 +126,8 @@ void Reducer::run_backward(const std::function<void()>& run) {
     run();
   } catch (...) {
     if (!in_step_ && !met_) {
-      passed_ = awaiting_ = false;
+      awaiting_ = false;
+      forget_backward();
       fail_pass(std::current_exception());
     }
     throw;
@@ -133,31 +137,31 @@ void Reducer::run_backward(const std::function<void()>& run) {
 // Backwards.
 
 void Reducer::watch(std::span<const at::Tensor> parameters) {
-  watching_ = std::make_shared<Reducer*>(this);
-  watched_.clear();
-  for (at::Tensor parameter : parameters) {
-    if (!parameter.is_floating_point() && !parameter.is_complex()) continue;
-    const bool frozen = !parameter.requires_grad();
-    parameter.requires_grad_(true);  // for a hook; one that is frozen now may be trained later
-    const auto notice = [watching = std::weak_ptr(watching_), parameter](const auto& outputs, const auto& /*inputs*/) {
-      const auto reducer = watching.lock();
-      if (reducer && (*reducer)->note_gradient(parameter)) (*reducer)->call_at_end_of_backward();
-      return outputs;
-    };
-    watched_.push_back(torch::autograd::impl::grad_accumulator(parameter));
-    watched_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(notice));
-    if (frozen) parameter.requires_grad_(false);
+  if (parameters.empty()) return watch_.reset();
+  const bool first = watch_ == nullptr;
+  if (first) {
+    watch_ = std::make_unique<model::GradientWatch>([this](const at::Tensor& parameter) {
+      if (note_gradient(parameter)) call_at_end_of_backward();
+    });
   }
+  if (watch_->watch(parameters) && !first) pending_ = true;
 }
 
-void Reducer::await_backward() {
-  if (!watching_) watch({});
+void Reducer::let_go() {
+  watch_.reset();
+  early_.forget();
+}
+
+void Reducer::await_backward(std::int64_t call) {
+  forget_call(call);
+  if (call != 0) heard_ = true;
+  if (call > 0) free_ = true;
   if (note_backward()) call_at_end_of_backward();
 }
 
 void Reducer::call_at_end_of_backward() {
-  torch::autograd::Engine::get_default_engine().queue_callback([watching = std::weak_ptr(watching_)] {
-    const auto reducer = watching.lock();
+  torch::autograd::Engine::get_default_engine().queue_callback([alive = std::weak_ptr(alive_)] {
+    const auto reducer = alive.lock();
     if (reducer) value::for_user([&] { (*reducer)->end_backward(); });
   });
 }
@@ -166,44 +170,93 @@ bool Reducer::note_backward() { return !in_step_ && !runtime::in_step() && !awai
 
 bool Reducer::note_gradient(const at::Tensor& parameter) {
   passed_ = true;
-  if (sharded_ && sharded_->has(parameter)) {
-    if (options_.overlap) {
-      sharded_->note(parameter, passes_.number());
-    } else if (std::ranges::none_of(late_, [&](const auto& other) { return other.is_same(parameter); })) {
-      late_.push_back(parameter);
-    }
-  } else {
-    early_.note(parameter);
+  const bool held_back = is_held_back();
+  if (!sharded_ || !sharded_->has(parameter)) {
+    if (!held_back) early_.note(parameter);
+  } else if (options_.overlap && !held_back) {
+    sharded_->note(parameter, passes_.number());
+  } else if (std::ranges::none_of(late_, [&](const auto& other) { return other.is_same(parameter); })) {
+    late_.push_back(parameter);
   }
   return note_backward();
 }
 
 void Reducer::end_backward() {
   awaiting_ = false;
-  if (passed_) finish_pass();
+  if (!passed_ && watch_) {  // parameters may have got other nodes in the forward
+    std::vector<at::Tensor> now;
+    for (const auto& [name, tensor] : parts_.parameters()) now.push_back(tensor);
+    passed_ = watch_->watch(now);
+  }
+  passed_ ? finish_pass() : forget_backward();
 }
+
+void Reducer::forget_backward() { passed_ = heard_ = free_ = false; }
 
 void Reducer::finish_pass() {
-  passed_ = false;
-  met_ = true;
-  reduce_nth(meet(true));
+  met_ = pending_ = true;
+  const bool held_back = is_held_back();
+  forget_backward();
+  if (held_back) {
+    keeps_ = true;
+    if (sharded_) sharded_->end_held_back();
+    return;
+  }
+  reduce_nth(meet(Passes::Comes::kTrains).present, /*now=*/false);
 }
 
-void Reducer::count_call(bool training) {
-  if (training && c10::GradMode::is_enabled()) passes_.note_call();
+std::int64_t Reducer::count_call(bool training) {
+  if (!c10::GradMode::is_enabled()) return 0;
+  const std::lock_guard lock(calls_mutex_);
+  ++calls_;
+  if (training) left_out_.insert(calls_);
+  return held_back_ > 0 ? -calls_ : calls_;
+}
+
+void Reducer::forget_call(std::int64_t call) {
+  const std::lock_guard lock(calls_mutex_);
+  left_out_.erase(std::abs(call));
+}
+
+std::int64_t Reducer::calls_left_out() {
+  const std::lock_guard lock(calls_mutex_);
+  return std::ssize(std::exchange(left_out_, {}));
+}
+
+// Updates.
+
+void Reducer::complete(const char* what) {
+  const bool in_backward = torch::autograd::get_current_graph_task_id() >= 0;
+  if ((passed_ || pending_) && (in_step_ || in_backward)) throw too_early(what);
+  if (!in_step_) fail_unseen_backward();
+  if (pending_) reduce_nth(meet(Passes::Comes::kUpdates).present, /*now=*/true);
+}
+
+void Reducer::before_update() {
+  // A hook of a parameter may run before the one that notices its gradient.
+  if (torch::autograd::get_current_graph_task_id() >= 0) throw too_early("optimizer.step()");
+  complete("optimizer.step()");
+  passes_.note_update();
+}
+
+base::UsageError Reducer::too_early(const char* what) const {
+  return base::UsageError(
+      base::str(what, in_step_ ? " inside a step function" : " inside a backward",
+                ", whose gradients are averaged over the replicas of the model when it has ended: call it after that"),
+      base::Code{"replica-update-early"});
 }
 
 void Reducer::fail_unseen_backward() {
-  passed_ = false;
+  forget_backward();
   if (!awaiting_.exchange(false)) return;
   fail_pass(std::make_exception_ptr(base::Error(
       "a backward outside of step functions failed, on this replica of the model", base::Code{"replica-backward"})));
 }
 
-std::vector<int> Reducer::meet(bool trains) {
+Passes::Met Reducer::meet(Passes::Comes comes) {
   Passes::Met met;
   try {
-    met = passes_.meet(trains, collectives_);
+    met = passes_.meet({comes, calls_left_out(), collectives_, /*alike=*/!joining_});
   } catch (...) {
     leave_pass(std::current_exception());
     throw;
@@ -217,26 +270,28 @@ std::vector<int> Reducer::meet(bool trains) {
                                      "] have run out of data, and throw_on_early_termination is set"),
                            base::Code{"replica-out-of-data"});
   }
-  return present;
+  return met;
 }
 
 // Reductions.
 
 void Reducer::fail_pass(const std::exception_ptr& error) {
   passes_.fail(error);
+  calls_left_out();
   leave_pass(error);
 }
 
 // Ends what has started early, on all replicas; the next pass is as the first.
 void Reducer::leave_pass(const std::exception_ptr& error) {
+  pending_ = true;  // what there is of gradients is this replica's own
   if (apart_) collectives_ = apart_->abandon();
   early_.forget();
   for (const auto& parameter : std::exchange(late_, {})) parameter.mutable_grad().reset();
   if (sharded_) sharded_->abandon(passes_.describe(error));
 }
 
-void Reducer::reduce_nth(const std::vector<int>& present) {
-  const bool reduces = ++done_ % options_.passes_per_reduction == 0;
+void Reducer::reduce_nth(const std::vector<int>& present, bool now) {
+  const bool reduces = ++since_ >= options_.passes_per_reduction || now;
   if (reduces) together([&] { reduce(present); });
   if (sharded_) {
     together([&] {
@@ -244,6 +299,10 @@ void Reducer::reduce_nth(const std::vector<int>& present) {
       for (const auto& parameter : std::exchange(late_, {})) sharded_->note(parameter, pass);
       sharded_->reduce(pass, reduces, passes_.patience());
     });
+  }
+  if (reduces) {
+    since_ = 0;
+    pending_ = keeps_ = false;
   }
   begin_pass();
 }
@@ -257,7 +316,7 @@ void Reducer::close() {
 void Reducer::begin_pass() {
   if (!apart_) return;
   collectives_ = apart_->begun();
-  const bool reduces = (done_ + 1) % options_.passes_per_reduction == 0;
+  const bool reduces = since_ + 1 >= options_.passes_per_reduction;
   if (!options_.overlap || !reduces || hooked() || joining_) return;
   early_.arm(*apart_, static_cast<int>(everyone_.size()), {"averaging gradients", passes_.patience()});
 }
@@ -275,8 +334,14 @@ collective::Group& Reducer::group(const std::vector<NamedTensor>& parameters, co
   return apart_ ? *apart_ : shared;
 }
 
+std::vector<NamedTensor> Reducer::whole() const {
+  auto parameters = parts_.parameters();
+  if (sharded_) std::erase_if(parameters, [this](const auto& each) { return sharded_->has(each.tensor); });
+  return parameters;
+}
+
 void Reducer::reduce(const std::vector<int>& present) {
-  const auto parameters = parts_.parameters();
+  const auto parameters = whole();
   const auto buffers = options_.broadcast_buffers ? parts_.buffers() : std::vector<NamedTensor>();
   const auto patience = passes_.patience();
   const collective::Terms terms{hooked() ? "reducing gradients" : "averaging gradients", patience};
@@ -331,7 +396,8 @@ void Reducer::fail_join(const std::exception_ptr& error) {
 
 void Reducer::end_join() {
   try {
-    for (auto present = meet(false); !present.empty(); present = meet(false)) shadow(present);
+    const auto meet_others = [this] { return meet(Passes::Comes::kHasNoData); };
+    for (auto met = meet_others(); !met.present.empty(); met = meet_others()) shadow(met);
   } catch (...) {
     fail_join(std::current_exception());
     throw;
@@ -341,16 +407,18 @@ void Reducer::end_join() {
   together([this] { take_over(present_.back()); });
 }
 
-void Reducer::shadow(const std::vector<int>& present) {
+void Reducer::shadow(const Passes::Met& met) {
   std::vector<std::pair<at::Tensor, at::Tensor>> kept;  // parameters and their gradients
-  for (auto& [name, parameter] : parts_.parameters()) {
-    kept.emplace_back(parameter, std::exchange(parameter.mutable_grad(), {}));
+  for (auto& [name, parameter] : whole()) {
+    auto& gradient = parameter.mutable_grad();
+    const bool counts = pending_ && gradient.defined();  // no reduction has had it
+    kept.emplace_back(parameter, std::exchange(gradient, counts ? gradient.clone() : at::Tensor()));
   }
   const auto put_back = [&] {
     for (auto& [parameter, gradient] : kept) parameter.mutable_grad() = std::move(gradient);
   };
   try {
-    reduce_nth(present);
+    reduce_nth(met.present, met.updates);
   } catch (...) {
     put_back();
     throw;
@@ -359,7 +427,7 @@ void Reducer::shadow(const std::vector<int>& present) {
 }
 
 void Reducer::take_over(int root) {
-  const auto parameters = parts_.parameters(), buffers = parts_.buffers();
+  const auto parameters = whole(), buffers = parts_.buffers();
   const collective::Terms terms{"broadcasting buffers", passes_.patience()};
   auto& all = group(parameters, buffers, terms.patience);
   agree(parameters, std::vector<Gradient>(parameters.size()), buffers, all, terms);

@@ -8,9 +8,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "lamina/base/error.h"
 #include "lamina/base/wait.h"
 #include "lamina/collective/group.h"
 #include "lamina/data_parallel/buckets.h"
@@ -18,23 +21,23 @@
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/passes.h"
 #include "lamina/data_parallel/sharded_gradients.h"
+#include "lamina/model/gradient_watch.h"
 #include "lamina/pipeline/job.h"
 
 // [Note: backward pass] A backward pass is one call of a step function in which a backward was called, or, outside step
 // functions, one outermost backward that reaches a parameter. All replicas meet in each ([Note: passes]). The gradients
-// are averaged after every n-th, until then they accumulate on each replica. The count goes on over the life of the
-// model.
+// are averaged after every n-th, until then they accumulate on each replica. An update counts from one again: what has
+// accumulated by then is averaged before, and all replicas meet for it.
+//
+// A backward may be *held back*: its gradients stay where they are until the next pass that averages, and nobody meets
+// for it, so that replicas may have different numbers of those.
 //
 // It is not known of a step that fails whether it would have had a backward: it counts as a pass unless it was entered
 // without gradients. Outside step functions a backward that fails is one: at once where the model's own `backward` was
 // called, else when the model is called next, if it had reached the model.
 //
 // [Note: join] Replicas may run out of data at different times. In a join one that has left the loop meets the others
-// on, with no gradients of its own, until all have left.
-namespace torch::autograd {
-struct Node;
-}
-
+// on, with no gradients of its own but what it has left over, until all have left.
 namespace lamina::data_parallel {
 
 struct ReducerOptions {
@@ -54,7 +57,7 @@ class Reducer {
   using Replicas = std::function<collective::Group&(const base::Patience&)>;
   // Parts of the model and of the job that it works with.
   struct Parts {
-    Tensors parameters,  // of this rank's part that are not sharded, as they are now,
+    Tensors parameters,  // of this rank's part, as they are now,
         buffers;         // in one order on all replicas
     Replicas group;
   };
@@ -75,17 +78,32 @@ class Reducer {
   using RunStep = std::function<pipeline::StepResult(pipeline::StepSpec spec)>;
   pipeline::StepResult run_step(pipeline::StepSpec spec, bool training, const RunStep& run);
 
-  // The model is called outside of steps.
-  void note_call(bool training);
+  // The model is called outside of steps. Returns the call's number, for await_backward(); 0 for one without gradients.
+  std::int64_t note_call(bool training);
   // Runs a backward of the model's own.
   void run_backward(const std::function<void()>& run);
-  // From now on, until the next time, gradients that come to these parameters are noticed, and the end of the backward
-  // that they come in.
+  // From now on, until the next time, gradients that come to these parameters, as they are now, are noticed, and the
+  // end of the backward that they come in. See [Note: watched gradients].
   void watch(std::span<const at::Tensor> parameters);
-  // A backward has reached the model's output: its end is noticed.
-  void await_backward();
+  // Holds none of the parameters until the next watch(): all replicas do so between passes.
+  void let_go();
+  // A backward has reached the output of this call of the model: its end is noticed.
+  void await_backward(std::int64_t call);
+  // No backward can follow that call.
+  void forget_call(std::int64_t call);
 
-  // The parts of that. A backward has reached the model's output, or has accumulated a gradient of this parameter. True
+  // Around backwards that are held back; a call of the model between them is, wherever its backward runs.
+  void hold_back() { ++held_back_; }
+  void release() { --held_back_; }
+
+  // Before somebody looks at gradients, or changes them: what waits for a later pass is averaged now, collective over
+  // the replicas, all of whom have as much. Throws what a replica has failed with, and base::UsageError in a backward
+  // or a step whose gradients are still to be averaged.
+  void complete(const char* what);
+  // Does so before an update, of which the next pass tells the other replicas.
+  void before_update();
+
+  // The parts of that. A backward has reached a parameter or the model's output, or has accumulated a gradient. True
   // where its end is to call end_backward().
   bool note_backward();
   bool note_gradient(const at::Tensor& parameter);
@@ -98,7 +116,7 @@ class Reducer {
   void begin_join(bool by_everyone, bool throws);
   bool joining() const { return joining_; }
   // There are gradients that the next reduction is to have: passes since the last one.
-  bool accumulates() const { return done_ % options_.passes_per_reduction != 0; }
+  bool accumulates() const { return since_ != 0 || keeps_; }
   void fail_join(const std::exception_ptr& error);
   void end_join();
 
@@ -111,18 +129,23 @@ class Reducer {
   void require_unsharded(const char* what) const;
   void begin_step(bool training);
   void finish_pass();
-  std::vector<int> meet(bool trains);
-  void reduce_nth(const std::vector<int>& present);
+  bool is_held_back() const { return heard_ ? !free_ : held_back_ > 0; }
+  void forget_backward();
+  base::UsageError too_early(const char* what) const;
+  Passes::Met meet(Passes::Comes comes);
+  void reduce_nth(const std::vector<int>& present, bool now);
   void reduce(const std::vector<int>& present);
+  std::vector<NamedTensor> whole() const;  // parameters that are not sharded
   collective::Group& group(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers,
                            const base::Patience& patience);
   void begin_pass();  // the next one
   void fail_pass(const std::exception_ptr& error);
   void leave_pass(const std::exception_ptr& error);  // that has failed on a replica
-  void shadow(const std::vector<int>& present);      // a reduction of others
+  void shadow(const Passes::Met& met);               // a pass of others
   void take_over(int root);                          // all that it has
   void together(const std::function<void()>& compute);
-  void count_call(bool training);
+  std::int64_t count_call(bool training);
+  std::int64_t calls_left_out();
   void fail_unseen_backward();  // the one before this, if it did not end
 
   void call_at_end_of_backward();
@@ -139,18 +162,27 @@ class Reducer {
   std::int64_t collectives_ = 0;  // that this replica had begun there before this pass
   Reduce hook_;
   std::shared_ptr<ShardedGradients> sharded_;  // where there are any
-  std::vector<at::Tensor> late_;               // sharded parameters with gradients that wait for the end of the pass
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> watched_;  // ends of gradients, with hooks that ask for
-  std::shared_ptr<Reducer*> watching_;                              // this, which may be gone
-  bool by_everyone_ = true, throws_ = false;                        // of a join
-  std::vector<int> present_;  // those that trained in the latest pass that any trained in
-  std::int64_t done_ = 0;     // passes
+  std::vector<at::Tensor> late_;               // sharded parameters with gradients that wait for the end of a pass
+  std::unique_ptr<model::GradientWatch> watch_;
+  const std::shared_ptr<Reducer*> alive_;     // this, which may be gone when a backward ends
+  bool by_everyone_ = true, throws_ = false;  // of a join
+  std::vector<int> present_;                  // those that trained in the latest pass that any trained in
+  int since_ = 0;                             // passes since the last reduction
+  bool pending_ = false;                      // there may be gradients that it did not have
+  bool keeps_ = false;                        // some of a backward that was held back
+  std::atomic<int> held_back_ = 0;
   bool stuck_ = false;
   bool trains_ = false;  // the step was entered with gradients
   std::atomic<bool> in_step_ = false;
   std::atomic<bool> passed_ = false;    // there was a backward in this step, or gradients came in this backward
   std::atomic<bool> awaiting_ = false;  // the end of this backward will call end_backward()
   std::atomic<bool> met_ = false;       // the replicas have met in this backward
+  // Calls that this backward has reached: there are some, and one of them was not held back.
+  std::atomic<bool> heard_ = false, free_ = false;
+  std::int64_t step_call_ = 0;
+  std::mutex calls_mutex_;
+  std::int64_t calls_ = 0;
+  std::set<std::int64_t> left_out_;  // calls since the last pass that no backward has reached
 };
 
 }  // namespace lamina::data_parallel

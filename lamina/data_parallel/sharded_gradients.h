@@ -21,6 +21,8 @@ class ShardedGradients {
   // Collective over the replicas, which have met: sums what has come in this pass. `ends`: the means of what came in
   // all passes since the last time become gradients.
   virtual void reduce(std::int64_t pass, bool ends, const base::Patience& patience) = 0;
+  // A backward has ended whose gradients stay with this replica until a later pass.
+  virtual void end_held_back() = 0;
   // The pass has failed, on a replica, of this. Returns at once.
   virtual void abandon(const value::Failure& failure) = 0;
 };

@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
+#include <type_traits>
+
 #include "lamina/frontend/child.h"
 #include "lamina/frontend/job.h"
 #include "lamina/frontend/model.h"
@@ -37,11 +39,23 @@ class DistributedModel {
   template <class... Args>
   auto operator()(Args&&... args) {
     using Kind = frontend::CallKind<Impl, Args...>;
-    model_->begin_call();
+    const auto call = model_->begin_call();
     if (model_->wants_first_call()) {
       model_->first_call(frontend::Example{Kind::number, value::Tuple{{to_value<std::decay_t<Args>>(args)...}}});
     }
-    return root_(std::forward<Args>(args)...);
+    using Output = decltype(root_(std::forward<Args>(args)...));
+    if constexpr (std::is_void_v<Output>) {
+      root_(std::forward<Args>(args)...);
+      model_->end_call(call, {});
+    } else {
+      Output output = root_(std::forward<Args>(args)...);
+      if constexpr (std::is_same_v<std::decay_t<Output>, at::Tensor>) {
+        model_->end_call(call, output);
+      } else {
+        model_->end_call(call, {});
+      }
+      return output;
+    }
   }
 
   // The module that is wrapped.
@@ -115,6 +129,11 @@ class DistributedModel {
   void join(const std::function<void()>& loop, const JoinOptions& options = {}) {
     frontend::model_outside_step("join()").join(loop, options);
   }
+
+  // Runs `loop`, in which gradients of backwards stay with this replica, and add up; the next backward after it that
+  // averages gradients averages these, too, and so does an update. Nobody waits for others in it, so that replicas may
+  // have different numbers of backwards there.
+  void no_sync(const std::function<void()>& loop) { frontend::model_outside_step("no_sync()").no_sync(loop); }
 
   // Returns who owns what, and what the plan promises, as a table. Throws UsageError before the first step.
   const std::string& partition_report() const { return model_->report(); }

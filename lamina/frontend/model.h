@@ -64,7 +64,7 @@ using NamedTensors = std::vector<data_parallel::NamedTensor>;
 
 // The job's model: who owns what of it, and what is done with all of it. Everything but a call of it, which needs its
 // type (distributed_model.h).
-class Model {
+class Model : public std::enable_shared_from_this<Model> {
  public:
   Model(std::shared_ptr<torch::nn::Module> root, ModelOptions options);
   ~Model();
@@ -88,9 +88,11 @@ class Model {
   // True between the backward passes of one reduction.
   bool accumulates() const { return reducer_ != nullptr && reducer_->accumulates(); }
 
-  // Before a call of the model. Throws base::UsageError outside of steps, with more than one partition, and in a thread
-  // that runs no step's body.
-  void begin_call();
+  // Before a call of the model, whose number it returns. Throws base::UsageError outside of steps, with more than one
+  // partition, and in a thread that runs no step's body.
+  std::int64_t begin_call();
+  // That call has returned; `output`: where it is one tensor.
+  void end_call(std::int64_t call, const at::Tensor& output);
   // True where that is to be followed by first_call(): in the step in which the model is cut it waits until it is.
   bool wants_first_call() const;
   void first_call(std::optional<Example> example);
@@ -109,6 +111,11 @@ class Model {
   void join(const std::function<void()>& loop, const JoinOptions& options);
   // From now on a backward is noticed by the gradients that it leaves, in parameters beside the model, too.
   void watch();
+  void no_sync(const std::function<void()>& loop);
+  // Before gradients are looked at, or used for an update: see Reducer.
+  void complete_gradients(const char* what);
+  void before_update();
+  pipeline::Backwards& backwards() { return backwards_; }
 
  private:
   void convert();
@@ -123,7 +130,7 @@ class Model {
   // Replicas: see [Note: backward pass].
   void make_reducer();
   bool training() const;
-  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are whole here
+  NamedTensors own(const std::vector<Held>& all) const;  // those of them that are here
   NamedTensors own_parameters() const;                   // and those of optimizers beside the model
   std::shared_ptr<void> whole_values() const;
   at::Tensor detached(const at::Tensor& tensor) const;

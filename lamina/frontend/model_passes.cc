@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -31,16 +32,11 @@ void Model::make_reducer() {
 }
 
 void Model::watch() {
-  if (!reducer_ || !partitioned()) return;
+  if (!partitioned()) return;
   std::vector<at::Tensor> parameters;
-  for (const auto& held : tree_.parameters()) {
-    if (table().is_here(held.tensor)) parameters.push_back(held.tensor);
-  }
-  for (const auto& optimizer : optimizers_of(job_)) {
-    const auto& beside = optimizer->steps.beside();
-    if (optimizer->steps.updates_beside()) parameters.insert(parameters.end(), beside.begin(), beside.end());
-  }
-  reducer_->watch(parameters);
+  for (auto& [name, tensor] : own_parameters()) parameters.push_back(std::move(tensor));
+  if (reducer_) reducer_->watch(parameters);
+  if (job_.session->job().leads()) backwards_.watch(parameters, /*forgets=*/!sharding_ && !job_.pipelined());
 }
 
 void Model::register_comm_hook(CommHook hook) {
@@ -70,6 +66,21 @@ void Model::join(const std::function<void()>& loop, const JoinOptions& options) 
   reducer_->end_join();
 }
 
+void Model::no_sync(const std::function<void()>& loop) {
+  if (!reducer_) return loop();
+  reducer_->hold_back();
+  const auto over = c10::make_scope_exit([&] { reducer_->release(); });
+  loop();
+}
+
+void Model::complete_gradients(const char* what) {
+  if (reducer_) reducer_->complete(what);
+}
+
+void Model::before_update() {
+  if (reducer_) reducer_->before_update();
+}
+
 bool Model::training() const { return tree_.root()->is_training(); }
 
 NamedTensors Model::own_parameters() const {
@@ -87,7 +98,7 @@ NamedTensors Model::own_parameters() const {
 NamedTensors Model::own(const std::vector<Held>& all) const {
   NamedTensors mine;
   for (const auto& held : all) {
-    if (table().whole_here(held.tensor)) mine.push_back({held.name, held.tensor});
+    if (table().is_here(held.tensor)) mine.push_back({held.name, held.tensor});
   }
   return mine;
 }

@@ -20,6 +20,7 @@ namespace lamina::frontend {
 using topology::Group;
 
 at::Tensor Model::grad_norm(double norm_type, const std::source_location& site) {
+  complete_gradients("grad_norm()");
   return norm_of_gradients(norm_type, patience(*job_.session, "grad_norm()", site));
 }
 
@@ -41,6 +42,7 @@ at::Tensor Model::norm_of_gradients(double norm_type, const base::Patience& pati
 
 at::Tensor Model::clip_grad_norm(double max_norm, double norm_type, const std::source_location& site) {
   const at::NoGradGuard no_grad;
+  complete_gradients("clip_grad_norm_()");
   const at::Tensor total = norm_of_gradients(norm_type, patience(*job_.session, "clip_grad_norm_()", site));
   const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
   for (const auto& held : tree_.parameters()) {
@@ -58,6 +60,7 @@ at::Tensor Model::held_here(const at::Tensor& parameter) const {
 
 void Model::zero_grad(bool set_to_none) {
   tree_.root()->zero_grad(set_to_none);
+  backwards_.forget_plain();
   if (!sharding_) return;
   for (std::size_t i = 0; i < sharding_->size(); ++i) sharding_->zero_grad(i, set_to_none);
 }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
 #include "lamina/base/error.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/model.h"
@@ -36,16 +39,25 @@ std::vector<Value> run_step(const Batch& batch, const pipeline::Job::Body& body,
   return job.model != nullptr ? job.model->run_step(batch, std::move(spec)) : run(job, spec).outputs;
 }
 
-void Model::begin_call() {
-  if (!has_current() || current().model.get() != this) return;  // the job was shut down: it is called as it is
-  if (runtime::in_step()) return;
+std::int64_t Model::begin_call() {
+  if (!has_current() || current().model.get() != this) return 0;  // the job was shut down: it is called as it is
+  if (runtime::in_step()) return 0;
   if (job_.pipelined()) {
     throw base::UsageError(
         "the model was called outside a step; with more than one partition call it inside a function made by "
         "lamina::step, in the thread that runs its body",
         base::Code{"step-outside"});
   }
-  if (reducer_) reducer_->note_call(training());
+  if (c10::GradMode::is_enabled()) watch();
+  return reducer_ ? reducer_->note_call(training()) : 0;
+}
+
+void Model::end_call(std::int64_t call, const at::Tensor& output) {
+  if (call == 0) return;
+  if (!output.defined() || !output.requires_grad()) return reducer_->forget_call(call);
+  output.register_hook([call, model = weak_from_this()](const at::Tensor&) {
+    if (const auto alive = model.lock()) alive->reducer_->await_backward(call);
+  });
 }
 
 bool Model::wants_first_call() const { return first_call_ != nullptr && router() == first_call_.get(); }
@@ -65,6 +77,7 @@ std::vector<Value> Model::run_step(const Batch& batch, pipeline::StepSpec spec) 
   const auto run_watched = [&](pipeline::StepSpec spec) {
     return backwards_.run_step(std::move(spec), batch.uneven, parameters, run_here);
   };
+  if (partitioned()) watch();
   auto result = reducer_ ? reducer_->run_step(std::move(spec), training(), run_watched) : run_watched(std::move(spec));
   ++steps_;
   return std::move(result.outputs);

@@ -108,6 +108,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   session::OptimizerSteps::Begun begun;
   std::int64_t measured_after = -1;     // so many passes of the model
   std::optional<double> clip;           // the norm that the next step clips to, where clip_master_grads() has said so
+  std::int64_t plain_forgotten = 0;     // gradients of other backwards than the model's that zero_grad() forgot
   std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
@@ -150,6 +151,19 @@ struct OptimizerPart::Rest : JobOptimizer {
   static std::int64_t passes() { return current().model == nullptr ? 0 : current().model->passes(); }
   bool is_measured() const { return current().model != nullptr && measured_after == passes(); }
 
+  // Throws base::UsageError where a backward that was not the model's own has left gradients among scaled ones.
+  void require_scaled() const {
+    const auto& model = current().model;
+    if (model == nullptr || !scale->is_on()) return;
+    const auto& backwards = model->backwards();
+    if (backwards.plain() <= std::max(plain_forgotten, backwards.plain_forgotten())) return;
+    throw base::UsageError(
+        base::str("the optimizer has a loss scale (", scale->value(),
+                  "), and divides gradients by it, but some came from a loss.backward() since its last zero_grad(): "
+                  "call model.backward(loss), which multiplies the loss by it, in the place of each loss.backward()"),
+        base::Code{"optimizer-not-scaled"});
+  }
+
   static bool with_copies() { return current().model == nullptr || !current().model->joining(); }
   // See [Note: options]; nothing where nobody compares them.
   std::string options() const {
@@ -161,6 +175,7 @@ struct OptimizerPart::Rest : JobOptimizer {
   }
 
   const session::OptimizerSteps::Begun& measure() {
+    require_scaled();
     begun = steps.begin(groups.places(), clip.value_or(limit()), with_copies(), options());
     measured_after = passes();
     const auto& model = current().model;
@@ -245,6 +260,7 @@ void OptimizerPart::step(bool has_closure) {
         "closure yourself, and then optimizer.step()",
         base::Code{"shard-not-with"});
   }
+  if (model != nullptr) model->before_update();
   rest.replace_new();
   if (rest.is_measured()) {
     rest.steps.require_alike(rest.options(), rest.with_copies());
@@ -274,6 +290,7 @@ void OptimizerPart::zero_rest(bool set_to_none) {
   rest_->measured_after = -1;
   rest_->clip.reset();
   const auto& model = current().model;
+  if (model != nullptr) rest_->plain_forgotten = model->backwards().plain();
   for (const auto& place : rest_->groups.places()) {
     const auto number = rest_->steps.stand_ins().find(place);
     const auto& holder = number ? rest_->steps.stand_ins().of(*number) : place;
@@ -288,6 +305,7 @@ void OptimizerPart::zero_rest(bool set_to_none) {
 
 double OptimizerPart::clip(double max_norm) {
   rest_->require_job("clip_master_grads()");
+  if (current().model != nullptr) current().model->complete_gradients("clip_master_grads()");
   rest_->replace_new();
   rest_->clip = max_norm;
   const auto& begun = rest_->measure();

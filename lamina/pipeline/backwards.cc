@@ -1,20 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/pipeline/backwards.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/remote/graph.h"
+#include "lamina/remote/thread_backwards.h"
+#include "lamina/runtime/execution_context.h"
 #include "lamina/runtime/rng_streams.h"
 
 namespace lamina::pipeline {
 namespace {
 
+thread_local int own_backwards = 0;  // that run in this thread
+
 base::UsageError uneven_error(const std::string& why) { return base::UsageError(why, base::Code{"step-uneven"}); }
 
 }  // namespace
+
+bool Backwards::is_scaled() const {
+  const auto loss_scale = loss_scale_.lock();
+  return loss_scale && loss_scale->is_on();
+}
+
+void Backwards::watch(std::span<const at::Tensor> parameters, bool forgets) {
+  if (!is_scaled()) return;
+  if (!watch_) {
+    watch_ = std::make_unique<model::GradientWatch>([plain = plain_](const at::Tensor&) {
+      const auto* context = runtime::ExecutionContext::current();  // of a request: the body's thread tells of it
+      if (own_backwards == 0 && (context == nullptr || context->leads())) ++*plain;
+    });
+  }
+  watch_->watch(parameters);
+  if (forgets && std::ranges::none_of(parameters, [](const auto& each) { return each.grad().defined(); })) {
+    forget_plain();
+  }
+}
 
 void Backwards::add_up() {
   microbatches_ = 1;
@@ -34,6 +60,14 @@ StepResult Backwards::run_step(StepSpec spec, const std::string& uneven, const P
       return output;
     };
   }
+  if (is_scaled()) {
+    spec.body = [plain = plain_, body = std::move(spec.body)](base::Microbatch microbatch) {
+      const auto before = remote::thread_backwards();
+      auto output = body(microbatch);
+      *plain += std::exchange(remote::thread_backwards(), before) - before;
+      return output;
+    };
+  }
   const auto before = seen_ ? Found() : look(job_, parameters);
   auto result = run(std::move(spec));
   if (seen_) return result;
@@ -48,6 +82,11 @@ void Backwards::run(const remote::Tensors& tensors, const remote::Tensors& gradi
   announced_ = true;
   ++count_;
   const auto loss_scale = loss_scale_.lock();
+  ++own_backwards;
+  const auto over = c10::make_scope_exit([before = remote::thread_backwards()] {
+    remote::thread_backwards() = before;
+    --own_backwards;
+  });
   const double scale = (loss_scale ? loss_scale->value() : 1) / (inside ? microbatches_ : 1);
   alone_ ? remote::run_backward(tensors, gradients, scale) : job_.backward(tensors, gradients, scale);
 }

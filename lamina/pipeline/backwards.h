@@ -6,9 +6,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "lamina/model/gradient_watch.h"
 #include "lamina/optim/loss_scale.h"
 #include "lamina/pipeline/job.h"
 
@@ -19,6 +21,9 @@ namespace lamina::pipeline {
 // A body that calls loss.backward() works, but adds up the gradients of the microbatches, which the model's own
 // backward divides by their number: another training than the plain loop's, without a word. That is told, once, on the
 // rank that runs the bodies, which looks until it has seen one backward or the other.
+//
+// Where losses are scaled, gradients of any other backward are not: a step that divides all of them makes those too
+// small. Each such backward counts, on the rank that runs it.
 class Backwards {
  public:
   using Parameters = std::function<remote::Tensors()>;
@@ -30,6 +35,15 @@ class Backwards {
 
   // Losses of the model's own backward are multiplied by that, while it lives.
   void scale_by(std::weak_ptr<const optim::LossScale> scale) { loss_scale_ = std::move(scale); }
+  // Where losses are scaled: other backwards are noticed by the gradients that they leave in these parameters, as they
+  // are now. `forgets`: gradients lie in the parameters, so that those of others are gone when there are none.
+  void watch(std::span<const at::Tensor> parameters, bool forgets);
+  // Counts what other backwards have left while losses were scaled, and what of it was there when gradients were last
+  // forgotten, of all parameters.
+  std::int64_t plain() const { return *plain_; }
+  std::int64_t plain_forgotten() const { return forgotten_; }
+  void forget_plain() { forgotten_ = plain(); }
+
   // How many of the model's own have run here.
   std::int64_t count() const { return count_; }
 
@@ -54,12 +68,16 @@ class Backwards {
   static Found look(const Job& job, const Parameters& parameters);
   static bool had_backward(const Job& job, const Found& before, const Parameters& parameters);
   void tell() const;
+  bool is_scaled() const;
 
   Job& job_;
   const bool alone_;  // known when the job has ended, too
   int microbatches_;
   std::weak_ptr<const optim::LossScale> loss_scale_;
   std::atomic<std::int64_t> count_ = 0;
+  const std::shared_ptr<std::atomic<std::int64_t>> plain_ = std::make_shared<std::atomic<std::int64_t>>(0);
+  std::int64_t forgotten_ = 0;
+  std::unique_ptr<model::GradientWatch> watch_;
   bool seen_;
   bool announced_ = false;
   std::string uneven_;

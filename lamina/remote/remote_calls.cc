@@ -14,11 +14,17 @@
 #include "lamina/remote/crossing.h"
 #include "lamina/remote/data_watch.h"
 #include "lamina/remote/protocol.h"
+#include "lamina/remote/thread_backwards.h"
 #include "lamina/runtime/modes.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/value/released.h"
 
 namespace lamina::remote {
+
+std::int64_t& thread_backwards() {
+  thread_local std::int64_t count = 0;
+  return count;
+}
 namespace {
 
 using transport::Message;
@@ -195,6 +201,7 @@ Tensors RemoteCalls::backward(const IssuedCall& forward, const Tensors& gradient
   }
   if (!options.asked.empty()) scope_of(*context).calls.ask_for(forward.id.microbatch, options.asked);
   ++backwards_;
+  if (options.accumulate) ++thread_backwards();
   const auto pending = begin({{}, forward.owner, forward.module, forward.name, /*backward=*/true});
   const auto& call = *pending->call;
   BackwardRequest request;

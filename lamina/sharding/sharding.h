@@ -69,6 +69,7 @@ class Sharding : public data_parallel::ShardedGradients {
   bool has(const at::Tensor& parameter) const override { return find(parameter).has_value(); }
   void note(const at::Tensor& parameter, std::int64_t pass) override;
   void reduce(std::int64_t pass, bool ends, const base::Patience& patience) override;
+  void end_held_back() override { values_->end_pass(); }
   void abandon(const value::Failure& failure) override;
 
   // Forgets the gradient of a shard, or makes it zero, and what was summed for its next one.

@@ -100,7 +100,13 @@ void bind_data_parallel(py::module_& module) {
       .def_property_readonly("stuck", &Reducer::stuck)
       .def("close", &Reducer::close, release)
       .def("note_call", &Reducer::note_call, py::arg("training"), release)
-      .def("await_backward", &Reducer::await_backward)
+      .def("await_backward", &Reducer::await_backward, py::arg("call"))
+      .def("let_go", &Reducer::let_go)
+      .def("forget_call", &Reducer::forget_call, py::arg("call"))
+      .def("hold_back", &Reducer::hold_back)
+      .def("release", &Reducer::release)
+      .def("complete", &Reducer::complete, py::arg("what"), release)
+      .def("before_update", &Reducer::before_update, release)
       .def(
           "watch", [](Reducer& self, const std::vector<at::Tensor>& parameters) { self.watch(parameters); },
           py::arg("parameters"))

@@ -309,6 +309,15 @@ void bind_session(py::module_& module) {
           },
           py::arg("scale"))
       .def_property_readonly("count", &pipeline::Backwards::count)
+      .def(
+          "watch",
+          [](pipeline::Backwards& backwards, const std::vector<at::Tensor>& parameters, bool forgets) {
+            backwards.watch(parameters, forgets);
+          },
+          py::arg("parameters"), py::arg("forgets"))
+      .def_property_readonly("plain", &pipeline::Backwards::plain)
+      .def_property_readonly("plain_forgotten", &pipeline::Backwards::plain_forgotten)
+      .def("forget_plain", &pipeline::Backwards::forget_plain)
       .def("run", &run_backward, py::arg("tensors"), py::arg("gradients"), py::arg("reducer"));
   kind.def(py::init(&open), py::arg("config"))
       .def_property_readonly("config", &Session::config)

@@ -441,6 +441,17 @@ class Backwards:
         """From now on they divide by nothing: somebody else averages the gradients."""
     def scale_by(self, scale: LossScale) -> None:
         """Losses are multiplied by that, while it lives."""
+    def watch(self, parameters: Sequence[torch.Tensor], forgets: bool) -> None:
+        """With a loss scale, other backwards are noticed by the gradients that they leave in these, as they are now.
+        `forgets`: those of others are gone when none of these has one."""
+    @property
+    def plain(self) -> int:
+        """Counts what other backwards have left while losses were scaled."""
+    @property
+    def plain_forgotten(self) -> int:
+        """Counts what of it was there when all gradients were last forgotten."""
+    def forget_plain(self) -> None:
+        """They are forgotten now."""
     @property
     def count(self) -> int:
         """How many have run on this rank."""
@@ -747,12 +758,26 @@ class Reducer:
         """A collective was left that may never end: a group cannot be closed then."""
     def close(self) -> None:
         """The end of the job: lets go of its group. Nothing is reduced any more."""
-    def note_call(self, training: bool) -> None:
-        """The model is called outside of steps."""
+    def note_call(self, training: bool) -> int:
+        """The model is called outside of steps. Returns the call's number; 0 for one without gradients."""
     def watch(self, parameters: Sequence[torch.Tensor]) -> None:
-        """From now on, until the next time, gradients that come to these are noticed."""
-    def await_backward(self) -> None:
-        """A backward has reached the model's output: its end is noticed."""
+        """From now on, until the next time, gradients that come to these, as they are now, are noticed."""
+    def let_go(self) -> None:
+        """Holds none of the parameters until the next `watch`: all replicas do so between passes."""
+    def await_backward(self, call: int) -> None:
+        """A backward has reached the output of that call of the model: its end is noticed."""
+    def forget_call(self, call: int) -> None:
+        """No backward can follow that call."""
+    def hold_back(self) -> None:
+        """From now on backwards are held back: their gradients stay here until the next pass that averages."""
+    def release(self) -> None:
+        """Ends one `hold_back`."""
+    def complete(self, what: str) -> None:
+        """Before somebody looks at gradients: what waits for a later pass is averaged now, collective over the
+        replicas. `what` names the caller. UsageError in a backward or a step whose gradients are still to be averaged.
+        """
+    def before_update(self) -> None:
+        """Does so before an update, of which the next pass tells the other replicas."""
     def set_sharded(self, sharded: ShardedGradients) -> None:
         """Has gradients of other parameters reduced by these."""
     @property

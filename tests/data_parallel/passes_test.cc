@@ -15,6 +15,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
+using Comes = Passes::Comes;
+
 constexpr auto kLong = 60s;  // only a hang reaches it
 
 // Replicas as threads of this process.
@@ -48,8 +50,8 @@ const std::vector<int> kBoth{0, 1};
 TEST_F(PassesTest, EveryReplicaLearnsWhoTrains) {
   run(3, [](int i, Passes& passes) {
     EXPECT_EQ(passes.meet().present, (std::vector<int>{0, 1, 2}));
-    EXPECT_EQ(passes.meet(/*trains=*/i != 1).present, (std::vector<int>{0, 2}));
-    EXPECT_EQ(passes.meet(/*trains=*/false).present, std::vector<int>{});
+    EXPECT_EQ(passes.meet({i != 1 ? Comes::kTrains : Comes::kHasNoData}).present, (std::vector<int>{0, 2}));
+    EXPECT_EQ(passes.meet({Comes::kHasNoData}).present, std::vector<int>{});
   });
 }
 
@@ -154,17 +156,32 @@ TEST_F(PassesTest, ALostReplicaIsNamed) {
   EXPECT_TRUE(message.starts_with("averaging gradients over ranks 0, 1: rank 1 is lost")) << message;
 }
 
-TEST_F(PassesTest, ReplicasThatComeWithDifferentNumbersOfCallsAreWarnedOfOnce) {
-  testing::internal::CaptureStderr();
+TEST_F(PassesTest, ReplicasFromDifferentIterationsAreAnErrorOfAllAndNoLongerAtTheNextPass) {
+  const std::vector<std::function<Passes::Coming(int, Passes&)>> ways{
+      [](int i, Passes& passes) {
+        for (int update = 0; update <= i; ++update) passes.note_update();
+        return Passes::Coming();
+      },
+      [](int i, Passes&) { return Passes::Coming{.left_out = i}; },
+      [](int i, Passes&) { return Passes::Coming{i == 0 ? Comes::kTrains : Comes::kUpdates}; }};
+  for (const auto& way : ways) {
+    run(3, [&](int i, Passes& passes) {
+      const auto message = message_of<base::DesyncError>([&] { passes.meet(way(i / 2, passes)); });
+      EXPECT_NE(message.find("from different iterations: replica 0 (rank 0) has ended a backward, after "),
+                std::string::npos)
+          << message;
+      EXPECT_NE(message.find("; replica 2 (rank 2) "), std::string::npos) << message;
+      EXPECT_EQ(passes.meet().present.size(), 3u);
+    });
+  }
+}
+
+TEST_F(PassesTest, WhoMayDifferLearnsThatOneIsAboutToUpdate) {
   run(2, [](int i, Passes& passes) {
-    for (int pass = 0; pass < 3; ++pass) {
-      for (int call = 0; call < (pass == 0 ? 1 : 1 + i); ++call) passes.note_call();
-      passes.meet();
-    }
+    const Passes::Coming coming{i == 0 ? Comes::kTrains : Comes::kUpdates, /*left_out=*/i, 0, /*alike=*/false};
+    EXPECT_TRUE(passes.meet(coming).updates);
+    EXPECT_FALSE(passes.meet().updates);
   });
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("replica 1 trained the model in 2 calls before pass 1, replica 0 in 1"), std::string::npos);
-  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
 }
 
 }  // namespace

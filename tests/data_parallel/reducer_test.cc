@@ -164,7 +164,7 @@ TEST(Reducer, ABackwardWhoseEndNeverCameIsToldWhenTheModelIsCalledNext) {
     reducer.note_call(true);
     if (replica.index == 0) {
       reducer.note_gradient(replica.weight);
-      reducer.note_call(true);
+      reducer.forget_call(reducer.note_call(true));
     } else {
       EXPECT_THROW(replica.step(1), value::RemoteFailure);
       replica.add(-1);
@@ -196,6 +196,90 @@ TEST(Reducer, AFailureOfTheModelsOwnBackwardIsToldOnceAndNotAfterItsPass) {
     replica.step(0);
     EXPECT_EQ(replica.gradient(), 0.5);
   });
+}
+
+TEST(Reducer, AnUpdateHasWhatIsLeftOverOfAnAccumulationAndBeginsAnotherOne) {
+  const auto replica = [](Replica& replica) {
+    replica.step(replica.index);
+    EXPECT_TRUE(replica.reducer.accumulates());
+    replica.reducer.before_update();
+    EXPECT_EQ(replica.gradient(), 0.5);
+    replica.reducer.before_update();  // there is nothing left
+    replica.weight.mutable_grad() = at::Tensor();
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), replica.index);
+    replica.step(replica.index);
+    EXPECT_EQ(replica.gradient(), 1);
+    EXPECT_FALSE(replica.reducer.accumulates());
+  };
+  run(2, replica, {.passes_per_reduction = 2});
+}
+
+TEST(Reducer, BackwardsThatAreHeldBackAddUpUntilTheNextPassOrUpdateHoweverManyTheyAre) {
+  run(2, [](Replica& replica) {
+    auto& reducer = replica.reducer;
+    const auto hold_back = [&] {
+      reducer.hold_back();
+      for (int i = 0; i <= replica.index; ++i) replica.step(1);
+      reducer.release();
+    };
+    hold_back();
+    EXPECT_EQ(replica.gradient(), 1 + replica.index);
+    replica.step(1);
+    EXPECT_EQ(replica.gradient(), 2.5);
+    replica.weight.mutable_grad() = at::Tensor();
+    hold_back();
+    reducer.before_update();
+    EXPECT_EQ(replica.gradient(), 1.5);
+  });
+}
+
+TEST(Reducer, AnUpdateInAStepWhoseGradientsAreStillToBeAveragedIsAnErrorBeforeIt) {
+  run(1, [](Replica& replica) {
+    const auto train = [&](const auto&) -> pipeline::StepResult {
+      replica.reducer.run_backward([&] { replica.add(1); });
+      replica.reducer.before_update();
+      return {};
+    };
+    EXPECT_THROW(replica.reducer.run_step({}, /*training=*/true, train), base::UsageError);
+    replica.step(1);
+    replica.reducer.before_update();
+  });
+}
+
+TEST(Reducer, AReplicaThatLeavesOutABackwardIsToldOfBeforeGradientsOfItsNextIterationCount) {
+  run(2, [](Replica& replica) {
+    replica.step(1);
+    replica.reducer.before_update();
+    replica.weight.mutable_grad() = at::Tensor();
+    if (replica.index == 1) replica.reducer.before_update();
+    EXPECT_THROW(replica.step(replica.index), base::DesyncError);
+    EXPECT_EQ(replica.gradient(), replica.index);
+  });
+}
+
+TEST(Reducer, ACallThatNoBackwardFollowedIsToldOfUnlessAllHaveIt) {
+  run(2, [](Replica& replica) {
+    auto& reducer = replica.reducer;
+    for (int i = 0; i <= replica.index; ++i) reducer.forget_call(reducer.note_call(true));  // a backward reached them
+    replica.step(1);
+    reducer.note_call(true);
+    replica.step(1);
+    EXPECT_EQ(replica.gradient(), 2);
+    if (replica.index == 1) reducer.note_call(true);
+    EXPECT_THROW(replica.step(replica.index), base::DesyncError);
+  });
+}
+
+TEST(Reducer, WhatIsLeftOverOfAnAccumulationCountsInAJoin) {
+  const auto replica = [](Replica& replica) {
+    replica.reducer.begin_join(/*by_everyone=*/true, /*throws=*/false);
+    for (int i = 0; i <= replica.index; ++i) replica.step(1 + replica.index);  // one leaves half of a reduction
+    if (replica.index == 1) EXPECT_EQ(replica.gradient(), (1 + 4) / 2.);
+    replica.reducer.end_join();
+    if (replica.index == 0) EXPECT_EQ(replica.gradient(), 1) << "its own";
+  };
+  run(2, replica, {.passes_per_reduction = 2});
 }
 
 TEST(Reducer, WhoHasLeftAJoinTakesPartWithoutGradientsAndKeepsItsOwn) {

@@ -234,6 +234,88 @@ void a_hook_of_a_copy_without_others_is_called() {
   shutdown();
 }
 
+void a_model_that_was_converted_is_averaged() {
+  start();
+  DistributedModel model(seeded<Net>());
+  for (const auto type : {torch::kFloat, torch::kDouble}) {
+    model->to(type);
+    model.zero_grad();
+    model(share().to(type)).backward();
+    for (const auto& parameter : model.parameters()) expect(agrees(parameter.grad()), "a gradient was left out");
+  }
+  shutdown();
+}
+
+void an_update_has_what_is_left_over_of_an_accumulation() {
+  start();
+  auto plain = seeded<Net>();
+  DistributedModel model(seeded<Net>(), {.backward_passes_per_step = 2});
+  torch::optim::SGD theirs(plain->parameters(), 0.1);
+  DistributedOptimizer ours(torch::optim::SGD(model.parameters(), 0.1));
+  for (int number = 0; number < 4; ++number) {
+    model(batch(dp_rank(), number)).backward();
+    for (int replica = 0; replica < 2; ++replica) (plain(batch(replica, number)) / 2).backward();
+    if (number == 1) continue;
+    const auto norm = model.clip_grad_norm_(0.01);
+    expect(close(norm, torch::tensor(torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.01), torch::kDouble)),
+           "the norm of what is left over");
+    ours.step();
+    theirs.step();
+    ours.zero_grad();
+    theirs.zero_grad();
+  }
+  for (const auto& named : plain->named_parameters()) {
+    expect(close(model.named_parameters()[named.key()], named.value()), named.key() + " after a left-over pass");
+  }
+  shutdown();
+}
+
+void no_sync_keeps_gradients_here_until_the_next_backward() {
+  start();
+  auto plain = seeded<Net>();
+  DistributedModel model(seeded<Net>());
+  model.no_sync([&] {
+    for (int number = 0; number <= rank(); ++number) model(batch(rank(), number)).backward();
+  });
+  expect(!agrees(model.parameters()[0].grad()), "gradients were averaged in no_sync()");
+  model(batch(rank(), 5)).backward();
+  for (int replica = 0; replica < 2; ++replica) {
+    for (const int number : {0, 1, 5}) {
+      if (number != 1 || replica == 1) (plain(batch(replica, number)) / 2).backward();
+    }
+  }
+  expect_gradients(model, plain);
+  shutdown();
+}
+
+void a_copy_that_leaves_out_a_backward_is_told_of() {
+  start();
+  DistributedModel model(seeded<Net>());
+  DistributedOptimizer optimizer(torch::optim::SGD(model.parameters(), 0.1));
+  const auto iteration = [&] {
+    optimizer.zero_grad();
+    model(share()).backward();
+    optimizer.step();
+  };
+  iteration();
+  if (rank() == 1) model(share());
+  expect_error<DesyncError>(iteration, {"from different iterations: replica 0", "[replica-iterations]"});
+  shutdown();
+}
+
+void each_backward_since_the_last_update_is_to_be_scaled() {
+  start(1);
+  DistributedModel model(seeded<Net>());
+  DistributedOptimizer optimizer(torch::optim::SGD(model.parameters(), 0.1), LossScale(1024));
+  model.backward(model(share()));
+  model(share()).backward();
+  expect_error<UsageError>([&] { optimizer.step(); }, {"some came from a loss.backward()", "[optimizer-not-scaled]"});
+  optimizer.zero_grad();
+  model.backward(model(share()));
+  optimizer.step();
+  shutdown();
+}
+
 void joining_and_hooks_need_ddp() {
   start(2, /*ddp=*/false);
   DistributedModel model(seeded<Net>());
@@ -256,7 +338,10 @@ int main() {
         buffers_in_join_are_those_of_a_copy_that_trains, the_first_copy_that_leaves_may_be_an_error_of_all,
         an_error_of_the_loop_leaves_join_as_it_is, a_communication_hook_makes_the_gradients,
         a_communication_hook_in_join_is_called_by_all, a_hook_that_returns_something_else_is_an_error,
-        a_hook_of_a_copy_without_others_is_called, joining_and_hooks_need_ddp}) {
+        a_hook_of_a_copy_without_others_is_called, a_model_that_was_converted_is_averaged,
+        an_update_has_what_is_left_over_of_an_accumulation, no_sync_keeps_gradients_here_until_the_next_backward,
+        a_copy_that_leaves_out_a_backward_is_told_of, each_backward_since_the_last_update_is_to_be_scaled,
+        joining_and_hooks_need_ddp}) {
     check();
   }
   return exit_code();

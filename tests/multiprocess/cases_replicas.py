@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from multiprocess.cases_optimizers import *  # noqa: F403
 from multiprocess.replicas import agrees, batch, close, share, train, train_past_failures, train_unevenly, whole
-from multiprocess.steps import said_on_stderr, train_step
+from multiprocess.steps import train_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.checkpoint.state_dict import (
@@ -316,16 +316,289 @@ def case_a_step_that_fails_in_join_fails_on_all_and_the_next_is_exact():
             lamina.distribute = distribute
 
 
-def case_a_copy_that_leaves_out_an_iteration_is_warned_of():
+def iteration(model, optimizer):
+    optimizer.zero_grad()
+    model(share()).sum().backward()
+    optimizer.step()
+
+
+def fails_alone(model):
+    with contextlib.suppress(RuntimeError):
+        model(torch.ones(3))
+
+
+ODD_ITERATIONS = {
+    "without backward and step": lambda model, optimizer: model(share()),
+    "without backward": lambda model, optimizer: (model(share()), optimizer.step()),
+    "without step": lambda model, optimizer: model(share()).sum().backward(),
+    "with two backwards": lambda model, optimizer: [model(share()).sum().backward() for _ in range(2)],
+    "with an error that is caught": lambda model, optimizer: fails_alone(model),
+}
+
+
+def case_a_copy_that_leaves_out_a_part_of_an_iteration_is_told_of_at_the_next_exchange():
+    for odd in ODD_ITERATIONS.values():
+        start()
+        model = lamina.distribute(linear())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        iteration(model, optimizer)
+        told = r"different iterations: replica 0 .*; replica 1 .*replica-iterations|waits in .*step-mutual-wait"
+        with pytest.raises(lamina.DesyncError, match=told):
+            (odd if RANK == 1 else iteration)(model, optimizer)
+            iteration(model, optimizer)
+        lamina.shutdown()
+
+
+def case_calls_that_are_not_trained_may_differ():
     start()
     model = lamina.distribute(linear())
-    with said_on_stderr() as said:
-        for number in range(2 + RANK):
-            loss = model(share()).sum()
-            if RANK == 1 and number == 1:
-                continue  # as after an error of the script's own
-            loss.backward()
-    assert ("replica 1 trained the model in 2 calls before pass 1, replica 0 in 1" in "".join(said)) == (RANK == 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for _ in range(1 + RANK):
+            with torch.no_grad():
+                model(share())
+            model.eval()
+            model(share())
+            model.train()
+        losses = [model(share()).sum() for _ in range(2 - RANK)]
+        sum(losses).backward()
+        optimizer.step()
+    assert all(agrees(parameter) for parameter in model.parameters())
+
+
+class Plain:
+    """The plain model of one process beside the distributed one, each with its optimizer."""
+
+    def __init__(self, wrap=lambda optimizer: optimizer, module=linear, **options):
+        self.plain = module()
+        self.model = lamina.DistributedModel(copy.deepcopy(self.plain), **options)
+        self.theirs = torch.optim.SGD(self.plain.parameters(), lr=0.1, momentum=0.9)
+        self.ours = wrap(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+
+    def backward(self, number=0):
+        """One on both; each copy reads another part of the batch."""
+        batches = [batch(10 * each + number).to(self.plain[0].weight.dtype) for each in range(2)]
+        self.plain(torch.cat(batches)).square().mean().backward()
+        self.model(batches[RANK]).square().mean().backward()
+
+    def step(self):
+        for each in (self.theirs, self.ours):
+            each.step()
+            each.zero_grad()
+        self.expect_same()
+
+    def expect_same(self):
+        for ours, theirs in zip(self.model.parameters(), self.plain.parameters(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6), (ours, theirs)
+            assert agrees(ours)
+
+
+def to_float_by_data(module):
+    for parameter in module.parameters():
+        parameter.data = parameter.data.float()
+
+
+def there_and_back(module):
+    module.float().double()
+
+
+def others(module):
+    module[2] = nn.Linear(4, 1).double()
+    module[0].bias = nn.Parameter(torch.ones_like(module[0].bias))
+
+
+def other_shape(module):
+    module[0].weight.data, module[2].weight.data = torch.ones(5, 6).double(), torch.ones(1, 5).double()
+    module[0].bias.data = torch.ones(5).double()
+
+
+def freeze_and_thaw(module):
+    for on in (False, True):
+        module.requires_grad_(on)
+
+
+def assign(module):
+    module.load_state_dict({name: value + 1 for name, value in module.state_dict().items()}, assign=True)
+
+
+def swapped(module):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        module.float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def set_memory(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.set_(parameter.clone())
+
+
+CHANGES = (
+    nn.Module.float,
+    there_and_back,
+    to_float_by_data,
+    set_memory,
+    others,
+    other_shape,
+    freeze_and_thaw,
+    assign,
+    swapped,
+)
+
+
+def case_gradients_are_averaged_whatever_becomes_of_the_parameters():
+    for change in CHANGES:
+        start()
+        pair = Plain()
+        pair.backward()
+        pair.step()
+        torch.manual_seed(1)
+        change(pair.plain)
+        torch.manual_seed(1)
+        change(pair.model if change in (nn.Module.float, there_and_back, swapped) else pair.model.module)
+        for each, optimizer in ((pair.plain, pair.theirs), (pair.model, pair.ours)):
+            optimizer.state.clear()
+            optimizer.param_groups[0]["params"] = list(each.parameters())
+        for number in (1, 2):
+            pair.backward(number)
+            pair.step()
+        lamina.shutdown()
+
+
+def case_a_step_function_averages_after_a_conversion_too():
+    start()
+    model = lamina.distribute(linear())
+
+    @lamina.step
+    def step(x):
+        model(x).sum().backward()
+
+    for change in (lambda: None, model.float, model.double):
+        change()
+        model.zero_grad()
+        step(share().to(model.module[0].weight.dtype))
+        assert all(agrees(parameter.grad) for parameter in model.parameters())
+
+
+def case_a_part_of_the_model_that_is_converted_and_called_alone_is_averaged_before_the_update():
+    start()
+    model = lamina.distribute(linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.module.float()
+    model.module(share().float()).sum().backward()
+    optimizer.step()
+    assert all(agrees(parameter) for parameter in model.parameters())
+
+
+def case_an_update_has_what_is_left_over_of_an_accumulation():
+    for wrap in (lambda optimizer: optimizer, lamina.DistributedOptimizer):
+        start()
+        pair = Plain(wrap, backward_passes_per_step=2)
+        for epoch in range(2):
+            for number in range(3):
+                pair.backward(3 * epoch + number)
+                if number > 0:
+                    pair.step()
+        pair.backward()
+        for model in (pair.model, pair.plain):
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        pair.step()
+        pair.backward()
+        close(pair.model.grad_norm(), nn.utils.get_total_norm([each.grad for each in pair.plain.parameters()]))
+        pair.step()
+        lamina.shutdown()
+
+
+def case_gradients_that_are_not_averaged_yet_make_no_update():
+    start()
+    model = lamina.distribute(linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    refused = pytest.raises(lamina.UsageError, match=r"inside a .*replica-update-early")
+    hook = model.module[2].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with refused:
+        model(share()).sum().backward()
+    hook.remove()
+
+    @lamina.step
+    def step(x):
+        model.backward(model(x).sum())
+        optimizer.step()
+
+    with pytest.raises(lamina.UsageError, match=r"inside a .*replica-update-early"):
+        step(share())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def case_no_sync_leaves_gradients_here_until_the_next_backward_or_update():
+    start()
+    pair = Plain()
+    for ends in ("backward", "step"):
+        with pair.model.no_sync():
+            for number in range(1 + RANK):
+                pair.model(batch(number)).square().mean().backward()
+        assert not agrees(next(pair.model.parameters()).grad)
+        for number in (0, 0, 1):
+            (pair.plain(batch(number)).square().mean() / 2).backward()
+        if ends == "backward":
+            pair.backward()
+        pair.step()
+
+
+def case_no_sync_goes_by_the_forward_as_torchs():
+    start()
+    model = lamina.distribute(linear())
+    (weight, *_) = model.parameters()
+    with model.no_sync():
+        loss = model(share()).sum()
+    loss.backward()
+    assert not agrees(weight.grad)
+    loss = model(share()).sum()
+    with model.no_sync():
+        loss.backward()
+    assert agrees(weight.grad)
+
+
+def case_no_sync_holds_back_step_functions_too():
+    start()
+    pair = Plain()
+    step = train_step(pair.model)
+    with pair.model.no_sync():
+        step(share())
+    assert not agrees(next(pair.model.parameters()).grad)
+    step(share())
+    for _ in range(2):
+        pair.plain(whole()).square().mean().backward()
+    pair.step()
+
+
+def case_each_backward_since_the_last_update_is_to_be_scaled():
+    start(microbatches=1)
+    for scaled_first in (True, False):
+        pair = Plain(lambda optimizer: lamina.DistributedOptimizer(optimizer, static_loss_scale=1024.0))
+        model, optimizer = pair.model, pair.ours
+        losses = [lambda loss: model.backward(loss), lambda loss: loss.backward()]  # noqa: B023
+        for backward in losses if scaled_first else reversed(losses):
+            backward(model(share()).square().mean())
+        with pytest.raises(lamina.UsageError, match=r"some came from a loss.backward.*optimizer-not-scaled"):
+            optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(2):
+            pair.plain(whole()).square().mean().backward()
+            model.backward(model(share()).square().mean())
+        x = share().requires_grad_()
+        torch.autograd.grad(model(x).sum(), x)  # leaves nothing
+        pair.step()
+        for forget in (model.zero_grad, lambda: [setattr(each, "grad", None) for each in model.parameters()]):  # noqa: B023
+            model(share()).sum().backward()
+            forget()
+            pair.plain(whole()).square().mean().backward()
+            model.backward(model(share()).square().mean())
+            pair.step()
+        lamina.shutdown()
+        start(microbatches=1)
 
 
 def norm_layers():

@@ -603,6 +603,55 @@ def case_delayed_parameters_are_sharded_at_once():
         assert torch.equal(lamina.get_full_parameter(parameter), plain.get_parameter(name))
 
 
+def case_what_is_left_over_and_what_no_sync_held_back_is_in_the_update():
+    for keys in ({}, {"ddp_dist_backend": "nccl"}):
+        start(2, **keys)
+        plain = network()
+        model = lamina.DistributedModel(copy.deepcopy(plain), backward_passes_per_step=2)
+        theirs, ours = sgd(plain), lamina.DistributedOptimizer(sgd(model))
+        for passes in ((1, 0), (2, 1), (1, 2), (0, 2)):  # that are averaged, and held back before
+            with model.no_sync():
+                for _ in range(passes[1]):
+                    model(share()).square().mean().backward()
+            for _ in range(passes[0]):
+                model(share()).square().mean().backward()
+            for _ in range(sum(passes)):
+                plain(whole()).square().mean().backward()
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        same_values(model, plain)
+        lamina.shutdown()
+
+
+def case_members_may_hold_back_different_numbers_of_backwards():
+    start(2)
+    plain = network()
+    model = lamina.DistributedModel(copy.deepcopy(plain))
+    counts = [1 + rank % 3 for rank in range(4)]
+    with model.no_sync():
+        for _ in range(counts[lamina.rank()]):
+            model(share()).square().mean().backward()
+    model(share()).square().mean().backward()
+    for count, rows in zip(counts, whole().chunk(4), strict=True):
+        for _ in range(count + 1):
+            (plain(rows).square().mean() / 4).backward()
+    for name, parameter in model.local_named_parameters():
+        close(lamina.get_full_gradient(parameter), plain.get_parameter(name).grad)
+
+
+def case_a_member_that_leaves_out_a_backward_is_told_of_at_the_next_exchange():
+    start(2)
+    model = lamina.DistributedModel(network())
+    optimizer = lamina.DistributedOptimizer(sgd(model))
+    model(share()).sum().backward()
+    optimizer.step()
+    with pytest.raises(lamina.DesyncError, match=r"different iterations.*replica-iterations"):
+        if lamina.rank() == 2:
+            model(share())
+        model(share()).sum().backward()
+
+
 def collectives_of(step):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step(share())

@@ -138,3 +138,25 @@ def test_a_model_in_fsdp_is_refused(start, world_of_one):
 def test_importing_lamina_does_not_import_fsdp():
     program = "import sys, lamina; assert 'torch.distributed.fsdp' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_backward_beside_the_scaled_one_is_an_error_of_the_step(start):
+    model = lamina.DistributedModel(nn.Linear(4, 1))
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=1024.0)
+    before = model.module.weight.detach().clone()
+    model.backward(model(X).sum())
+    (model(X).sum() + model.module.weight.sum()).backward()
+    with pytest.raises(lamina.UsageError, match=r"some came from a loss.backward.*optimizer-not-scaled"):
+        optimizer.step()
+    assert torch.equal(model.module.weight, before)
+    optimizer.zero_grad()
+    model.backward(model(X).sum())
+    optimizer.step()
+    assert torch.equal(model.module.weight, before - 0.1 * X.sum(0))
+
+
+def test_no_sync_of_one_replica_does_nothing(start):
+    model = lamina.DistributedModel(nn.Linear(4, 1))
+    with model.no_sync():
+        model(X).sum().backward()
+    assert torch.equal(model.module.weight.grad, X.sum(0, keepdim=True))

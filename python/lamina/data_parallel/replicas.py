@@ -27,7 +27,6 @@ class Replicas:
         session, groups: of the job.
         module: the model.
         owns: whether this rank owns what has a name; asked once the model is partitioned.
-        is_sharded: whether a parameter is sharded; the same.
         passes: backward passes per reduction, see [Note: backward pass].
         bucket_bytes: about how much of the gradients travels at a time.
         broadcast_buffers: whether buffers get the values of the first replica that trains after each reduction.
@@ -36,6 +35,7 @@ class Replicas:
 
     Attributes:
         reducer: the engine's.
+        accumulates: whether gradients may wait for a later pass: several to a reduction, or `no_sync`.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class Replicas:
         groups: ProcessGroups,
         module: nn.Module,
         owns: Callable[[str], bool],
-        is_sharded: Callable[[torch.Tensor], bool],
         passes: int,
         bucket_bytes: int,
         broadcast_buffers: bool,
@@ -53,8 +52,8 @@ class Replicas:
     ):
         self._module = module
         self._owns = owns
-        self._is_sharded = is_sharded
         self._partitions = session.group_size("pp")
+        self.accumulates = passes > 1
         self._beside: list[torch.Tensor] = []
         me = weakref.ref(self)  # Python does not see through the engine: a circle would never be collected
         self.reducer = _lamina.Reducer(
@@ -71,24 +70,35 @@ class Replicas:
         groups.stuck = lambda: reducer.stuck
         current.job().closers.append(lambda at_exit: reducer.close() is None)
 
-    def note_call(self) -> None:
-        """The model is called."""
-        if self._partitions == 1:
-            self.reducer.note_call(self._module.training)
+    def note_call(self) -> int:
+        """The model is called. Returns the call's number."""
+        return self.reducer.note_call(self._module.training) if self._partitions == 1 else 0
 
-    def note_forward(self, output: Any) -> None:
-        """The model has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
+    def note_forward(self, call: int, output: Any) -> None:
+        """That call has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
         their own included: it reaches the output first. With several partitions a step counts its backwards."""
-        if self._partitions == 1 and torch.is_grad_enabled():
-            for tensor in pytree.tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self.reducer.await_backward())
+        if self._partitions > 1 or not torch.is_grad_enabled():
+            return
+        reached = [tensor for tensor in pytree.tensors(output) if tensor.requires_grad]
+        for tensor in reached:
+            tensor.register_hook(lambda _: self.reducer.await_backward(call))
+        if not reached:
+            self.reducer.forget_call(call)
 
     def set_hook(self, state: Any, hook: CommHook) -> None:
         """From now on `hook` makes of a bucket's gradients what they become."""
         me = weakref.ref(self)
         self.reducer.set_hook(lambda *bucket: me()._hook(*bucket))
         self._hook = lambda *bucket: hook(state, GradBucket(*bucket))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See [Note: backward pass]: backwards inside are held back."""
+        self.reducer.hold_back()
+        try:
+            yield
+        finally:
+            self.reducer.release()
 
     @contextmanager
     def join(self, by_everyone: bool, throws: bool) -> Iterator[None]:
@@ -106,10 +116,10 @@ class Replicas:
             raise
         self.reducer.end_join()
 
-    def watch(self) -> None:
-        """From now on a backward that nobody announces is noticed, by the gradients it leaves in the parameters."""
-        own = [parameter for name, parameter in self._module.named_parameters() if self._owns(name)]
-        self.reducer.watch([*own, *self._beside])
+    def watch(self, parameters: list[torch.Tensor]) -> None:
+        """From now on a backward that nobody announces is noticed, by the gradients it leaves in these parameters, and
+        in those beside the model."""
+        self.reducer.watch([*parameters, *self._beside])
 
     def unwatch(self) -> None:
         """Ends `watch`."""
@@ -124,6 +134,6 @@ class Replicas:
         return [(f"beside the model, {number}", parameter) for number, parameter in enumerate(self._beside)]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
-        """Those that this rank has whole, with their names; sparse and quantised buffers stay each replica's own."""
+        """Those of this rank, with their names; sparse and quantised buffers stay each replica's own."""
         own = ((name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name))
-        return [(name, tensor) for name, tensor in own if not self._is_sharded(tensor) and not is_odd(tensor)]
+        return [(name, tensor) for name, tensor in own if not is_odd(tensor)]

@@ -103,6 +103,20 @@ class PartitionedModel:
         """True where this rank owns what has that name; see `owner_of`."""
         return self.cut.owns(name)
 
+    def own_parameters(self) -> list[torch.Tensor]:
+        """This rank's, as they are now, in no certain order."""
+        if self.session.group_size("pp") > 1:
+            return [parameter for name, parameter in self.tree.root.named_parameters() if self.owns(name)]
+        found: list[torch.Tensor | None] = []
+        left, seen = [self.tree.root], set()
+        while left:  # several times as fast as torch's walk, which makes names: this is done at every call of the model
+            module = left.pop()
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                found += module._parameters.values()
+                left += module._modules.values()
+        return [parameter for parameter in found if parameter is not None]
+
     def whole_parts(self) -> dict[str, nn.Module]:
         """The largest modules below the root that are this rank's with all that is under them, by name."""
 
@@ -136,6 +150,10 @@ class PartitionedModel:
             self._table = _lamina.ParameterTable(self.session, given)
             self._tabled = tabled
         return self._table
+
+    def forget_table(self) -> None:
+        """Has the table made anew when it is next asked for."""
+        self._table = None
 
     @property
     def whole_everywhere(self) -> bool:

@@ -50,6 +50,8 @@ class GradScaler(torch.amp.GradScaler):
         if held is None:
             return super()._unscale_grads_(optimizer, *args, **kwargs)
         job = current.job()
+        if job.cut is not None:
+            job.cut.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
         joining = job.replicas is not None and job.replicas.reducer.joining

@@ -53,6 +53,7 @@ class OptimizerState:
         self._measured_after = (0, 0)
         self._clip: float | None = None  # the norm that the next step clips to, where clip_master_grads() has said so
         self._backwards = 0  # of the model, when gradients were last forgotten
+        self._plain = 0  # gradients of other backwards, then: see `Backwards.plain`
         self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
 
     def install(self) -> None:
@@ -105,6 +106,8 @@ class OptimizerState:
         job = current.job_if_any()
         if self.roster.has_others or self._scale.is_on:
             self._require_job("step()", job)
+        if job is not None and job.cut is not None and any(known is self for known in job.optimizers):
+            closure = job.cut.before_update(closure)
         uncut = job is not None and job.model is not None and not job.model.partitioned
         losses = [self._closed(job, closure)] if closure is not None and uncut else []  # it cuts the model, maybe
         if not (self._scale.is_on or self.roster.has_others or self._clip is not None or self._measures_beside()):
@@ -157,6 +160,8 @@ class OptimizerState:
         if norm_type != 2:
             raise UsageError(f"clip_master_grads() knows norm_type 2, not {norm_type!r}")
         job = self._job("clip_master_grads()")
+        if job.cut is not None:
+            job.cut.complete("clip_master_grads()")
         self._clip = float(max_norm)
         self._measured = self._measure(job)
         self._measured_after = _passes(job)
@@ -171,7 +176,9 @@ class OptimizerState:
         current.everywhere("optimizer.zero_grad()")
         self._restore()
         self._measured = self._clip = None
-        self._backwards = _backwards(current.job_if_any())
+        job = current.job_if_any()
+        self._backwards = _backwards(job)
+        self._plain = job.model.backwards.plain if job is not None and job.model is not None else 0
         self._torchs.zero_grad(self.optimizer, set_to_none)
         sharding = shards.of_job()
         for place in self.roster.places():
@@ -483,16 +490,29 @@ class OptimizerState:
         return own + self._options.text(counts=not job.pipelined), not joining
 
     def _require_scaled(self, job: current.Job) -> None:
-        """UsageError where gradients came from losses that nobody has scaled."""
-        if not self._scale.is_on or not job.leads:
+        """UsageError, on all ranks of the pipeline, where gradients came from losses that nobody has scaled."""
+        if not self._scale.is_on:
             return
-        if self._backwards == _backwards(job) and any(holder.grad is not None for holder in self.holders()):
+        problem = self._unscaled(job) if job.leads else ""
+        if job.pipelined:
+            problem = next(filter(None, job.session.all_gather("pp", problem)), "")
+        if problem:
             raise UsageError(
-                f"the optimizer has a loss scale ({self._scale.value:g}), and divides gradients by it, but there was "
-                "no model.backward() since its last zero_grad(): call model.backward(loss), which multiplies the loss "
-                "by it, in the place of loss.backward()",
+                f"the optimizer has a loss scale ({self._scale.value:g}), and divides gradients by it, but {problem} "
+                "since its last zero_grad(): call model.backward(loss), which multiplies the loss by it, in the place "
+                "of each loss.backward()",
                 code="optimizer-not-scaled",
             )
+
+    def _unscaled(self, job: current.Job) -> str:
+        """Says what gradients there are that no scale has multiplied, "" for none."""
+        if job.model is not None:
+            backwards = job.model.backwards
+            if backwards.plain > max(self._plain, backwards.plain_forgotten):
+                return "some came from a loss.backward()"
+        if self._backwards == _backwards(job) and any(holder.grad is not None for holder in self.holders()):
+            return "there was no model.backward()"
+        return ""
 
     def _name_groups(self) -> None:
         """Sets what scripts read of the groups: `fp16_groups`, the model's own parameters;

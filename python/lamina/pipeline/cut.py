@@ -164,15 +164,60 @@ class Cut:
         optimizers have in the place of its parameters, too."""
         job = current.job()
         scaled = job.loss_scale is not None and job.loss_scale.is_on
-        if self.model is not None and (scaled or _replaces(job) or not self.model.whole_everywhere):
-            clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured)
+        accumulates = job.replicas is not None and job.replicas.accumulates
+        if self.model is not None and (scaled or _replaces(job) or accumulates or not self.model.whole_everywhere):
+            clipping.install(lambda: self.model.table, _parameter_of, shards.holder, shards.measured, self.complete)
             job.on_end.callback(clipping.remove)
 
     def watch(self) -> None:
-        """Has the replicas, if any, notice backwards into what the parameters are now: those may begin anywhere, by
-        loss.backward() and, with one partition, outside step functions. Nothing before the model is cut."""
+        """Has backwards into what the parameters are now be noticed, by the replicas and where losses are scaled: those
+        may begin anywhere, by loss.backward() and, with one partition, outside step functions. Cheap where nothing has
+        changed. Nothing before the model is cut."""
+        job = current.job()
+        scaled = job.leads and job.loss_scale is not None and job.loss_scale.is_on
+        if self.model is None or not (job.replicas is not None or scaled):
+            return
+        parameters = self.model.own_parameters()
+        if job.replicas is not None:
+            job.replicas.watch(parameters)
+        if scaled:
+            job.model.backwards.watch(parameters, self.model.sharding is None and not self.pipelined)
+
+    def let_go(self) -> None:
+        """Holds no parameters in the engine until the next `watch`."""
+        job = current.job()
+        if self.model is not None:
+            self.model.forget_table()
+            job.model.backwards.watch([], False)
+            if job.replicas is not None:
+                job.replicas.reducer.let_go()
+
+    def complete(self, what: str) -> None:
+        """Before gradients are looked at: averages what waits for a later pass; collective over the replicas, all of
+        whom have as much. UsageError where that is too early; `what` names the caller."""
         if (replicas := current.job().replicas) is not None and self.model is not None:
-            replicas.watch()
+            self.watch()
+            replicas.reducer.complete(what)
+
+    def before_update(self, closure: Callable[[], Any] | None = None) -> Callable[[], Any] | None:
+        """Does so before an optimizer's step, of which the other replicas hear. Returns its closure, after which there
+        may be more to average."""
+        if (replicas := current.job().replicas) is None:
+            return closure
+        if self.model is not None:
+            self.watch()
+            replicas.reducer.before_update()
+
+        def closed() -> Any:
+            loss = closure()
+            self.complete("optimizer.step(closure)")
+            return loss
+
+        return closed if closure is not None else None
+
+    def see_to_updates(self) -> None:
+        """Has steps of optimizers that are no DistributedOptimizer average what is left over, too."""
+        current.job().on_end.callback(register_optimizer_step_pre_hook(_before_step).remove)
 
     def take_back(self) -> None:
         """Gives every rank the whole model, on the CPU, to be called like the plain one, until `make_again`; collective
@@ -283,6 +328,19 @@ class Cut:
 def _in_turns(session: _lamina.Session) -> bool:
     """True where several microbatches may be under way."""
     return session.config.active_microbatches != 1 and session.config.microbatches > 1
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+    """Before a step of an optimizer of the model's parameters; a DistributedOptimizer has seen to it itself."""
+    job = current.job_if_any()
+    if job is None or job.cut.model is None or any(known.optimizer is optimizer for known in job.optimizers):
+        return None
+    own = set(map(id, job.cut.model.own_parameters()))
+    if not any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        return None
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    closed = job.cut.before_update(closure)
+    return None if closure is None else ((optimizer,), {**kwargs, "closure": closed})
 
 
 def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -116,6 +116,7 @@ class CutModel(WrappedModule):
             UsageError: inside a step function. RuntimeError: as torch's, on every rank.
         """
         self._own_job("grad_norm()")
+        self._cut.complete("grad_norm()")
         return clipping.grad_norm(list(self.parameters()), norm_type, error_if_nonfinite, foreach)
 
     def clip_grad_norm_(
@@ -140,6 +141,7 @@ class CutModel(WrappedModule):
             UsageError: inside a step function. RuntimeError: as torch's, on every rank.
         """
         self._own_job("clip_grad_norm_()")
+        self._cut.complete("clip_grad_norm_()")
         return nn.utils.clip_grad_norm_(list(self.parameters()), max_norm, norm_type, error_if_nonfinite, foreach)
 
     def to(self, *args: Any, **kwargs: Any) -> nn.Module:
@@ -183,7 +185,10 @@ class CutModel(WrappedModule):
         if cut.whole:
             cut.model.conversions += 1
         if cut.whole_everywhere or cut.whole:
-            return super()._apply(fn, recurse)
+            self._let_go()
+            super()._apply(fn, recurse)
+            self._watch()
+            return self
         sharded = shards.require_unchanged(fn)
         with only_own(cut.model) as foreign, without(cut.model.tree.root, sharded):
             super()._apply(fn, recurse)
@@ -193,7 +198,20 @@ class CutModel(WrappedModule):
                 whole = torch.empty(tensor.shape, dtype=like.dtype, device=like.device)
                 current.session().release(tensor, name, owner, whole)
         cut.model.conversions += 1
+        self._watch()
         return self
+
+    def _let_go(self) -> None:
+        """Where conversions swap parameters with others, nobody else may hold them: torch counts."""
+        job = current.job_if_any()
+        if torch.__future__.get_swap_module_params_on_conversion() and job is not None and job.model is self:
+            self._cut.let_go()
+
+    def _watch(self) -> None:
+        """Its parameters may be others now."""
+        job = current.job_if_any()
+        if job is not None and job.model is self:
+            self._cut.watch()
 
     def _own_job(self, what: str) -> current.Job:
         """The job, outside of steps, for what it is to do with this model."""

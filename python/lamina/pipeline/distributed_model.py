@@ -15,7 +15,7 @@ from lamina.data_parallel.comm_hooks import CommHook
 from lamina.data_parallel.replicas import Replicas
 from lamina.errors import UsageError
 from lamina.job import current, groups
-from lamina.model import precision, shards
+from lamina.model import precision
 from lamina.pipeline.model_hooks import Hook, ModelHooks
 from lamina.pipeline.saved_model import SavedModel
 from lamina.pipeline.wrapped import require_wrappable
@@ -113,10 +113,10 @@ class DistributedModel(SavedModel):
             bucket_bytes = int(bucket_cap_mb * 2**20)
             reduction = (backward_passes_per_step, bucket_bytes, broadcast_buffers, overlap, gradient_as_bucket_view)
             owns = lambda name: self._cut.model.owns(name)  # noqa: E731
-            is_sharded = lambda tensor: shards.number_of(self._cut.model.sharding, tensor) is not None  # noqa: E731
-            self._replicas = Replicas(job.session, job.groups, module, owns, is_sharded, *reduction)
+            self._replicas = Replicas(job.session, job.groups, module, owns, *reduction)
             if job.session.group_size("dp") > 1:
                 job.replicas = self._replicas
+                self._cut.see_to_updates()
             job.on_end.callback(self._replicas.unwatch)
         elif (replicas := job.session.group_size("dp")) > 1 and job.session.rank == 0:
             warnings.warn(
@@ -131,13 +131,14 @@ class DistributedModel(SavedModel):
         self._check_called("the model was called")
         job = current.job_if_any()
         replicas = job.replicas if job is not None else None
-        if replicas is not None:
-            replicas.note_call()
+        if torch.is_grad_enabled() and not self._cut.pipelined:
+            self._watch()
+        call = replicas.note_call() if replicas is not None else 0
         if self._dtype is not None:
             args, kwargs = precision.convert_inputs((args, kwargs), self._dtype)
         output = self.module(*args, **kwargs)
         if replicas is not None:
-            replicas.note_forward(output)
+            replicas.note_forward(call, output)
         return output
 
     def backward(
@@ -229,6 +230,22 @@ class DistributedModel(SavedModel):
                     "join(): this replica made no step; give each at least one batch", code="replica-no-step"
                 )
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A context in which gradients stay with this copy of the model, and add up: torch's
+        `DistributedDataParallel.no_sync()`. The next backward after it averages them all; so does an optimizer's step
+        that comes first. Forwards belong inside, as with torch. Nobody waits for other copies in it, so that these may
+        have different numbers of backwards there. Without `ddp`, or with one copy, it does nothing."""
+        replicas = self._own_job("DistributedModel.no_sync()").replicas
+        if replicas is None:
+            yield
+            return
+        if not replicas.accumulates:
+            replicas.accumulates = True
+            self._cut.see_to_norms()
+        with replicas.no_sync():
+            yield
+
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
         """Has `hook(model, optimizer)` called once, in the first call of a step function: when the model is partitioned
         and before its first forward. After that step it is called at once.
@@ -258,6 +275,11 @@ class DistributedModel(SavedModel):
         """Its own backwards, which multiply by the loss scale."""
         return self._backwards
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; UsageError inside the step function of a pipeline."""
+        super().zero_grad(set_to_none)
+        self._backwards.forget_plain()
+
     @property
     def passes(self) -> tuple[int, int]:
         """Its own backwards so far, which one rank of a pipeline calls, and its steps, which all do."""
@@ -265,6 +287,7 @@ class DistributedModel(SavedModel):
 
     def in_step(self, uneven: str) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""
+        self._cut.watch()
         return {
             "backwards": self._backwards,
             "uneven": uneven,

@@ -27,6 +27,7 @@ def install(
     parameter: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     shard: Callable[[torch.Tensor], torch.Tensor] = lambda parameter: parameter,
     measured: Callable[[list[Pair], float], list[Pair]] = lambda pairs, norm_type: pairs,
+    complete: Callable[[str], None] = lambda what: None,
 ) -> None:
     """From now on norms of the model's tensors are global.
 
@@ -35,8 +36,10 @@ def install(
         parameter: gives the parameter that a tensor of an optimizer's groups stands for; any other tensor itself.
         shard: gives what has the gradient of a parameter, or of this rank's shard of it.
         measured: gives what stands for the gradients of shards, beside their parameters, in a norm of that type.
+        complete: called before gradients of the model are looked at, with the name of the function that does.
     """
     remove()
+    _complete.append(complete)
     _shards.append((parameter, shard, measured))
     for function, ours in _OURS.items():
         cell = _implementation(function)
@@ -54,10 +57,12 @@ def remove() -> None:
     _originals.clear()
     _tables.clear()
     _shards.clear()
+    _complete.clear()
 
 
 _originals: dict[Callable, Callable] = {}  # what torch's functions ran, by function; none when not installed
 _tables: list[Callable[[], _lamina.ParameterTable]] = []  # one at most
+_complete: list[Callable[[str], None]] = []  # the same
 _Of = Callable[[torch.Tensor], torch.Tensor]
 _shards: list[tuple[_Of, _Of, Callable[[list[Pair], float], list[Pair]]]] = []  # the same
 
@@ -88,6 +93,8 @@ def _total_norm(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if are_global(tensors):
+        _complete[0]("get_total_norm()")
     _, _, measured = _shards[0]
     pairs = measured([(tensor, tensor) for tensor in tensors], float(norm_type))
     return _norm(pairs, norm_type, error_if_nonfinite, foreach)
@@ -104,6 +111,8 @@ def grad_norm(
     _, shard, measured = _shards[0]
     with torch.no_grad():
         own = _parameters(parameters)
+        if are_global(own):
+            _complete[0]("the norm of gradients")
         pairs = measured([(parameter, shard(parameter).grad) for parameter in own], float(norm_type))
         return _norm(pairs, norm_type, error_if_nonfinite, foreach)
 
@@ -129,6 +138,8 @@ def _clip_value(
     parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
     parameters = _parameters(parameters)
+    if are_global(parameters):
+        _complete[0]("clip_grad_value_()")
     holders, scale = _holders(parameters), current.job().loss_scale
     clip = _originals[nn.utils.clip_grad_value_]
     if scale is None or not scale.is_on or not are_global(parameters):
