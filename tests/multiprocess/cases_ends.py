@@ -2,6 +2,7 @@
 """Ends of jobs: nothing of one stays in the process, though the script still refers to all of it. Each case begins
 without a job; two ranks run it."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,11 +15,20 @@ LAYER_MIB = 4 * WIDTH * WIDTH // 2**20
 
 
 def taken():
-    """Threads of this process but for that of torch's store, and the MiB that it shares with others."""
+    """Threads of this process, its descriptors, and the MiB that it shares with others."""
     lines = Path("/proc/self/status").read_text().splitlines()
     shared = next(int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
-    threads = {task.name: (task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
-    return {number for number, name in threads.items() if name != "pt_tcpstore"}, shared // 1024
+    return {"threads": set(os.listdir("/proc/self/task")), "descriptors": descriptors(), "shared_mib": shared // 1024}
+
+
+def descriptors():
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # of the folder itself
+            continue
+    return found
 
 
 def leaves_nothing(**keys):
@@ -40,8 +50,10 @@ def leaves_nothing(**keys):
         lamina.shutdown()
         after = taken()
     assert kept
-    assert not after[0] - before[0]
-    assert after[1] <= before[1] + LAYER_MIB
+    assert not after["threads"] - before["threads"]
+    more = {name: what for name, what in after["descriptors"].items() if name not in before["descriptors"]}
+    assert len(more) <= 1, more
+    assert after["shared_mib"] <= before["shared_mib"] + LAYER_MIB
 
 
 def case_replicas_leave_nothing():

@@ -71,6 +71,8 @@ class OptimizerState:
         self.optimizer.overflow, self.optimizer._global_grad_norm = False, 0.0
         self.optimizer.optimizer = self.optimizer
         self._name_groups()
+        # The job's group goes with the job, whoever keeps the optimizer.
+        current.job().on_end.callback(vars(self.optimizer).pop, "ds_param_shard_group", None)
 
     def trim(self, model: PartitionedModel) -> None:
         """Makes the groups this rank's part of the model: see Roster.trim."""

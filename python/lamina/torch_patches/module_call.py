@@ -80,9 +80,9 @@ def name_turns(modules: Mapping[str, nn.Module]) -> None:
 
 def remove() -> None:
     """Every call is torch's again. Where somebody put a wrapper around ours, ours stays and does nothing."""
-    global _given, _installed
+    global _given, _route, _installed
     _forget()
-    _given = None
+    _given = _route = None
     if nn.Module.__call__ is _call:
         nn.Module.__call__ = _original
     _installed = nn.Module.__call__ is not _original
