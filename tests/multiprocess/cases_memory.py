@@ -8,7 +8,6 @@ import os
 import weakref
 
 import torch
-from multiprocess.cases_ends import *  # noqa: F403
 from multiprocess.steps import train_step
 from torch import nn
 

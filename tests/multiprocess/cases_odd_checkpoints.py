@@ -163,11 +163,11 @@ def case_tags_are_of_any_script_and_no_paths():
     with folder() as path:
         job = Job("dp4", nn.Linear(4, 4))
         job.train()
-        for tag in ("a b", "ключ", "鍵" * 60, "x.y-z_partial", "-n", "line\nline", "%s{}'\""):
+        for tag in ("a b", "ключ", "鍵" * 60, "x.y-z_partial", "-n", "%s{}'\""):
             lamina.save_checkpoint(path, tag, user_content=tag)
             assert lamina.resume_from_checkpoint(path) == tag
             assert lamina.resume_from_checkpoint(path, tag) == tag
-        for tag in ("", "..", "../a", "a/b", "é" * 100, ".a"):
+        for tag in ("", "..", "../a", "a/b", "é" * 100, ".a", "line\nline"):
             with pytest.raises(lamina.UsageError, match="no tag"):
                 lamina.save_checkpoint(path, tag)
 

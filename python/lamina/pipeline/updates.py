@@ -44,7 +44,8 @@ def _updates_buffers(module: nn.Module) -> bool:
     kinds = [kind for kind in type(module).__mro__ if is_of_the_script(kind)]
     codes = [each.__code__ for kind in kinds for each in vars(kind).values() if isinstance(each, FunctionType)]
     found = [use for code in codes for use in uses(code) or ()]
-    buffers = {name for part in module.modules() for name in part._buffers}
+    # A scripted module's `_buffers` cannot be iterated.
+    buffers = {name for part in module.modules() for name, _ in part.named_buffers(recurse=False)}
     return any(use.writes and use.name in buffers for use in found)
 
 

@@ -37,7 +37,7 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.torch_patches import compiled
-from lamina.torch_patches.held_objects import HeldObjects, content_of
+from lamina.util.held_objects import HeldObjects, content_of
 from lamina.util.contents import (
     Content,
     changed,
