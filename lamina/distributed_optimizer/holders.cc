@@ -62,13 +62,14 @@ void Holders::gather_portion(std::span<const at::Tensor> parameters) {
   group_.all_gather(all, mine, {"gathering updated parameters", patience_})->wait();
   at = 0;
   for (const auto& parameter : parameters) {
+    // One whose elements lie on one another has no gradient, so that nobody has updated it.
+    const bool updated = at::has_internal_overlap(parameter) != at::MemOverlap::Yes;
     const auto flat = parameter.detach().reshape({-1});  // a copy where its elements are in another order
-    for (int member = 0; member < group_.size(); ++member) {
+    for (int member = 0; updated && member < group_.size(); ++member) {
       const auto begin = std::min(parameter.numel(), member * share(parameter));
       const auto count = std::min(parameter.numel() - begin, share(parameter));
       if (member != group_.rank()) flat.narrow(0, begin, count).copy_(all.narrow(0, member * length + at, count));
     }
-    const bool updated = at::has_internal_overlap(parameter) != at::MemOverlap::Yes;
     if (updated && !flat.is_alias_of(parameter)) parameter.detach().copy_(flat.view(parameter.sizes()));
     at += share(parameter);
   }

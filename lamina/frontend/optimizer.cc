@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <typeindex>
 #include <utility>
 
@@ -170,8 +171,12 @@ struct OptimizerPart::Rest : JobOptimizer {
     if (!is_cut() || current().session->world().size == 1) return "";
     const auto all = optimizers_of(current());
     const auto number = std::ranges::find(all, optimizer, &JobOptimizer::optimizer) - all.begin();
-    return base::str("the number of the optimizer = ", number, "\nthe class = ", class_name(*optimizer),
-                     "\nthe number of groups = ", optimizer->param_groups().size(), groups.options());
+    std::ostringstream own;
+    own.precision(12);
+    own << "the number of the optimizer = " << number << "\nthe class = " << class_name(*optimizer)
+        << "\nthe loss scale = " << scale->value() << "\nthe norm given to clip_master_grads() = " << clip.value_or(0)
+        << "\nthe number of groups = " << optimizer->param_groups().size();
+    return own.str() + groups.options(/*counts=*/!current().pipelined());
   }
 
   const session::OptimizerSteps::Begun& measure() {

@@ -107,13 +107,15 @@ std::vector<at::Tensor> OptimizerGroups::places() const {
   return all;
 }
 
-std::string OptimizerGroups::options() const {
+std::string OptimizerGroups::options(bool counts) const {
   std::string text;
   for (std::size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
+    const auto count = optimizer_.param_groups()[i].params().size();
+    if (counts) text += base::str("\nthe number of parameters of group ", i, " = ", count);
     for (const auto& [name, value] : options_of(optimizer_.param_groups()[i])) {
       std::ostringstream word;
-      word.precision(12);
-      word << value;
+      word.precision(12);  // machines may round the last digits of a schedule differently
+      value.isDouble() ? word << value.toDouble() : word << value;
       text += base::str("\n", name, " of group ", i, " = ", word.str());
     }
   }

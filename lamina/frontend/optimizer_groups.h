@@ -29,7 +29,8 @@ class OptimizerGroups {
   std::vector<at::Tensor> places() const;
 
   // Options of the groups, a line for each: see [Note: options] in distributed_optimizer/options.h.
-  std::string options() const;
+  // `counts`: how many parameters they have is one.
+  std::string options(bool counts) const;
 
   // Has `update` see whole parameters, where the optimizer needs all of each: see [Note: owners]. Collective, then.
   void update(const std::function<void()>& update);

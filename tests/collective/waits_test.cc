@@ -120,13 +120,13 @@ TEST(Waits, RanksThatWaitForEachOtherInDifferentCallsAreTold) {
 TEST(Waits, CollectivesForDifferentPurposesAreNotMixedUp) {
   for (const int elements : {2, 3}) {
     in_job(2, [&](JobRank& job) {
+      if (job.gloo) return;  // which cannot give a collective up, so that its group's end would wait for it
       auto& group = job.group();
       const auto reduce = [&] {
         auto sum = at::ones({job.rank() == 0 ? 2 : elements});
         group.all_reduce(sum, Reduction::kSum, job.terms(job.rank() == 0 ? "saving" : "updating"))->wait();
       };
-      expect_error<base::DesyncError>(reduce,
-                                      job.gloo ? "[step-mutual-wait]" : "; rank 1 is in updating [step-calls-differ]");
+      expect_error<base::DesyncError>(reduce, "; rank 1 is in updating [step-calls-differ]");
     });
   }
 }

@@ -329,6 +329,114 @@ void joining_and_hooks_need_ddp() {
   shutdown();
 }
 
+// Layouts of two ranks in which something stands for parameters in the groups.
+void start_with(bool shared_states, int degree, bool bf16) {
+  init({{"ddp", true},
+        {"shard_optimizer_state", shared_states},
+        {"sharded_data_parallel_degree", degree},
+        {"sdp_param_persistence_threshold", 0},
+        {"bf16", bf16},
+        {"timeout_s", 30}});
+}
+
+void parameters_may_lie_in_any_memory() {
+  std::vector<torch::OrderedDict<std::string, Tensor>> found;
+  for (const bool moves : {false, true}) {
+    start_with(/*shared_states=*/true, 1, /*bf16=*/false);
+    DistributedModel model(seeded<Net>());
+    DistributedOptimizer optimizer(torch::optim::AdamW(model.parameters(), torch::optim::AdamWOptions(0.01)));
+    for (int number = 0; number < 3; ++number) {
+      for (auto& parameter : model.parameters()) {
+        if (moves && number > 0 && parameter.dim() > 1) {
+          parameter.set_data(parameter.detach().t().contiguous().t());
+        } else if (moves && number > 0) {
+          parameter.set_data(torch::cat({parameter.detach(), parameter.detach()}).slice(0, parameter.numel()));
+        }
+      }
+      model.backward(model(share()));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    found.push_back(model.state_dict());
+    shutdown();
+  }
+  for (const auto& named : found[0]) expect(close(found[1][named.key()], named.value()), named.key() + " was moved");
+}
+
+void what_is_written_to_half_parameters_stays() {
+  for (const bool shared_states : {false, true}) {
+    start_with(shared_states, 1, /*bf16=*/true);
+    DistributedModel model(seeded<Net>());
+    DistributedOptimizer optimizer(torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.0)));
+    for (const bool counted : {true, false}) {  // by torch, as a change of the tensor
+      model.backward(model(share().to(torch::kBFloat16)));
+      optimizer.step();
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model.parameters()) {
+        counted ? parameter.fill_(3) : parameter.variable_data().fill_(5);
+      }
+      const torch::AutoGradMode grad(true);
+      model.backward(model(share().to(torch::kBFloat16)));
+      optimizer.step();
+      for (const auto& parameter : model.parameters()) {
+        expect(parameter.eq(counted ? 3 : 5).all().item<bool>(), "a parameter has what was written to it");
+      }
+    }
+    shutdown();
+  }
+}
+
+void parameters_beside_the_model_are_averaged() {
+  for (const bool before : {true, false}) {
+    start();
+    auto plain = seeded<Net>();
+    torch::manual_seed(1 + dp_rank());
+    auto weight = torch::randn({6}, torch::kDouble).requires_grad_();
+    const auto first = all_gather(Group::kDp, weight.detach().clone()).front();
+    auto whole = first.clone().requires_grad_();
+    DistributedModel model(seeded<Net>());
+    if (!before) model(share());  // is cut
+    auto parameters = model.parameters();
+    parameters.push_back(weight);
+    DistributedOptimizer ours(torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1)));
+    torch::optim::SGD theirs({whole}, torch::optim::SGDOptions(0.1));
+    for (int number = 0; number < 2; ++number) {
+      model.backward(model(batch(dp_rank(), number) * weight));
+      for (const int replica : {0, 1}) (plain->forward(batch(replica, number) * whole) / 2).backward();
+      expect(close(weight.grad(), whole.grad()), "the gradient beside the model");
+      torch::optim::SGD(plain->parameters(), torch::optim::SGDOptions(0.1)).step();
+      ours.step();
+      theirs.step();
+      ours.zero_grad();
+      theirs.zero_grad();
+      plain->zero_grad();
+    }
+    expect(close(weight, whole) && agrees(weight), "the parameter beside the model");
+    torch::serialize::OutputArchive archive;
+    ours.save(archive);
+    shutdown();
+  }
+}
+
+void options_that_differ_are_an_error_of_all() {
+  for (const double scale : {1.0, 8.0}) {  // measured, or not
+    start();
+    DistributedModel model(seeded<Net>());
+    torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1));
+    DistributedOptimizer optimizer(std::move(sgd), LossScale(scale));
+    model.backward(model(share()));
+    auto& options = static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options());
+    options.lr(0.1 * (1 + dp_rank()));
+    const auto before = model.parameters()[0].detach().clone();
+    expect_error<UsageError>([&] { optimizer.step(); },
+                             {"lr of group 0 is 0.1 on rank 0 and 0.2 on rank 1", "[optimizer-differs]"});
+    expect(model.parameters()[0].equal(before), "nothing was updated");
+    options.lr(0.3);
+    optimizer.step();
+    shutdown();
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -341,7 +449,8 @@ int main() {
         a_hook_of_a_copy_without_others_is_called, a_model_that_was_converted_is_averaged,
         an_update_has_what_is_left_over_of_an_accumulation, no_sync_keeps_gradients_here_until_the_next_backward,
         a_copy_that_leaves_out_a_backward_is_told_of, each_backward_since_the_last_update_is_to_be_scaled,
-        joining_and_hooks_need_ddp}) {
+        joining_and_hooks_need_ddp, parameters_may_lie_in_any_memory, what_is_written_to_half_parameters_stays,
+        parameters_beside_the_model_are_averaged, options_that_differ_are_an_error_of_all}) {
     check();
   }
   return exit_code();

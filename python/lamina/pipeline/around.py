@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lamina.job import current
+from lamina.util.contents import version_of
 from lamina.util.differences import Difference, Places, differences
 from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach
 
@@ -46,14 +47,14 @@ class Around:
         )
         if self._reach is None or not is_same or differences(self._reach):
             self._roots, self._reach = roots, _reach(roots)
-        self._versions = [tensor._version for tensor in self._reach.tensors]
+        self._versions = [version_of(tensor) for tensor in self._reach.tensors]
         self._arrays = [array.copy() for array in self._reach.arrays]
 
     def changes(self) -> list[bytes]:
         """Returns what has changed since, packed, when all bodies have ended."""
         found = [each for each in differences(self._reach) if _is_brought(each)]
         pairs = zip(self._reach.tensors, self._versions, strict=True)
-        tensors = {at: each.detach() for at, (each, version) in enumerate(pairs) if each._version != version}
+        tensors = {at: each.detach() for at, (each, version) in enumerate(pairs) if version_of(each) != version}
         pairs = zip(self._reach.arrays, self._arrays, strict=True)
         arrays = {at: each for at, (each, old) in enumerate(pairs) if each.tobytes() != old.tobytes()}
         if not (found or tensors or arrays):
@@ -83,7 +84,7 @@ class Around:
         *packed, tensors, arrays = changes
         for at, value in tensors.items():
             held = self._reach.tensors[at] if at < len(self._reach.tensors) else None
-            if held is None or held.shape != value.shape or held._version != self._versions[at]:
+            if held is None or held.shape != value.shape or version_of(held) != self._versions[at]:
                 self._tell("a tensor", "this rank has another one")
             else:
                 held.detach().copy_(value)

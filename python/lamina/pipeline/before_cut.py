@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
+from lamina.util.contents import version_of
 from lamina.util.differences import Difference, Places, differences
 from lamina.util.reach import Attributes, Reach
 
@@ -43,7 +44,7 @@ class BeforeCut:
         self._reach = Reach((path, module) for path, module in self._modules.values())
         kept = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         tensors = enumerate(self._reach.tensors)
-        self._plain = {place: tensor._version for place, tensor in tensors if id(tensor) not in kept}
+        self._plain = {place: version_of(tensor) for place, tensor in tensors if id(tensor) not in kept}
         self._hooked: list[tuple[str, nn.Module]] = []
         self._set: list[tuple[nn.Module, str, Any]] = []
 
@@ -101,7 +102,7 @@ class BeforeCut:
             elif kind != "_buffers":  # whose values the cut brings
                 changes.packed += self._packed(places, each)
         for place, version in self._plain.items():
-            if self._reach.tensors[place]._version != version:
+            if version_of(self._reach.tensors[place]) != version:
                 changes.written[place] = self._reach.tensors[place].detach()
         return changes
 

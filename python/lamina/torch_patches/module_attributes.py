@@ -37,7 +37,6 @@ from torch import nn
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.torch_patches import compiled
-from lamina.util.held_objects import HeldObjects, content_of
 from lamina.util.contents import (
     Content,
     changed,
@@ -47,6 +46,7 @@ from lamina.util.contents import (
     same,
     within,
 )
+from lamina.util.held_objects import HeldObjects, content_of
 from lamina.util.settings import setting
 from lamina.util.uses import updates_here
 

@@ -177,6 +177,11 @@ def _slots(value: Any) -> list[str]:
     return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Counts writes into a tensor; 0 for one of inference mode, of which torch counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def token(value: Any) -> Any:
     """Tells a value from another one that takes its place; numbers and words by what they are, tensors that may be
     written in place by how often that was done."""
@@ -185,7 +190,7 @@ def token(value: Any) -> Any:
     if isinstance(value, _Sum):
         return value.token
     if is_plain_tensor(value) and not value.is_inference():
-        return "tensor", id(value), value._version
+        return "tensor", id(value), version_of(value)
     return value if isinstance(value, str) else id(value)
 
 
