@@ -225,7 +225,8 @@ void Store::remove_leftovers(const std::string& name, const std::string& who) {
       if (owner != name) {
         try {
           lock = files_.try_lock(beside(owner, kLock), who, &holder);
-        } catch (const base::FileError&) {  // of another user, whose leftovers are not ours to remove
+        } catch (const base::FileError&) {
+          continue;  // of another user, whose leftovers are not ours to remove
         }
         if (!lock) continue;
       }

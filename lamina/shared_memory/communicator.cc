@@ -42,7 +42,7 @@ Operation operation_over(const char* kind, const Buffers& buffers, const Mine& m
     const Buffer buffer = mine(buffers[i]);
     what += str(i == 0 ? "" : " and ", buffer.count, " ", layout::traits(buffer.dtype).name);
   }
-  what += str(words...);
+  what += str("", words...);
   const auto digest = base::hash64(what);
   return {std::move(what), digest};
 }

@@ -275,9 +275,13 @@ TEST(Reducer, WhatIsLeftOverOfAnAccumulationCountsInAJoin) {
   const auto replica = [](Replica& replica) {
     replica.reducer.begin_join(/*by_everyone=*/true, /*throws=*/false);
     for (int i = 0; i <= replica.index; ++i) replica.step(1 + replica.index);  // one leaves half of a reduction
-    if (replica.index == 1) EXPECT_EQ(replica.gradient(), (1 + 4) / 2.);
+    if (replica.index == 1) {
+      EXPECT_EQ(replica.gradient(), (1 + 4) / 2.);
+    }
     replica.reducer.end_join();
-    if (replica.index == 0) EXPECT_EQ(replica.gradient(), 1) << "its own";
+    if (replica.index == 0) {
+      EXPECT_EQ(replica.gradient(), 1) << "its own";
+    }
   };
   run(2, replica, {.passes_per_reduction = 2});
 }

@@ -39,7 +39,9 @@ void expect_equal(const Tensors& got, const Tensors& want) {
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].defined(), want[i].defined());
-    if (got[i].defined()) EXPECT_TRUE(at::equal(got[i], want[i]));
+    if (got[i].defined()) {
+      EXPECT_TRUE(at::equal(got[i], want[i]));
+    }
   }
 }
 

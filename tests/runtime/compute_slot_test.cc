@@ -96,7 +96,6 @@ TEST(ComputeSlot, TellsWhoeverGivesItUpThatNobodyTakesIt) {
 TEST(ExecutionContext, WhoseValueHasComeIsNextThoughItsThreadSleepsOn) {
   Alone alone("simple", 3);
   auto& step = alone.step;
-  auto& slot = alone.slot;
   std::latch gave_way(1), may_wake(1);
   std::vector<int> order;  // guarded by the slot
   ExecutionContext* waiting = nullptr;

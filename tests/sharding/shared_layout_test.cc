@@ -13,7 +13,9 @@ TEST(SharedLayout, HasNoTwoThingsInOnePlace) {
   const SharedLayout layout(3, sizes, 5000);
   std::map<std::size_t, std::size_t> places;  // begin to end
   const auto add = [&](std::size_t begin, std::size_t bytes) {
-    if (bytes > 0) EXPECT_TRUE(places.emplace(begin, begin + bytes).second) << begin;
+    if (bytes > 0) {
+      EXPECT_TRUE(places.emplace(begin, begin + bytes).second) << begin;
+    }
   };
   for (int member = 0; member < 3; ++member) {
     add(layout.ended(member), 8);

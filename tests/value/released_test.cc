@@ -91,7 +91,9 @@ TEST(Released, MemoryIsKeptForOthersOrFreedThoughTheyAreAlive) {
     release(tensor, kWhy, {}, memory);
     const auto text = refusal([&] { view.sum(); });
     EXPECT_EQ(text.find(kWhy) != std::string::npos, memory == Memory::kFreed) << text;
-    if (memory == Memory::kKept) EXPECT_EQ(view.sum().item<double>(), 6);
+    if (memory == Memory::kKept) {
+      EXPECT_EQ(view.sum().item<double>(), 6);
+    }
   }
 }
 
