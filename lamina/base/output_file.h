@@ -9,8 +9,8 @@ namespace lamina::base {
 
 // Opens a file to write, and makes it if it is missing. Others who may write to its folder can put anything in its
 // place, so what is there has to be a regular file of this process's user with no second name, and no link is followed.
-// Of a device or a pipe nothing can be lost: in a folder where only this user and root may write it is opened too, by a
-// link as well.
+// A device or a pipe loses nothing by a write: where only this user and root may write to its folder it is opened too,
+// by a link as well.
 //
 // path: the file; its folder exists.
 // flags: O_WRONLY or O_RDWR, perhaps with O_TRUNC, O_APPEND or O_EXCL.

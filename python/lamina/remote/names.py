@@ -25,6 +25,7 @@ from lamina.util.contents import (
     is_of_the_script,
     token,
 )
+from lamina.util.reach import codes
 from lamina.util.uses import Use, uses
 
 _DEPTH = 3  # of functions that call functions
@@ -140,7 +141,7 @@ class Places:
         for function in _methods_of(module):
             self.add(function, where, what)
             for kind in type(module).__mro__ if isinstance(function, FunctionType) else ():
-                used = {each for code in _codes(function.__code__) for each in code.co_names}
+                used = {each for code in codes(function.__code__) for each in code.co_names}
                 self._note(_of_class(kind, used, function.__code__), where, what)
 
     def _note(self, found: Iterable, where: int, what: str) -> None:
@@ -188,7 +189,7 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
     for name, value in (dict(zip(positional, defaults, strict=True)) | (function.__kwdefaults__ or {})).items():
         read = functools.partial(lambda value: value, value)
         yield from _value((id(code), name), f"the default of {function.__qualname__}.{name}", read, code, depth, seen)
-    used = {name for each in _codes(code) for name in each.co_names}
+    used = {name for each in codes(code) for name in each.co_names}
     for name in used & function.__globals__.keys():
         read = functools.partial(function.__globals__.get, name)
         yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
@@ -233,14 +234,6 @@ def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:
         for name in used & vars(kind).keys():
             read = functools.partial(getattr, kind, name, None)
             yield from _value((id(kind), name), f"{kind.__name__}.{name}", read, code, 0, set())
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def _of_cell(cell: Any) -> Any:

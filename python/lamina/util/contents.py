@@ -189,7 +189,7 @@ def token(value: Any) -> Any:
         return type(value), value
     if isinstance(value, _Sum):
         return value.token
-    if is_plain_tensor(value) and not value.is_inference():
+    if is_plain_tensor(value):
         return "tensor", id(value), version_of(value)
     return value if isinstance(value, str) else id(value)
 
