@@ -444,3 +444,73 @@ def case_a_seed_that_a_caller_gives_is_its_modules():
         expected = plain(x)[:8]
         ours = (part - expected) / 2  # of its own numbers, which are others
         torch.testing.assert_close(ours, ours.round(), atol=1e-9, rtol=0)
+
+
+class Reversed(torch.autograd.Function):
+    """Keeps nothing for its backward, which computes its layers' forwards again."""
+
+    @staticmethod
+    def forward(ctx, x, layers):
+        ctx.layers, ctx.x = layers, x
+        with torch.no_grad():
+            for layer in layers:
+                x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs = [ctx.x]
+        with torch.no_grad():
+            for layer in ctx.layers[:-1]:
+                inputs.append(layer(inputs[-1]))
+        for layer, x in zip(ctx.layers[::-1], inputs[::-1], strict=True):
+            gradient = layer.backward_pass(x, gradient)
+        return gradient, None
+
+
+class Reversible(nn.Module):
+    """As in Reformer; its buffer is the beginning of a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seed = nn.Linear(6, 6), None
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+
+    def forward(self, x):
+        self.seed = x.sum().item()
+        total = self.zero
+        total.requires_grad_()
+        return torch.tanh(self.linear(x)) + total + self.seed / 100
+
+    def backward_pass(self, x, gradient):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = torch.tanh(self.linear(x)) + self.seed / 100
+        y.backward(gradient)
+        return x.grad
+
+
+class Reverses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = linear(), linear()
+        self.layers = nn.ModuleList([Reversible() for _ in range(4)])
+
+    def forward(self, x):
+        return self.last(Reversed.apply(self.first(x), self.layers))
+
+
+def case_layers_that_a_functions_backward_computes_again_train():
+    model, plain = distributed(Reverses(), microbatches=4)
+    step = train_step(model)
+    optimizer = lamina.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    theirs = torch.optim.SGD(plain.parameters(), 0.1)
+    for _ in range(2):
+        losses = [plain(x).square().mean() for x in BATCH.chunk(4)]
+        torch.stack(losses).mean().backward()
+        torch.testing.assert_close(step(BATCH).stack(), torch.stack(losses).detach())
+        for each in (optimizer, theirs):
+            each.step()
+            each.zero_grad()
+    state = model.state_dict()
+    assert all(torch.allclose(state[name], value) for name, value in plain.state_dict().items())

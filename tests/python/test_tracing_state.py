@@ -233,3 +233,44 @@ class ReadsIt(nn.Sequential):
 def test_what_is_set_in_the_dictionary_of_a_module_ties(read):
     found = trace(ModuleTree(ReadsIt(read)), Call((X,), {}), TraceOptions())
     assert [(tie.attribute, sorted(tie.nodes)) for tie in found.ties] == [("1.aux", [0, 2])]
+
+
+class Reversed(torch.autograd.Function):
+    """Keeps nothing for its backward, which asks its module."""
+
+    @staticmethod
+    def forward(ctx, x, modules):
+        ctx.modules = modules
+        return modules[0](x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.modules[0].reversed(gradient), None
+
+
+class Called(Reversed):
+    """Its backward does no more than call the module."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.modules[0](gradient), None
+
+
+class Reversible(nn.Linear):
+    def reversed(self, gradient):
+        return gradient @ self.weight
+
+
+@pytest.mark.parametrize("function, tied", [(Reversed, {"inner"}), (Called, set())])
+def test_modules_that_a_functions_backward_uses_are_with_who_applies_it(function, tied):
+    class Applies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.other = Reversible(8, 8), Reversible(8, 8)
+
+        def forward(self, x):
+            return self.other(function.apply(x, nn.ModuleList([self.inner])))
+
+    tree, found = ties(Applies())
+    assert {tree.names[node] for tie in found.ties for node in tie.nodes} == (tied and tied | {""})
+    assert not found.writes.attributes

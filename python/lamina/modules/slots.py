@@ -49,13 +49,15 @@ class Slots:
         self._tensors: list[torch.Tensor | None] = []
 
     def watch(self, session: _lamina.Session) -> bool:
-        """Before a step: tells the engine of the tensors whose requires_grad a body may set. Returns whether there are
-        others than the last time."""
+        """Before a step: tells the engine of the parameters whose requires_grad a body may set. Returns whether there
+        are other tensors than the last time."""
         tensors = [held.get(key) for held, key in self._places]
         if len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors)):
             return False
         self._tensors = tensors
-        session.watch_flags([slot.name for slot in self._slots], tensors)
+        # Forwards take their buffers for sums that require gradients, and nobody else sees that.
+        parameters = [tensor if isinstance(tensor, nn.Parameter) else None for tensor in tensors]
+        session.watch_flags([slot.name for slot in self._slots], parameters)
         return True
 
     def of(self, modules: Iterable[nn.Module]) -> list[tuple[Slot, torch.Tensor | None]]:

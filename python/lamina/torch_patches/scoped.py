@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacements for the time of a context: of calls of modules, of uses of their attributes, of their making."""
+"""Replacements for the time of a context: of calls of modules, of uses of their attributes, of their making; of
+autograd functions."""
 
 import functools
 import threading
@@ -8,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
+from torch.autograd import Function
 
 from lamina.util.settings import setting
 
@@ -40,6 +42,16 @@ def attributes(
     finally:
         del nn.Module.__getattribute__
         nn.Module.__setattr__ = original
+
+
+def functions(apply: Callable[[Callable, type, tuple, dict[str, Any]], Any]) -> AbstractContextManager[None]:
+    """Inside, `function.apply(*args)` of a torch.autograd.Function is `apply(original, function, args, kwargs)`."""
+    before = vars(Function)["apply"]
+
+    def ours(function: type, *args: Any, **kwargs: Any) -> Any:
+        return apply(functools.partial(before.__func__, function), function, args, kwargs)
+
+    return setting(classmethod(ours), lambda: before, functools.partial(setattr, Function, "apply"))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from torch import nn
 from lamina.modules.tree import ModuleTree
 from lamina.remote.closures import SharedNames
 from lamina.torch_patches import scoped
+from lamina.util import pytree
 from lamina.util.contents import content, is_generator, is_plain_tensor, same, within
+from lamina.util.reach import codes, is_theirs
 
 _TORCHS = frozenset(dir(nn.Module)) | frozenset(vars(nn.Module()))
 
@@ -84,6 +87,7 @@ class StateWatch:
         self._operations = 0
         self._first_set: dict[Key, bool] = {}  # by what it was used first
         self._torn: dict[Key, set[int]] = defaultdict(set)
+        self._applied: dict[Key, set[int]] = defaultdict(set)  # what autograd functions use in their backward
         self._writers: set[int] = set()
         self._late: set[int] = set()
         paths = tree.root.named_modules()
@@ -97,7 +101,7 @@ class StateWatch:
                 if name not in _TORCHS:
                     self._hold((id(module), name), value)
         before = {id(module): dict(vars(module)) for module in self._modules}
-        with scoped.attributes(self._set, self._get):
+        with scoped.attributes(self._set, self._get), scoped.functions(self._apply):
             yield
         self._look_at_dictionaries(before)
 
@@ -143,7 +147,7 @@ class StateWatch:
                 self._written.update(keys)
                 self._users.update(dict.fromkeys(keys, users))
         shared = {key: self._users[key] | self._torn.get(key, set()) for key in self._written}
-        tied = {key: nodes for key, nodes in shared.items() if len(nodes) > 1}
+        tied = {key: nodes for key, nodes in (shared | self._applied).items() if len(nodes) > 1}
         found = [(nodes, self._path(*key)) for key, nodes in tied.items()] + self._names.ties()
         return [Tie(frozenset(self._with_callers(nodes)), name) for nodes, name in found]
 
@@ -194,6 +198,16 @@ class StateWatch:
             frame.reads[key] = len(self._entered), self._operations
         return object.__getattribute__(module, name)
 
+    def _apply(self, original: Callable, function: type, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Notes the modules that an autograd function is given and of which its backward, which runs where the function
+        was applied, uses more than their calls."""
+        used = _names_in(getattr(function, "backward", None))
+        for module in _modules_in((args, kwargs)) if used else ():
+            names = sorted(used & _names_of(module))
+            if id(module) in self._paths and names:
+                self._applied[id(module), names[0]] |= {self._frames[-1].node, self._tree.node(module)}
+        return original(*args, **kwargs)
+
     def _write(self, key: Key, is_tensors: bool, may_be_update: bool = True) -> None:
         """The innermost node writes what an attribute of a module is, or has in its memory."""
         frame, module = self._frames[-1], self._modules_by_id[key[0]]
@@ -216,6 +230,33 @@ class StateWatch:
 def _is_tensors(module: nn.Module, name: str) -> bool:
     """True for a parameter or buffer of the module."""
     return name in module._parameters or name in module._buffers
+
+
+def _names_in(function: Any) -> set[str]:
+    """Names of attributes and methods in the code of a function that is not torch's."""
+    if not isinstance(function, FunctionType) or is_theirs(function):
+        return set()
+    return {name for code in codes(function.__code__) for name in code.co_names}
+
+
+def _names_of(module: nn.Module) -> set[str]:
+    """Names of what a module has beside what every one of torch's has."""
+    methods = {name for kind in type(module).__mro__ if not is_theirs(kind) for name in vars(kind)}
+    return {*(methods - _TORCHS), "forward", *(vars(module).keys() - _TORCHS), *module._parameters, *module._buffers}
+
+
+def _modules_in(values: Any) -> list[nn.Module]:
+    """Modules in nested containers, and theirs."""
+    found: dict[int, nn.Module] = {}
+
+    def take(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            found.update((id(each), each) for each in value.modules())
+            return value
+        return None
+
+    pytree.map_values(take, values)
+    return list(found.values())
 
 
 def _parts(held: Any) -> Iterable[Any]:
