@@ -114,9 +114,20 @@ def test_after_shutdown_the_module_is_still_there(start, plain):
     assert torch.equal(model(X), plain(X))
 
 
+def offloaded(module):
+    """As accelerate's cpu_offload leaves one."""
+    module._hf_hook = object()
+    return module
+
+
 @pytest.mark.parametrize(
     "wrong, text",
-    [(lambda: "model", "not str"), (lambda: nn.DataParallel(nn.Linear(1, 1)), "is a DataParallel of torch's")],
+    [
+        (lambda: "model", "not str"),
+        (lambda: nn.DataParallel(nn.Linear(1, 1)), "is a DataParallel of torch's"),
+        (lambda: nn.Sequential(nn.Linear(1, 1, device="meta")), r"^0.weight of the model is on the meta device.*to_empty"),
+        (lambda: offloaded(nn.Linear(1, 1, device="meta")), r"^weight of the model.*remove_hook_from_submodules"),
+    ],
 )
 def test_what_cannot_be_wrapped(start, wrong, text):
     with pytest.raises(lamina.UsageError, match=text):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module around another, whose names it has."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.deferred_init.delayed import is_delayed
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.util.checks import require_module
@@ -61,6 +63,22 @@ def require_wrappable(module: Any) -> None:
                 + _without(name, part),
                 code="model-wrapped",
             )
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_meta and not is_delayed(tensor):
+            raise UsageError(
+                f"{name} of the model is on the meta device, where nothing has a value: {_with_values(module)}",
+                code="model-meta",
+            )
+
+
+def _with_values(module: nn.Module) -> str:
+    """Says how a model gets values where it has none."""
+    if any("_hf_hook" in vars(part) for part in module.modules()):
+        return "accelerate offloads it; accelerate.hooks.remove_hook_from_submodules(model) brings it back"
+    return (
+        'first model.to_empty(device="cpu") and its values, or load_state_dict(state, assign=True); to build a large '
+        "model without its memory, lamina.delay_param_initialization()"
+    )
 
 
 def _without(name: str, wrapper: nn.Module) -> str:
