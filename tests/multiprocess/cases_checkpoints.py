@@ -269,9 +269,9 @@ def case_training_goes_on_over_shards():
 
 
 def case_training_goes_on_in_half_precision():
-    require_going_on("pp2 dp2", adamw, bf16=True)
     require_going_on("dp4 shared states", fused, fp16=True, dynamic=True)
-    require_going_on("sharded 4", lamb, bf16=True)
+    for layout, make in some((("pp2 dp2", adamw), ("sharded 4", lamb)), 1):
+        require_going_on(layout, make, bf16=True)
 
 
 def case_fifty_more_steps_are_those_of_a_training_that_never_ended():
@@ -282,15 +282,15 @@ def case_fifty_more_steps_are_those_of_a_training_that_never_ended():
         ("sharded 2, two copies", fused, {}),
         ("pp2 sharded 2", adamw, {"bf16": True}),
     ]
-    for layout, make, keys in some(others, 2, seed=2):
+    for layout, make, keys in some(others, 0):
         require_going_on(layout, make, steps=50, **keys)
 
 
 def case_the_next_loss_is_the_same_in_any_layout():
     pairs = list(itertools.permutations(LAYOUTS, 2))
-    for first, second in some(pairs, 6, seed=4):
+    for first, second in some(pairs, 3, seed=4):
         require_same_next_loss(first, second, fused)
-    for first, second in some(pairs, 2, seed=5):
+    for first, second in some(pairs, 1, seed=5):
         require_same_next_loss(first, second, adamw, bf16=True)
 
 
@@ -299,30 +299,32 @@ def case_training_goes_on_with_a_seed():
 
 
 def case_pipelines_become_copies_and_back():
-    require_carried("pp4", "dp4")
-    require_carried("pp2 dp2", "pp4", lamb)
+    for first, second, make in some((("pp4", "dp4", adamw), ("pp2 dp2", "pp4", lamb)), 1):
+        require_carried(first, second, make)
 
 
 def case_copies_become_shards_and_back():
-    require_carried("dp4", "sharded 4")
-    require_carried("dp4 shared states", "sharded 2, two copies", lamb)
+    for first, second, make in some(
+        (("dp4", "sharded 4", adamw), ("dp4 shared states", "sharded 2, two copies", lamb)), 1, seed=1
+    ):
+        require_carried(first, second, make)
 
 
 def case_shards_become_pipelines_and_back():
-    require_carried("sharded 4", "pp4")
-    require_carried("pp2 sharded 2", "dp4 shared states", fused)
+    for first, second, make in some((("sharded 4", "pp4", adamw), ("pp2 sharded 2", "dp4 shared states", fused)), 1):
+        require_carried(first, second, make)
 
 
 def case_states_of_whole_parameters_find_their_owners():
-    require_carried("sharded 4", "pp2 dp2", adafactor)
-    require_carried("dp4 shared states", "sharded 2, two copies", adafactor)
+    for first, second in some((("sharded 4", "pp2 dp2"), ("dp4 shared states", "sharded 2, two copies")), 1):
+        require_carried(first, second, adafactor)
 
 
 def case_masters_go_along():
     half = {"bf16": True}
-    require_carried("dp4 shared states", "sharded 4", fused, (half, half))
-    require_carried("pp2 dp2", "dp4", adamw, (half, half))
     require_carried("dp4", "sharded 2, two copies", adamw, (half, {}))
+    for first, second, make in some((("dp4 shared states", "sharded 4", fused), ("pp2 dp2", "dp4", adamw)), 1):
+        require_carried(first, second, make, (half, half))
 
 
 def case_half_precision_of_another_kind_is_that_of_the_masters():
@@ -657,9 +659,8 @@ def require_whole_model(layout, **keys):
 
 
 def case_a_whole_model_has_whole_tensors_in_any_layout():
-    require_whole_model("pp4")
-    require_whole_model("dp4 shared states", bf16=True)
-    require_whole_model("pp2 sharded 2")
+    for layout, keys in some((("pp4", {}), ("dp4 shared states", {"bf16": True}), ("pp2 sharded 2", {})), 2):
+        require_whole_model(layout, **keys)
 
 
 def case_files_of_torch_are_loaded_as_whole_models():
@@ -702,7 +703,7 @@ CUTS = ({}, {}, {"auto_partition": False, "default_partition": 0})
 
 def case_any_drawn_layout_carries_states_to_any_other():
     draw = random.Random(7)
-    for _ in range(60 if SOAK else 4):
+    for _ in range(60 if SOAK else 3):
         first, second = draw.choice(list(LAYOUTS)), draw.choice(list(LAYOUTS))
         make = draw.choice(MAKERS)
         dtypes = draw.choice(DTYPES)
@@ -726,7 +727,7 @@ def case_hugging_face_loads_a_model_that_was_trained_in_parts():
 
     config = GPT2Config(n_layer=4, n_embd=16, n_head=2, vocab_size=101, n_positions=8)
     tokens = torch.randint(101, (ROWS, 8), generator=torch.Generator().manual_seed(1))
-    for layout in ("pp2 dp2", "sharded 4"):
+    for layout in some(("pp2 dp2", "sharded 4"), 1):
         with folder() as path:
             lamina.init(microbatches=1, timeout_s=60, **LAYOUTS[layout])
             model = lamina.DistributedModel(GPT2LMHeadModel(config))

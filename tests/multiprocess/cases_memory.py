@@ -14,7 +14,7 @@ from torch import nn
 import lamina
 
 RANK = int(os.environ.get("RANK", 0))
-WIDTH, ROWS, MICROBATCHES = 512, 64, 8
+WIDTH, ROWS, MICROBATCHES = 256, 64, 8
 ACTIVATION = 4 * WIDTH * ROWS  # bytes of a layer's output for a microbatch
 
 
@@ -107,7 +107,7 @@ def allocated_bytes():
 def case_between_steps_a_rank_holds_its_parameters_gradients_and_optimizer_state():
     before = live_bytes()
     model, optimizer = start()
-    for steps in (1, 19):
+    for steps in (1, 9):
         train(model, optimizer, steps)
         own = list(model.local_parameters())
         counters = 4 * len(own)  # AdamW's
@@ -123,7 +123,7 @@ def case_during_a_step_a_rank_holds_the_activations_of_the_window():
         lamina.shutdown()
 
 
-def growth_of_each(work, times=5):
+def growth_of_each(work, times=3):
     """Bytes that every repetition of `work` leaves behind: the least of some. What a new thread of the pool keeps for
     its own computations comes once."""
     sizes = [allocated_bytes()]

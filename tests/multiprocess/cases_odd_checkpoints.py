@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from multiprocess.cases_checkpoints import LAYOUTS, folder, require_same
+from soak import SOAK
 from torch import nn
 
 import lamina
@@ -75,11 +76,11 @@ def case_odd_parameters_go_from_layout_to_layout():
 
 
 class Wide(nn.Module):
-    """Many small parameters."""
+    """Many small parameters: thousands in a soak."""
 
     def __init__(self):
         super().__init__()
-        self.all = nn.ParameterList(torch.full((3,), float(number)) for number in range(2000))
+        self.all = nn.ParameterList(torch.full((3,), float(number)) for number in range(2000 if SOAK else 500))
 
     def forward(self, x):
         return x * sum(each.sum() for each in self.all)

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from soak import some
+from soak import paired, some
 from torch import nn
 
 import lamina
@@ -127,19 +127,18 @@ def trains_like_the_plain_loop(layout, dtype, make, clip=None, **scale):
 
 
 def case_half_models_train_like_the_plain_loop_with_masters():
-    for layout in LAYOUTS:
-        trains_like_the_plain_loop(layout, torch.bfloat16, sgd)
-        trains_like_the_plain_loop(layout, torch.float16, sgd, static_loss_scale=128.0)
+    halves = ((torch.bfloat16, {}), (torch.float16, {"static_loss_scale": 128.0}))
+    for layout, (dtype, scale) in paired(LAYOUTS, halves):
+        trains_like_the_plain_loop(layout, dtype, sgd, **scale)
 
 
 def case_states_that_copies_divide_change_nothing():
-    for layout in ("dp4 shared states", "pp2 dp2 shared states"):
-        for make in (sgd, adamw, adam_of_torch):
-            trains_like_the_plain_loop(layout, torch.float32, make)
+    for layout, make in paired(("dp4 shared states", "pp2 dp2 shared states"), (sgd, adamw, adam_of_torch)):
+        trains_like_the_plain_loop(layout, torch.float32, make)
 
 
 def case_a_closure_may_be_what_cuts_the_model():
-    for layout, make in itertools.product(("pp4", "pp2 dp2", "pp2 dp2 shared states"), (sgd, adamw)):
+    for layout, make in paired(("pp4", "pp2 dp2", "pp2 dp2 shared states"), (sgd, adamw)):
         start(layout, bf16=True)
         model = lamina.DistributedModel(network_of(make))
         optimizer = lamina.DistributedOptimizer(make(model.parameters()))
@@ -153,12 +152,12 @@ def case_a_closure_may_be_what_cuts_the_model():
 
 
 def case_a_scale_without_half_precision_changes_nothing():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=1):
         trains_like_the_plain_loop(layout, torch.float32, adamw, static_loss_scale=1024.0)
 
 
 def case_master_gradients_are_clipped():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=2):
         trains_like_the_plain_loop(layout, torch.float32, sgd, clip=0.05, static_loss_scale=64.0)
 
 
@@ -188,7 +187,7 @@ def plant(model, where):
 
 
 def case_an_infinity_on_any_rank_has_all_leave_the_step_out():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=3):
         start(layout, fp16=True)
         model = lamina.DistributedModel(network())
         optimizer = lamina.DistributedOptimizer(
@@ -236,7 +235,7 @@ def case_a_loss_that_overflows_on_one_rank_is_left_out_by_all():
 
 def case_training_goes_on_from_a_state_as_if_it_had_not_stopped():
     scaled = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 512.0, "scale_window": 3}}
-    for layout in some(LAYOUTS, 4):
+    for layout in some(LAYOUTS, 3):
 
         def steps(model, optimizer, count):
             for _ in range(count):
@@ -257,25 +256,24 @@ def case_training_goes_on_from_a_state_as_if_it_had_not_stopped():
         expected, expected_states = state(model, optimizer)
         lamina.shutdown()
 
-        for saved in (states, local):
-            for optimizer_first in (False, True):
-                start(layout, fp16=True)
-                torch.manual_seed(9)
-                model = lamina.DistributedModel(network())
-                optimizer = lamina.DistributedOptimizer(adamw(model.parameters()), **scaled)
-                if optimizer_first:
-                    optimizer.load_state_dict(copy.deepcopy(saved))
-                model.load_state_dict(values)
-                if not optimizer_first:
-                    optimizer.load_state_dict(copy.deepcopy(saved))
-                steps(model, optimizer, 4)
-                found, found_states = state(model, optimizer)
-                apart = [name for name in expected if not torch.equal(found[name], expected[name])]
-                assert not apart, (layout, saved is local, optimizer_first, apart)
-                assert found_states["loss_scale"] == expected_states["loss_scale"]
-                for number, master in expected_states["masters"].items():
-                    assert torch.equal(found_states["masters"][number], master), layout
-                lamina.shutdown()
+        for saved, optimizer_first in paired((states, local), (False, True), seed=layout):
+            start(layout, fp16=True)
+            torch.manual_seed(9)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(adamw(model.parameters()), **scaled)
+            if optimizer_first:
+                optimizer.load_state_dict(copy.deepcopy(saved))
+            model.load_state_dict(values)
+            if not optimizer_first:
+                optimizer.load_state_dict(copy.deepcopy(saved))
+            steps(model, optimizer, 4)
+            found, found_states = state(model, optimizer)
+            apart = [name for name in expected if not torch.equal(found[name], expected[name])]
+            assert not apart, (layout, saved is local, optimizer_first, apart)
+            assert found_states["loss_scale"] == expected_states["loss_scale"]
+            for number, master in expected_states["masters"].items():
+                assert torch.equal(found_states["masters"][number], master), layout
+            lamina.shutdown()
 
 
 def case_what_scripts_read_of_the_optimizer():
@@ -328,7 +326,7 @@ def case_a_loss_that_was_not_scaled_is_an_error():
 
 
 def case_a_grad_scaler_is_alike_on_all_ranks():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=4):
         start(layout)
         model = lamina.DistributedModel(network())
         optimizer = lamina.DistributedOptimizer(sgd(model.parameters()))
@@ -368,7 +366,7 @@ def case_torchs_own_grad_scaler_names_ours():
 
 
 def case_norms_of_torchs_are_those_without_the_scale():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=5):
         norms = []
         for scale in (1.0, 256.0):
             start(layout)
@@ -399,22 +397,21 @@ DIVIDED = [layout for layout in LAYOUTS if "shared" in layout or "sharded" in la
 
 
 def case_what_needs_all_of_a_parameter_has_it_in_every_layout():
-    for layout, make in some(itertools.product(DIVIDED, (adafactor, muon)), 4):
-        trains_like_the_plain_loop(layout, torch.float32, make)
-        trains_like_the_plain_loop(layout, torch.bfloat16, make)
-        trains_like_the_plain_loop(layout, torch.float16, make, static_loss_scale=128.0, clip=0.05)
+    kinds = ((torch.float32, {}), (torch.bfloat16, {}), (torch.float16, {"static_loss_scale": 128.0, "clip": 0.05}))
+    for (layout, make), (dtype, keys) in paired(paired(DIVIDED, (adafactor, muon)), kinds):
+        trains_like_the_plain_loop(layout, dtype, make, **keys)
 
 
 def case_what_measures_parameters_measures_all_of_them_in_every_layout():
-    for layout, make in some(itertools.product(DIVIDED, (lamb, novograd)), 4):
-        trains_like_the_plain_loop(layout, torch.float32, make)
-        trains_like_the_plain_loop(layout, torch.bfloat16, make)
+    every = some(itertools.product(DIVIDED, (lamb, novograd)), 4)
+    for (layout, make), dtype in paired(every, (torch.float32, torch.bfloat16)):
+        trains_like_the_plain_loop(layout, dtype, make)
 
 
 def case_the_same_gradients_give_the_bits_of_one_device_in_every_layout():
     """Gradients are written over, so that only the update may differ from that of one device."""
     dtypes = ((torch.float32, {}), (torch.bfloat16, {"bf16": True}))
-    for (dtype, keys), make in itertools.product(dtypes, (adamw, lamb, novograd, adafactor, muon)):
+    for make, (dtype, keys) in paired((adamw, lamb, novograd, adafactor, muon), dtypes):
         for layout in some(DIVIDED, 2, seed=make.__name__):
             start(layout, **keys)
             model = lamina.DistributedModel(network_of(make))
@@ -453,7 +450,7 @@ def give(model, name, gradient, count):
 
 def case_states_of_parts_go_on_in_any_layout():
     """Another layout, and torch's own optimizer, go on with what one has saved."""
-    for make, keys in some(itertools.product((adafactor, lamb, muon), ({}, {"bf16": True})), 3):
+    for make, keys in some(itertools.product((adafactor, lamb, muon), ({}, {"bf16": True})), 2, seed=1):
         saved = None
         for layout in ("dp4 shared states", "sharded 4", "pp2 dp2 shared states", "pp2 sharded 2", "dp4"):
             start(layout, **keys)
@@ -522,11 +519,11 @@ class Odd(nn.Module):
 
 def case_odd_parameters_are_divided_or_left_whole():
     """Loading a state that was just saved changes nothing, and copies stay alike."""
-    every = itertools.product(
+    every = paired(
         (("dp4 shared states", {}), ("dp4 shared states", {"bf16": True}), ("dp4", {"bf16": True}), ("sharded 4", {})),
         (adamw, sgd, adam_of_torch, lamb),
     )
-    for (layout, keys), make in some(every, 6):
+    for (layout, keys), make in every:
         found = []
         for saves in (False, True):
             start(layout, **keys)
@@ -561,7 +558,7 @@ class Signed(nn.Module):
 
 
 def case_gradients_of_zeros_that_have_no_memory_are_zeros():
-    for layout, keys, make in some(itertools.product(LAYOUTS, ({}, {"bf16": True}), (sgd, adamw, lamb)), 12):
+    for layout, keys, make in some(itertools.product(LAYOUTS, ({}, {"bf16": True}), (sgd, adamw, lamb)), 6):
         start(layout, **keys)
         model = lamina.DistributedModel(Signed())
         optimizer = lamina.DistributedOptimizer(make(model.parameters()), static_loss_scale=8.0)
@@ -654,7 +651,7 @@ def case_gradients_that_a_backward_has_scaled_may_be_taken_twice():
 
 
 def case_gradients_that_are_not_zeroed_have_the_scale_in_every_step():
-    for layout, make in itertools.product(("pp4", "dp4", "sharded 4"), (sgd, adamw, adam_of_torch)):
+    for layout, make in paired(("pp4", "dp4", "sharded 4"), (sgd, adamw, adam_of_torch)):
         found = []
         for scale in (1.0, 64.0):
             start(layout)
@@ -670,7 +667,7 @@ def case_gradients_that_are_not_zeroed_have_the_scale_in_every_step():
 
 
 def case_values_of_gradients_are_clipped_without_the_scale():
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=6):
         found = []
         for scale in (1.0, 64.0):
             start(layout)
@@ -691,7 +688,7 @@ def case_values_of_gradients_are_clipped_without_the_scale():
 
 def case_values_of_half_gradients_are_clipped_whatever_the_scale():
     """Clipping to more than half precision has changes nothing, and an infinity stays one."""
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=7):
         start(layout, fp16=True)
         model = lamina.DistributedModel(network())
         optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=1024.0)
@@ -711,7 +708,7 @@ def case_values_of_half_gradients_are_clipped_whatever_the_scale():
 
 def case_norms_of_half_gradients_may_be_larger_than_half_precision_goes():
     elements = sum(parameter.numel() for parameter in network().parameters())
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=8):
         start(layout, fp16=True)
         model = lamina.DistributedModel(network())
         optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=1024.0)
@@ -741,24 +738,24 @@ def _elements_here(parameter):
 
 def case_what_stands_for_parameters_in_groups_is_clipped_as_they_are():
     """Scripts clip what the optimizer has in its groups: masters, shards, and parts that copies divide."""
-    for layout, keys in some(itertools.product(LAYOUTS, ({}, {"bf16": True})), 6):
-        for clip in (
-            lambda given: torch.nn.utils.clip_grad_norm_(given, 0.05).item(),
-            lambda given: torch.nn.utils.clip_grad_value_(given, 0.01),
-        ):
-            found = []
-            for from_groups in (False, True):
-                start(layout, **keys)
-                model = lamina.DistributedModel(network())
-                optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=16.0)
-                train(model, share())
-                norm = clip(optimizer.param_groups[0]["params"] if from_groups else model.local_parameters())
-                assert norm is None or norm > 0.05
-                optimizer.step()
-                found.append((copy.deepcopy(model.state_dict()), norm))
-                lamina.shutdown()
-            assert_same(*(values for values, _ in found))
-            assert found[0][1] == found[1][1]
+    clips = (
+        lambda given: torch.nn.utils.clip_grad_norm_(given, 0.05).item(),
+        lambda given: torch.nn.utils.clip_grad_value_(given, 0.01),
+    )
+    for (layout, keys), clip in paired(some(itertools.product(LAYOUTS, ({}, {"bf16": True})), 4), clips):
+        found = []
+        for from_groups in (False, True):
+            start(layout, **keys)
+            model = lamina.DistributedModel(network())
+            optimizer = lamina.DistributedOptimizer(sgd(model.parameters()), static_loss_scale=16.0)
+            train(model, share())
+            norm = clip(optimizer.param_groups[0]["params"] if from_groups else model.local_parameters())
+            assert norm is None or norm > 0.05
+            optimizer.step()
+            found.append((copy.deepcopy(model.state_dict()), norm))
+            lamina.shutdown()
+        assert_same(*(values for values, _ in found))
+        assert found[0][1] == found[1][1]
 
 
 def case_parameters_may_be_given_other_memory():
@@ -802,7 +799,7 @@ def case_what_comes_between_clipping_and_the_step_is_clipped_and_may_overflow():
     def evaluate(model, x):
         return model(x).detach()
 
-    for layout in LAYOUTS:
+    for layout in some(LAYOUTS, 4, seed=9):
         found = []
         for clips_early in (False, True):
             start(layout)

@@ -690,7 +690,7 @@ def case_after_shutdown_shards_are_of_no_use():
 def why_not_sharded(gibibytes):
     start(2)
     with lamina.delay_param_initialization():
-        module = nn.ParameterList(nn.Parameter(torch.empty(1 << 16, 1024)) for _ in range(round(4 * gibibytes)))
+        module = nn.ParameterList(nn.Parameter(torch.empty(1 << 18, 1024)) for _ in range(round(gibibytes)))
     with pytest.raises(lamina.ConfigError, match="parameters and gradients take") as error:
         lamina.DistributedModel(module)
     lamina.shutdown()

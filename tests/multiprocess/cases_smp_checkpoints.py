@@ -2,6 +2,7 @@
 """Cases for four ranks: checkpoints as scripts for smdistributed.modelparallel save, read and resume them."""
 
 import copy
+import itertools
 import math
 import os
 import pathlib
@@ -14,6 +15,7 @@ import torch
 from launch.launcher_harness import command
 from multiprocess.cases_checkpoints import ROWS, Job, Net, adamw, folder, fused, lamb, require_same, sgd
 from multiprocess.trainer_calls import require_resumed
+from soak import some
 
 import lamina
 import smdistributed.modelparallel.torch as smp
@@ -114,8 +116,8 @@ def case_training_goes_on_over_pipelines_and_copies():
 
 
 def case_training_goes_on_over_divided_states():
-    require_going_on("dp4 shared states", adamw)
-    require_going_on("dp4 shared states", lamb, bf16=True)
+    for make, keys in some(((adamw, {}), (lamb, {"bf16": True})), 1):
+        require_going_on("dp4 shared states", make, **keys)
 
 
 def case_training_goes_on_over_shards():
@@ -125,9 +127,9 @@ def case_training_goes_on_over_shards():
 
 
 def case_training_goes_on_in_half_precision():
-    require_going_on("pp2 dp2", adamw, bf16=True)
     require_going_on("dp4", fused, fp16=True, dynamic=True)
-    require_going_on("sharded 4", adamw, bf16=True)
+    for layout in some(("pp2 dp2", "sharded 4"), 1):
+        require_going_on(layout, adamw, bf16=True)
 
 
 def case_files_have_the_names_that_scripts_look_for():
@@ -160,8 +162,8 @@ def case_newest_names_the_folder():
 
 
 def case_sharded_files_are_merged_as_scripts_do():
-    require_merges("sharded 4")
-    require_merges("sharded 2, two copies", bf16=True)
+    for layout, keys in some((("sharded 4", {}), ("sharded 2, two copies", {"bf16": True})), 1):
+        require_merges(layout, **keys)
     require_merges("sharded 4", bf16=True, sdp_param_persistence_threshold=64)
 
 
@@ -176,7 +178,7 @@ def case_shapes_of_the_script_stay():
 
 
 def case_a_full_checkpoint_loads_in_any_layout():
-    for first, second in (("pp2 sharded 2", "dp4"), ("dp4", "pp4"), ("sharded 4", "pp2 dp2")):
+    for first, second in some((("pp2 sharded 2", "dp4"), ("dp4", "pp4"), ("sharded 4", "pp2 dp2")), 2):
         with folder() as path:
             job = Job(first)
             job.train(2)
@@ -326,10 +328,10 @@ def require_foreign(layout, placeholders=False, **keys):
 
 
 def case_files_of_the_original_are_resumed_in_their_layout():
-    require_foreign("pp4", bf16=True)
     require_foreign("dp4 shared states")
-    require_foreign("sharded 4", placeholders=True)
-    require_foreign("sharded 4", placeholders=True, bf16=True)
+    others = ("pp4", {}), ("sharded 4", {"placeholders": True})
+    for (layout, keys), bf16 in some(itertools.product(others, (False, True)), 2, seed=1):
+        require_foreign(layout, bf16=bf16, **keys)
 
 
 def case_a_damaged_file_of_the_original_is_named():
@@ -400,10 +402,14 @@ def evaluate(model, x):
 
 
 def case_converted_files_of_the_original_load_in_any_layout():
-    require_converted("pp4", "dp4", bf16=True)
-    require_converted("dp4 shared states", "pp2 dp2", sgd)
-    require_converted("sharded 2, two copies", "pp4", lamb, bf16=True)
     require_converted("sharded 4", "pp2 dp2", fused, placeholders=True)
+    others = [
+        ("pp4", "dp4", adamw, {"bf16": True}),
+        ("dp4 shared states", "pp2 dp2", sgd, {}),
+        ("sharded 2, two copies", "pp4", lamb, {"bf16": True}),
+    ]
+    for first, second, make, keys in some(others, 1):
+        require_converted(first, second, make, **keys)
 
 
 def case_damage_is_found_before_a_pickle_is_read():
@@ -532,8 +538,8 @@ def case_a_schedule_goes_on_from_before_the_partition():
 
 
 def case_a_trainer_resumes():
-    require_resumed(partitions=2)
-    require_resumed(partitions=4)
+    for partitions in some((2, 4), 1):
+        require_resumed(partitions=partitions)
 
 
 def case_a_trainer_that_wrote_safetensors_resumes():
