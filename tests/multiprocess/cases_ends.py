@@ -2,7 +2,9 @@
 """Ends of jobs: nothing of one stays in the process, though the script still refers to all of it. Each case begins
 without a job; two ranks run it."""
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import torch
@@ -54,6 +56,10 @@ def leaves_nothing(**keys):
     more = {name: what for name, what in after["descriptors"].items() if name not in before["descriptors"]}
     assert len(more) <= 1, more
     assert after["shared_mib"] <= before["shared_mib"] + LAYER_MIB
+    parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+    del model, optimizer, train, kept
+    gc.collect()
+    assert not [parameter for parameter in parameters if parameter() is not None]
 
 
 def case_replicas_leave_nothing():

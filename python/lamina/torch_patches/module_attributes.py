@@ -61,7 +61,7 @@ _TORCHS = frozenset(vars(nn.Module()))
 _modules: dict[int, int] = {}  # of those that microbatches share, by id, their place; their owner keeps them alive
 _listed: list[nn.Module] = []
 _names: list[str] = []
-_elsewhere: Callable[[nn.Module], int | None]  # the partition of what others own
+_elsewhere: Callable[[nn.Module], int | None] | None = None  # the partition of what others own
 _here = 0
 _homes: dict[Key, int] = {}  # by id(module) and name
 _foreign: dict[Key, int] = {}  # of those, what is, or is also, set on another partition
@@ -140,7 +140,9 @@ def end_step(failed: bool = False) -> None:
 
 def remove() -> None:
     """Attributes are torch's again."""
+    global _elsewhere
     _forget()
+    _elsewhere = None  # which keeps a model
     _bodies.clear()
     while _replaced:
         (kind, name), had = _replaced.popitem()
