@@ -514,3 +514,98 @@ def case_layers_that_a_functions_backward_computes_again_train():
             each.zero_grad()
     state = model.state_dict()
     assert all(torch.allclose(state[name], value) for name, value in plain.state_dict().items())
+
+
+class Moded(nn.Module):
+    """Notes whether it is in another mode than its caller expects."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+        self.register_buffer("wrong", torch.zeros(()))
+
+    def forward(self, x, training):
+        self.wrong += self.training is not training
+        return self.linear(x)
+
+
+class ModedNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.teacher = Moded()
+        self.layers = nn.ModuleList([Moded() for _ in range(4)])
+
+    def forward(self, x, training):
+        self.teacher.eval()
+        for layer in self.layers:
+            x = layer(x, training)
+            x = x + self.teacher(x, False) * x.abs().mean().item()  # which waits
+        return x
+
+
+def moded(**keys):
+    here = ["teacher", "layers.0", "layers.2"]
+    return distributed(ModedNet(), ["layers.1", "layers.3"], here, microbatches=4, **BY_HAND, **keys)[0]
+
+
+def case_the_mode_that_a_body_or_forward_sets_is_its_microbatchs():
+    model = moded()
+
+    @lamina.step
+    def evaluates_first(x):
+        model.eval()
+        with torch.no_grad():
+            model(x, False).sum().item()
+        model.train()
+        model.backward(loss := model(x, True).square().mean())
+        return loss
+
+    @lamina.step
+    def evaluates_last(x):
+        model.backward(loss := model(x, True).square().mean())
+        model.module.layers.eval()
+        with torch.no_grad():
+            model(x, False).sum().item()
+        model.module.layers.train()
+        return loss
+
+    @lamina.step
+    def leaves(x):
+        model.module.layers.eval()
+        return model(x, False).sum()
+
+    for step, mode in ((evaluates_first, True), (evaluates_last, True), (leaves, False)):
+        for _ in range(2):
+            model.train()
+            step(BATCH)
+            found = lamina.allgather([each.training for each in model.module.layers.modules()], lamina.WORLD)
+            assert found == [[mode] * 9] * 2
+    wrong = {name: value.item() for name, value in model.state_dict().items() if "wrong" in name}
+    assert set(wrong.values()) == {0}
+
+
+def case_a_mode_that_a_body_leaves_when_the_next_has_begun_is_an_error():
+    model = moded()
+
+    @lamina.step
+    def step(x):
+        y = model(x, True)
+        model.module.layers[0].eval()
+        return y.sum()
+
+    with pytest.raises(lamina.UsageError, match=r"the step body left layers\.0 in another mode"):
+        step(BATCH)
+    model.train()
+    lamina.shutdown()
+    model = moded(active_microbatches=1, schedule="interleaved")
+    seen = []
+
+    @lamina.step
+    def one_after_another(x):
+        seen.append(model.module.layers[0].training)
+        y = model(x, seen[-1])
+        model.module.layers[0].eval()
+        return y.sum()
+
+    one_after_another(BATCH)
+    assert seen == [True, False, False, False], "on both ranks"

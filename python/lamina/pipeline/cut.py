@@ -39,6 +39,7 @@ from lamina.torch_patches import (
     module_call,
     sequential,
     swapping,
+    training_modes,
     zero_grad,
 )
 from lamina.tracing.proposal import Tracer, propose
@@ -302,6 +303,7 @@ class Cut:
             sequential.install(runs.calls(model.runs, model.partition, compiled.outside(self._call_remote)))
             module_attributes.install(self._module().named_modules(), model.partition, model.elsewhere, self._waited)
             module_attributes.hear(model.homes, by_all=True)
+            training_modes.install([*self._module().named_modules(), ("", current.job().model)])
             in_turns = _in_turns(current.session())
             swapping.install(self._module().modules(), in_turns)
             owned = zip(model.tree.names, model.tree.modules, model.owners, strict=True)
@@ -376,7 +378,7 @@ def _worst_of_model(optimizer: torch.optim.Optimizer, found: float) -> float:
 
 def _end_routing() -> None:
     """Calls, attributes and names are the plain model's again."""
-    for patch in (module_call, sequential, module_attributes, swapping, closures):
+    for patch in (module_call, sequential, module_attributes, training_modes, swapping, closures):
         patch.remove()
 
 

@@ -17,7 +17,7 @@ from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
 from lamina.pipeline.output import merge
 from lamina.remote import closures
-from lamina.torch_patches import module_attributes
+from lamina.torch_patches import module_attributes, training_modes
 from lamina.util import call_sites, pytree
 from lamina.util.checks import require_booleans
 
@@ -147,19 +147,24 @@ class StepFunction:
 
         def body(microbatch: int) -> Any:
             nonlocal running
+            training_modes.begin_microbatch(microbatch)
             if deterministic:  # torch has one cache for all threads: what is in it depends on who came first
                 torch.set_autocast_cache_enabled(False)
             try:
                 output = run_body(microbatch)
+                training_modes.end_microbatch(microbatch)
             finally:
                 module_attributes.end_microbatch(microbatch)
             running -= 1
-            return output, self._around.changes() if running == 0 else []
+            return output, (self._around.changes(), training_modes.left()) if running == 0 else None
 
-        def merge_brought(outputs: list[tuple[Any, list[Any]]]) -> Any:
-            for _, changes in [] if job.leads else outputs:
-                if changes:
-                    self._around.apply(changes)
+        def merge_brought(outputs: list[tuple[Any, Any]]) -> Any:
+            for _, brought in [] if job.leads else outputs:
+                if brought is not None:
+                    changes, modes = brought
+                    training_modes.end_step(modes)
+                    if changes:
+                        self._around.apply(changes)
             return merge([output for output, _ in outputs])
 
         drawn = other_random.states()
@@ -170,6 +175,7 @@ class StepFunction:
             module_attributes.end_step(failed=True)
             raise
         finally:
+            training_modes.end_step()
             if first_call is not None:
                 first_call.end()
         module_attributes.end_step()

@@ -34,7 +34,8 @@ While a model is cut over several ranks, until `shutdown`:
 | torch.amp.GradScaler._check_scale_growth_tracker | grad_scaler | torch's own is refused over partitions |
 | torch._tensor_str._str | printing | a tensor without a value says where that is; for good |
 
-Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`). By torch's
+Classes of the user's modules get descriptors for attributes that are set in a step (`module_attributes`), and for
+`training` where it changes in one (`training_modes`). By torch's
 public functions `foreign` also registers hooks that are called before any optimizer's step, and when a module gets a
 parameter, buffer or submodule. `module_call` gives torch's compiler back what that has taken for torch's own call of a
 module, where it was imported while ours was in its place.
@@ -62,5 +63,6 @@ For the time of a context:
 | torch.nn.Module.__call__ | scoped.calls | a trace knows which module runs |
 | torch.nn.Module.__setattr__ | scoped.attributes | a trace knows who sets what |
 | torch.nn.Module.__getattribute__ | scoped.attributes | a trace knows who reads what |
+| torch.autograd.Function.apply | scoped.functions | a trace knows which modules a backward may use |
 | torch.nn.Module.__init__ | scoped.creations | modules know the `partition` that they were made in |
 """

@@ -36,7 +36,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.torch_patches import compiled
+from lamina.torch_patches import compiled, training_modes
 from lamina.util.contents import (
     Content,
     changed,
@@ -303,10 +303,12 @@ def _codes() -> Iterator[CodeType]:
 
 @compiled.outside
 def _set(self: nn.Module, name: str, value: Any) -> None:
-    if id(self) in _modules and _lamina.microbatch() >= 0:
+    if name == "training":
+        training_modes.expect(self, value)
+    elif id(self) in _modules and _lamina.microbatch() >= 0:
         if _is_plain(self, name, value):
             _guard(type(self), name)
-        elif name != "training" and not isinstance(value, nn.Module) and (owner := _elsewhere(self)) is not None:
+        elif not isinstance(value, nn.Module) and (owner := _elsewhere(self)) is not None:
             raise UsageError(
                 f"{_path(self, name)}, a parameter or buffer of partition {owner}, is set on partition {_here}: its "
                 "owner does not see that; set it in the module's own forward, or place what sets it there, too",
@@ -327,7 +329,7 @@ def _is_plain(module: nn.Module, name: str, value: Any) -> bool:
     """True where it is no parameter, buffer or submodule, nor one of torch's own."""
     state = vars(module)
     kept = any(name in state.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
-    return not kept and name != "training" and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))
+    return not kept and not isinstance(value, (nn.Parameter, nn.Module, nn.Buffer))
 
 
 def _user() -> FrameType:
