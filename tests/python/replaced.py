@@ -69,4 +69,5 @@ def _wrapped(value: Any) -> dict[str, Any]:
 
 def _is_ours(value: Any) -> bool:
     value = _wrapped(value).get("func", value)
+    value = getattr(value, "__func__", value)  # of a classmethod
     return isinstance(value, FunctionType) and value.__code__.co_filename.startswith(_OURS)
