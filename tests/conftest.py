@@ -4,6 +4,7 @@ import signal
 
 import pytest
 from launch import case_jobs
+from launch.forked_ranks import run_folder
 from launch.launcher_harness import Launcher
 
 UNIT_FOLDERS = ("archive", "docs", "plan", "python")
@@ -13,6 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Signals that a shell ignores for its background jobs, as would all that is started here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure():
+    run_folder()  # in the process that lives longest
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,16 +3,15 @@
 
 import argparse
 import collections
-import os
 import pickle
 import subprocess
-import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from launch.launcher_harness import ROOT, command
+from launch.launcher_harness import command, require_success
 from safetensors.torch import load_file
 
 
@@ -85,11 +84,13 @@ def test_a_distributed_checkpoint_is_converted(convert, converted, tmp_path):
         assert same(found[name], tensor), name
 
 
-RESUME = """
+WRITE = Path(__file__).with_name("write_distributed.py")
+RESUME = f"""
 import sys
+sys.path.insert(0, {str(WRITE.parent)!r})
 import torch
 import lamina
-from archive.write_distributed import Net, groups
+from write_distributed import Net, groups
 
 lamina.init()
 model = lamina.DistributedModel(Net())
@@ -111,13 +112,9 @@ lamina.shutdown()
 
 
 @pytest.mark.parametrize("mode", ["fsdp", "tp", "flat"])
-def test_what_two_ranks_saved_is_converted_and_resumed_with_the_optimizer(convert, converted, tmp_path, mode):
+def test_what_two_ranks_saved_is_converted_and_resumed_with_the_optimizer(launcher, convert, converted, tmp_path, mode):
     """Shards of rows and of columns, by FSDP2 and by tensor parallelism."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words += [str(ROOT / "tests/archive/write_distributed.py"), mode, str(tmp_path / "dcp")]
-    saved = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
-    assert (tmp_path / "dcp.pt").exists(), saved.stderr
+    require_success(launcher.start_ranks(2, WRITE, mode, tmp_path / "dcp"))
     assert {file.name[:4] for file in (tmp_path / "dcp").glob("*.distcp")} == {"__0_", "__1_"}
     result = convert(tmp_path / "dcp", "--prefix", "model.")
     assert result.returncode == 0, result.stderr
@@ -125,9 +122,8 @@ def test_what_two_ranks_saved_is_converted_and_resumed_with_the_optimizer(conver
     expected, found = torch.load(tmp_path / "dcp.pt", weights_only=False)["model"], converted()
     assert found.keys() == expected.keys()
     assert all(same(found[name], value) for name, value in expected.items())
-    words = [sys.executable, "-c", RESUME, str(tmp_path / "out"), str(tmp_path / "dcp.pt")]
-    resumed = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
-    assert resumed.returncode == 0, resumed.stderr
+    (resume := tmp_path / "resume.py").write_text(RESUME)
+    require_success(launcher.start_ranks(1, resume, tmp_path / "out", tmp_path / "dcp.pt"))
     result = convert(tmp_path / "dcp", "--tag", "named")
     assert "24 states of optimizers, whose parameters have other names: give --prefix" in result.stdout
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from docs.raised import ROOT
+from launch.forked_ranks import fork_server
 from launch.launcher_harness import PRELOAD_COMPILER, command
 
 BLOCKS = re.findall(r"^```(.+?)\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -18,12 +19,14 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with an environment in which `python` and `lamina` are those that are tested. Ranks of `lamina run` are
-    copies of a process that has imported torch, which is most of their time."""
+    """A folder with an environment in which `python` and `lamina` are those that are tested. What `python` runs and the
+    ranks of `lamina run` are copies of processes that have imported torch, which is most of their time."""
+    fork_server(0, os.environ)  # started here, it does not hold the output of a command
     tools = tmp_path / "tools"
     tools.mkdir()
     copies = f'if [ "$1" = run ]; then shift; set -- run {shlex.join(PRELOAD_COMPILER)} "$@"; fi\n'
-    for name, before, program in (("python", "", sys.executable), ("lamina", copies, command())):
+    forked = f"{sys.executable} {ROOT / 'tests/launch/forked_python.py'}"
+    for name, before, program in (("python", "", forked), ("lamina", copies, command())):
         (tools / name).write_text(f'#!/bin/sh\n{before}exec {program} "$@"\n')
         (tools / name).chmod(0o755)
     path = f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"

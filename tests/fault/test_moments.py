@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import check_launcher, survivors
+from launch.launcher_harness import PRELOAD_COMPILER
 from soak import SOAK
 
 MOMENTS = Path(__file__).with_name("moments.py")
@@ -48,4 +49,4 @@ def test_every_survivor_names_the_dead_rank_its_step_and_microbatch_within_2_s(
 def test_the_launcher_ends_within_5_s_with_the_signal_on_its_first_line(phase, launcher):
     ranks, partitions = (4, 2) if SOAK else PHASES[phase][0]
     victim, fraction = random.Random(phase).randrange(ranks), random.Random(phase).random()
-    check_launcher(launcher, ranks, MOMENTS, victim, phase, fraction, partitions)
+    check_launcher(launcher, ranks, MOMENTS, victim, phase, fraction, partitions, preload=PRELOAD_COMPILER)

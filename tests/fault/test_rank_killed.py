@@ -40,9 +40,9 @@ def survivors(launcher, ranks, victim):
         yield rank, error["text"], outputs[rank]
 
 
-def check_launcher(launcher, ranks, script, victim, *words):
+def check_launcher(launcher, ranks, script, victim, *words, preload=PRELOAD):
     """Runs the script, whose rank `victim` is killed: the launcher names it first, and ends in time."""
-    run = launcher.run("run", *PRELOAD, "-n", ranks, script, victim, *words)
+    run = launcher.run("run", *preload, "-n", ranks, script, victim, *words)
     ended = time.time()
     assert run.returncode == 128 + 9, run.stderr
     verdicts = [line for line in run.stderr.splitlines() if line.startswith("lamina run:")]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that start in a tenth of a second: `lamina run` needs two, in which each rank imports torch.
 
-There is a fork server for each rank of a job, because what differs between processes, as the order of sets does,
-should differ between ranks.
+There are several fork servers, because what differs between processes, as the order of sets does, should differ between
+ranks: with three it does between the neighbours of each axis of a job, which lie a power of two apart.
 """
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -17,22 +18,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 SERVER = pathlib.Path(__file__).with_name("fork_server.py")
+SERVERS = 3
 START_S = 60.0  # until a fork server has imported torch; only a hang reaches it
+FOLDER = "LAMINA_TEST_FOLDER"
+PRELOAD = "LD_PRELOAD"  # ranks with such a library are copies of a server with it
+
+
+@functools.cache
+def run_folder() -> pathlib.Path:
+    """The folder of this run of tests, which all its processes share; the first one that asks makes it. Whoever reads
+    its file `alive` hears when that one ends."""
+    if FOLDER not in os.environ:
+        made = tempfile.TemporaryDirectory(prefix="lamina-ranks-")
+        os.mkfifo(alive := pathlib.Path(made.name, "alive"))
+        os.open(alive, os.O_RDWR)  # until this process ends
+        atexit.register(made.cleanup)
+        os.environ[FOLDER] = made.name
+    return pathlib.Path(os.environ[FOLDER])
+
+
+def made_once(name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """The path of a file in that folder, which one process makes and the others wait for."""
+    path = run_folder() / name
+    with path.with_name(f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path)
+    return path
 
 
 class ForkServer:
-    """A process that is copied."""
+    """A process that is copied; it ends with the run."""
 
-    def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="lamina-ranks-")
-        self.path = os.path.join(self.folder.name, "socket")
+    def __init__(self, number: int, preload: str):
+        self.path = str(run_folder() / f"socket-{number}{pathlib.Path(preload).stem}")
+        self.process = None  # where this one started it
+        self._preload = preload
+        made_once(f"server-{number}{pathlib.Path(preload).stem}", self._start)
+
+    def _start(self, started: pathlib.Path) -> None:
         environment = {name: text for name, text in os.environ.items() if name != "RANK"} | {"OMP_NUM_THREADS": "1"}
+        environment |= {PRELOAD: self._preload} if self._preload else {}
         words = [sys.executable, str(SERVER), self.path]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
-        atexit.register(self.close)
+        with (run_folder() / "alive").open() as alive:
+            self.process = subprocess.Popen(words, stdin=alive, env=environment, start_new_session=True)
+        started.touch()
 
     def connect(self) -> socket.socket:
         deadline = time.monotonic() + START_S
@@ -43,19 +76,18 @@ class ForkServer:
                 return connection
             except OSError:
                 connection.close()
-                if self.process.poll() is not None or time.monotonic() > deadline:
+                if (self.process and self.process.poll() is not None) or time.monotonic() > deadline:
                     raise
             time.sleep(0.02)
 
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-        self.folder.cleanup()
+
+def fork_server(rank: int, environment: Mapping[str, str]) -> ForkServer:
+    return _fork_server(rank % SERVERS, environment.get(PRELOAD, ""))
 
 
 @functools.cache
-def fork_server(rank: int) -> ForkServer:
-    return ForkServer()
+def _fork_server(number: int, preload: str) -> ForkServer:
+    return ForkServer(number, preload)
 
 
 def stacks(pid: int) -> str:
@@ -78,11 +110,12 @@ class ForkedRank:
 
     stdin = stdout = stderr = None
 
-    def __init__(self, words: list[str], environment: dict[str, str], folder: pathlib.Path):
+    def __init__(self, words: list[str], environment: dict[str, str], folder: pathlib.Path, rank: int | None = None):
+        """A rank's number is in its environment, or goes by another name there."""
         self.returncode = None
-        rank = environment["RANK"]
+        rank = environment["RANK"] if rank is None else rank
         self._output = {name: folder / f"{name}-{rank}" for name in ("stdout", "stderr")}
-        self._connection = fork_server(int(rank)).connect()
+        self._connection = fork_server(int(rank), environment).connect()
         request = {"words": words, "environment": environment, "folder": folder} | self._output
         self._connection.sendall((json.dumps(request, default=str) + "\n").encode())
         self._answers = self._read_answers()

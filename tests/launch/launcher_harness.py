@@ -117,14 +117,14 @@ class Launcher:
         eventually(lambda: all((self.folder / f"ready-{rank}").exists() for rank in range(ranks)))
         return job
 
-    def start_ranks(self, ranks: int, program: pathlib.Path, *arguments) -> list[ForkedRank]:
+    def start_ranks(self, ranks: int, program: pathlib.Path, *arguments, env=None) -> list[ForkedRank]:
         """The ranks of a job without `lamina run`: nobody ends them but they themselves."""
         self.ports.append(port := ReservedPort())
         sizes = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port.number}
-        environment = self.environment(**{name: str(value) for name, value in sizes.items()})
+        environment = self.environment(**{name: str(value) for name, value in sizes.items()}, **(env or {}))
         words = [str(program), *map(str, arguments)]
         for rank in range(ranks):
-            fork_server(rank)  # so that they load at the same time
+            fork_server(rank, environment)  # so that they load at the same time
         places = [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         started = [ForkedRank(words, place, self.folder) for place in places]
         self.started += started

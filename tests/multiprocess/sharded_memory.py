@@ -32,7 +32,7 @@ def most_used(width, layers):
     model = lamina.distribute(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))))
     optimizer = lamina.DistributedOptimizer(getattr(lamina.optim, sys.argv[4])(model.parameters(), lr=1e-3))
     most = 0.0
-    for _ in range(4):
+    for _ in range(3):
         model(torch.randn(4, width)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

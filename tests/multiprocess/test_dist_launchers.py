@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from launch.forked_ranks import ForkedRank
 from launch.launcher_harness import PRELOAD, free_port, require_success
 from soak import some
 
@@ -31,8 +32,10 @@ PMIX = uuid.uuid4().hex
 @pytest.mark.parametrize("how", some(HOW, 1, seed=1))
 @pytest.mark.parametrize("task", [task_of_srun, task_of_mpirun])
 def test_ranks_that_a_cluster_starts_find_each_other(launcher, task, how):
-    started = [launcher.start(PROGRAM, how, binary=sys.executable, env=task(rank)) for rank in range(2)]
-    require_success(started)
+    for rank in range(2):
+        environment = launcher.environment(**task(rank))
+        launcher.started.append(ForkedRank([str(PROGRAM), how], environment, launcher.folder, rank))
+    require_success(launcher.started)
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of lamina.dist that do not find each other: each start that cannot be is said, by whom, and in time."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -15,7 +16,7 @@ class Start:
     """Processes with the variables that a launcher should have given them; those that start them have loaded."""
 
     def __init__(self, launcher):
-        for server in [fork_server(rank) for rank in range(3)]:
+        for server in [fork_server(rank, os.environ) for rank in range(3)]:
             eventually(lambda server=server: Path(server.path).exists())
         self.launcher = launcher
         launcher.ports.append(port := ReservedPort())

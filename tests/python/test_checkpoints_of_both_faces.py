@@ -5,11 +5,10 @@ with a plain loop. The C++ side is tests/frontend/other_face.cc."""
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
-from launch.launcher_harness import ROOT, command
+from launch.launcher_harness import ROOT, command, require_success
 
 PYTHON = """
 import sys
@@ -92,6 +91,12 @@ def run(*command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def run_python(launcher, mode, kind):
+    """In the launcher's folder, which is the test's."""
+    (script := launcher.folder / "script.py").write_text(PYTHON)
+    require_success(launcher.start_ranks(1, script, mode, launcher.folder, kind))
+
+
 def program():
     return max(ROOT.glob("build/*/bin/frontend_other_face"), key=lambda path: path.stat().st_mtime)
 
@@ -100,14 +105,14 @@ KINDS = ["torch", "AdamW", "NAdam", "Rprop", "QHM", "NovoGrad"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_python_goes_on_from_a_checkpoint_of_cpp(kind, tmp_path):
+def test_python_goes_on_from_a_checkpoint_of_cpp(kind, launcher, tmp_path):
     run(program(), "write", tmp_path, kind)
-    run(sys.executable, "-c", PYTHON, "read", tmp_path, kind)
+    run_python(launcher, "read", kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cpp_goes_on_from_a_checkpoint_of_python(kind, tmp_path):
-    run(sys.executable, "-c", PYTHON, "write", tmp_path, kind)
+def test_cpp_goes_on_from_a_checkpoint_of_python(kind, launcher, tmp_path):
+    run_python(launcher, "write", kind)
     run(program(), "read", tmp_path, kind)
 
 
@@ -116,8 +121,8 @@ class Hostile:
         return os.system, ("false",)
 
 
-def test_cpp_loads_plain_state_dicts_of_torch_save(tmp_path):
-    run(sys.executable, "-c", PYTHON, "write", tmp_path, "torch")
+def test_cpp_loads_plain_state_dicts_of_torch_save(launcher, tmp_path):
+    run_python(launcher, "write", "torch")
     state = torch.load(tmp_path / "state.pt")
     for name in ("one", "two", "damaged", "hostile"):
         (tmp_path / name).mkdir()

@@ -179,14 +179,14 @@ RAISING = [
 ]
 
 
-@pytest.mark.parametrize("model, says", some(NO_MODELS, 2))
+@pytest.mark.parametrize("model, says", some(NO_MODELS, 1))
 def test_what_is_no_model_is_one_line_and_exit_code_2(planned, model, says):
     run = planned("--input", LINEAR, "-n", "2", model=model)
     assert (run.returncode, run.stdout) == (2, "")
     assert [line for line in run.stderr.splitlines() if "script says" not in line] == [f"lamina plan: {says}"]
 
 
-@pytest.mark.parametrize("model, input, raised, says", some(RAISING, 2))
+@pytest.mark.parametrize("model, input, raised, says", some(RAISING, 1))
 def test_what_the_users_code_raises_is_shown_from_there_on(planned, model, input, raised, says):
     run = planned("--input", input, "-n", "2", model=model)
     assert (run.returncode, run.stdout) == (2, "")
