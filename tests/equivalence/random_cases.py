@@ -16,7 +16,7 @@ from equivalence.random_operations import OPERATIONS
 from equivalence.random_parts import SIMPLE, WRITABLE
 from soak import some
 
-EVERY, SAMPLE = 5000, 60
+EVERY, SAMPLE, SEED = 5000, 24, 34  # a seed with which all traits are in the sample, of models that are cut and not
 
 # Traits that lamina does not promise yet; such cases are drawn without these traits.
 NOT_YET = {
@@ -233,5 +233,5 @@ def _seen_in(parts: list[Part]) -> set[str]:
 
 def cases(world: int) -> list[RandomCase]:
     """The cases of that world size: all in a soak, else those of the sample."""
-    numbers = some(range(EVERY), SAMPLE, seed=SAMPLE)
+    numbers = some(range(EVERY), SAMPLE, seed=SEED)
     return [case for case in map(draw_case, numbers) if case.world == world]

@@ -3,6 +3,7 @@
 
 import pytest
 from launch.case_jobs import of_job, results
+from soak import paired
 
 WORLDS = (2, 3)
 COLLECTED = ("the attentions of remote layers are refused", "the router logits of remote layers are refused")
@@ -13,7 +14,7 @@ def found(world: int) -> dict[str, list[str]]:
     return results(f"real{world}", world, "equivalence/run_real_models.py")
 
 
-@pytest.mark.parametrize(("world", "name"), [of_job(f"real{w}", name, w, name) for w in WORLDS for name in NAMES])
+@pytest.mark.parametrize(("world", "name"), [of_job(f"real{w}", name, w, name) for name, w in paired(NAMES, WORLDS)])
 def test_a_real_model_cut_is_the_model_whole(world, name):
     assert name in found(world), f"it did not run: {found(world)['launch']}"
     assert not found(world)[name], "\n".join(found(world)[name][:20])

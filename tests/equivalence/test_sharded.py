@@ -6,9 +6,9 @@ from equivalence.sharded_cases import cases, cases_on_machines
 from launch.case_jobs import of_job, results
 from soak import SOAK
 
-COUNTS = {2: 300, 4: 300, 8: 150} if SOAK else {2: 12, 4: 8, 8: 3}
+COUNTS = {2: 300, 4: 300, 8: 150} if SOAK else {2: 8, 4: 6, 8: 2}
 ALL = [of_job(f"sharded{w}", c.name, w, c.name) for w in COUNTS for c in cases(w, COUNTS[w])]
-ON_MACHINES = (4, 40 if SOAK else 5, 2)  # ranks, cases, ranks on each machine
+ON_MACHINES = (4, 40 if SOAK else 4, 2)  # ranks, cases, ranks on each machine
 
 
 def found(world: int) -> dict[str, list[str]]:

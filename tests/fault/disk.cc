@@ -2,7 +2,7 @@
 // A disk that fails, is slow, or is the last thing that a process sees: a library to preload, which stands between one
 // rank, or all, and the system. LAMINA_TEST_DISK="RANK HOW AFTER FOLDER": RANK is -1 for all; HOW is the number of an
 // error, which writes to files below the folder meet when this process has written AFTER bytes there, or 0: then AFTER
-// is how many MB it writes in a second, or -1: that it reads. LAMINA_TEST_KILL="RANK CALL PATTERN": the rank is killed
+// is how many KB it writes in a second, or -1: that it reads. LAMINA_TEST_KILL="RANK CALL PATTERN": the rank is killed
 // before its first call of that name for such a path.
 
 #include <dlfcn.h>
@@ -96,7 +96,7 @@ extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
   const auto disk = disk_of_this_process();  // each time: a process that starts ranks becomes them later
   if (!disk.is_there || !is_on(disk, fd)) return write_on(fd, bytes, count);
   if (disk.error == 0) {
-    ::usleep(static_cast<useconds_t>(count / static_cast<size_t>(disk.after)));
+    ::usleep(static_cast<useconds_t>(1000 * count / static_cast<size_t>(disk.after)));
   } else if (disk.error > 0 && written + static_cast<long>(count) > disk.after) {
     errno = disk.error;
     return -1;
@@ -109,7 +109,7 @@ extern "C" ssize_t pread(int fd, void* bytes, size_t count, off_t offset) {
   static const auto pread_on = next<ssize_t(int, void*, size_t, off_t)>("pread");
   const auto disk = disk_of_this_process();
   if (disk.is_there && disk.error < 0 && is_on(disk, fd))
-    ::usleep(static_cast<useconds_t>(count / static_cast<size_t>(disk.after)));
+    ::usleep(static_cast<useconds_t>(1000 * count / static_cast<size_t>(disk.after)));
   return pread_on(fd, bytes, count, offset);
 }
 

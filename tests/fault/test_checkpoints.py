@@ -9,13 +9,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, read, survivors
-from launch.launcher_harness import PRELOAD, command, eventually, free_port, require_success
+from launch.forked_ranks import made_once
+from launch.launcher_harness import PRELOAD, PRELOAD_COMPILER, command, eventually, require_success
 from soak import SOAK, some
 
 CHECKPOINTS = Path(__file__).with_name("checkpoints.py")
@@ -23,13 +23,16 @@ LAYOUTS = [(2, 2), (2, 1), (4, 2), (4, 1)]  # ranks, partitions
 FATAL = 3
 
 
-@pytest.fixture(scope="session")
-def disk(tmp_path_factory):
-    """A function that gives the environment of a job whose disk fails or is slow, by disk.cc: there below a folder; or
-    that loses its first rank at a call of the system's."""
-    library = tmp_path_factory.mktemp("disk") / "disk.so"
+def compile_disk(library):
     source = Path(__file__).with_name("disk.cc")
     subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+
+
+@pytest.fixture(scope="session")
+def disk():
+    """A function that gives the environment of a job whose disk fails or is slow, by disk.cc: there below a folder; or
+    that loses its first rank at a call of the system's."""
+    library = made_once("disk.so", compile_disk)
 
     def environment(folder, how, after, rank=-1, killed_at=None):
         kill = {"LAMINA_TEST_KILL": f"0 {killed_at}"} if killed_at else {}
@@ -38,9 +41,9 @@ def disk(tmp_path_factory):
     return environment
 
 
-def start(launcher, ranks, *words, flags=(), **options):
-    """A job that `lamina run` starts, which alone can be given another environment."""
-    return launcher.start("run", *PRELOAD, *flags, "-n", ranks, CHECKPOINTS, *words, **options)
+def start(launcher, *words, flags=PRELOAD_COMPILER, **options):
+    """A job of two ranks that `lamina run` starts, where what it does is part of the test."""
+    return launcher.start("run", *flags, "-n", 2, CHECKPOINTS, *words, **options)
 
 
 def checkpoints(launcher):
@@ -139,21 +142,23 @@ def test_a_kill_of_the_first_rank_at_any_call_leaves_the_save_before_or_this_one
 ):
     nobody = -2
     environment = disk(checkpoints(launcher), 0, 1000, killed_at=f"{call} {path}")
-    job = start(launcher, 2, "killed", 1, 60, nobody, 0, how, tags, env=environment)
-    _, errors = job.communicate(timeout=60)
-    assert job.returncode == 128 + signal.SIGKILL, errors
+    started = launcher.start_ranks(2, CHECKPOINTS, "killed", 1, 60, nobody, 0, how, tags, env=environment)
+    outputs = [rank.communicate(timeout=60)[1] for rank in started]
+    assert started[0].returncode == -signal.SIGKILL, outputs
     assert place_met(launcher) == met
     require_one_save(launcher, 2, 1, noted(launcher, "saved", 2), noted(launcher, "begun", 2))
 
 
 def slowly(launcher, disk, megabytes=10):
-    return {"env": disk(checkpoints(launcher), 0, megabytes)}
+    return {"env": disk(checkpoints(launcher), 0, round(1000 * megabytes))}
 
 
 @pytest.mark.parametrize(("ranks", "victim"), some([(2, 0), (2, 1), (4, 2)], 2, seed=1))
 def test_a_rank_that_is_frozen_while_it_saves_is_named_after_timeout_s(ranks, victim, launcher, disk):
     timeout_s = 4.0
-    job = start(launcher, ranks, "frozen", 1, timeout_s, victim, **slowly(launcher, disk, 20 // ranks))
+    job = launcher.start_ranks(
+        ranks, CHECKPOINTS, "frozen", 1, timeout_s, victim, **slowly(launcher, disk, 20 // ranks)
+    )
     try:
         others = set(range(ranks)) - {victim}
         eventually(lambda: all((launcher.folder / f"error.{rank}").exists() for rank in others))
@@ -163,8 +168,9 @@ def test_a_rank_that_is_frozen_while_it_saves_is_named_after_timeout_s(ranks, vi
             assert error["text"].startswith("TimeoutError") and f"rank {victim}" in error["text"], error
             assert timeout_s - 1 < error["at"] - frozen < timeout_s + BOUND_S, error
     finally:
-        job.kill()
-        job.communicate()
+        for rank in job:
+            rank.kill()
+            rank.communicate()
     verify(launcher, "save-1")
 
 
@@ -192,12 +198,12 @@ def test_a_rank_that_never_saves_is_named_after_timeout_s(launcher):
 
 
 # How it saves, the megabytes that a rank writes in a second, and --hang-timeout, which counts from the first import on.
-@pytest.mark.parametrize(("how", "rate", "hang_s"), [("synchronous", 1, 15), ("asynchronous", 2, 60)])
+@pytest.mark.parametrize(("how", "rate", "hang_s"), [("synchronous", 0.25, 30), ("asynchronous", 4, 60)])
 def test_a_slow_save_that_makes_progress_is_neither_a_timeout_nor_a_hang(how, rate, hang_s, launcher, disk):
-    timeout_s = 6
-    flags = "--hang-timeout", hang_s
-    job = start(launcher, 2, "slow", 1, timeout_s, how, flags=flags, **slowly(launcher, disk, rate))
-    _, errors = job.communicate(timeout=100)
+    timeout_s = 4
+    flags = *PRELOAD, "--hang-timeout", hang_s
+    job = start(launcher, "slow", 1, timeout_s, how, flags=flags, **slowly(launcher, disk, rate))
+    _, errors = job.communicate(timeout=200)
     assert job.returncode == 0, errors
     took, steps = map(float, read(launcher, "took.0")["text"].split())
     assert took > (hang_s if how == "synchronous" else timeout_s)
@@ -206,38 +212,29 @@ def test_a_slow_save_that_makes_progress_is_neither_a_timeout_nor_a_hang(how, ra
 
 
 def slowly_read(launcher, disk, megabytes):
-    return {"env": disk(checkpoints(launcher), -1, megabytes)}
+    return {"env": disk(checkpoints(launcher), -1, 1000 * megabytes)}
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_while_others_read_is_named_by_them_within_2_s(victim, launcher, disk):
-    places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    places |= disk(checkpoints(launcher), -1, 10)
-    words = [sys.executable, CHECKPOINTS, "reading", "1", "60", str(victim)]
-    for rank in range(2):  # without `lamina run`, which would end the other one
-        environment = launcher.environment(**places, RANK=str(rank), LOCAL_RANK=str(rank))
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        launcher.started.append(subprocess.Popen(words, env=environment, **pipes))
-    for _, error, _ in survivors(launcher, launcher.started, victim):
+    started = launcher.start_ranks(2, CHECKPOINTS, "reading", 1, 60, victim, **slowly_read(launcher, disk, 10))
+    for _, error, _ in survivors(launcher, started, victim):
         assert f"rank {victim} is lost" in error, error
 
 
 def test_a_slow_load_that_makes_progress_is_no_hang(launcher, disk):
-    hang_s, nobody = 15, -2
+    hang_s, nobody = 30, -2
     job = start(
-        launcher, 2, "reading", 1, 60, nobody, flags=("--hang-timeout", hang_s), **slowly_read(launcher, disk, 5)
+        launcher, "reading", 1, 60, nobody, flags=(*PRELOAD, "--hang-timeout", hang_s), **slowly_read(launcher, disk, 1)
     )
-    _, errors = job.communicate(timeout=100)
+    _, errors = job.communicate(timeout=200)
     assert job.returncode == 0, errors
     assert float(read(launcher, "took.0")["text"]) > hang_s
 
 
 def test_the_second_job_that_saves_into_a_tag_is_told_who_holds_it(launcher, disk):
-    first = start(launcher, 2, "two", 1, 60, "first", **slowly(launcher, disk))
-    second = start(launcher, 2, "two", 1, 60, "second")
-    for job in first, second:
-        _, errors = job.communicate(timeout=100)
-        assert job.returncode == 0, errors
+    first = launcher.start_ranks(2, CHECKPOINTS, "two", 1, 60, "first", **slowly(launcher, disk))
+    require_success(first + launcher.start_ranks(2, CHECKPOINTS, "two", 1, 60, "second"))
     for rank in range(2):
         refused = read(launcher, f"refused.{rank}")["text"]
         assert re.search(r"save-1_partial is being saved by rank 0, process \d+ on ", refused), refused
@@ -246,26 +243,24 @@ def test_the_second_job_that_saves_into_a_tag_is_told_who_holds_it(launcher, dis
 
 
 def test_a_program_that_ends_finishes_its_save(launcher, disk):
-    job = start(launcher, 2, "leaves", 1, 60, "well", **slowly(launcher, disk))
-    _, errors = job.communicate(timeout=100)
-    assert job.returncode == 0, errors
+    require_success(launcher.start_ranks(2, CHECKPOINTS, "leaves", 1, 60, "well", **slowly(launcher, disk)))
     verify(launcher, "save-2")
 
 
 def test_a_program_that_fails_drops_its_save(launcher, disk):
-    job = start(launcher, 2, "leaves", 1, 60, "error", **slowly(launcher, disk))
-    _, errors = job.communicate(timeout=100)
-    assert job.returncode == 1 and "ValueError: the script's own" in errors, errors
+    for rank in launcher.start_ranks(2, CHECKPOINTS, "leaves", 1, 60, "error", **slowly(launcher, disk)):
+        _, errors = rank.communicate(timeout=200)
+        assert rank.returncode == 1 and "ValueError: the script's own" in errors, errors
     require_one_save(launcher, 2, 1, 1, 1, 1024)
 
 
 def test_ctrl_c_in_a_save_ends_the_ranks_and_leaves_the_save_before(launcher, disk):
-    job = start(launcher, 2, "interrupted", 1, 60, **slowly(launcher, disk))
+    job = start(launcher, "interrupted", 1, 60, **slowly(launcher, disk))
     unfinished = checkpoints(launcher)
     eventually(lambda: list(unfinished.glob("save-2_partial.tmp-*/*.safetensors")))
     sent = time.time()
     job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=100)
+    _, errors = job.communicate(timeout=200)
     assert job.returncode == 130, errors
     assert time.time() - sent < BOUND_S, errors
     require_one_save(launcher, 2, 1, 1, 1, 1024)
@@ -292,9 +287,9 @@ ERRORS = [(code, after, rank) for code in ("EIO", "EDQUOT", "ENOSPC") for after 
 @pytest.mark.parametrize(("code", "after", "rank"), some(ERRORS, 3, seed=3))
 def test_a_disk_that_fails_is_the_same_error_on_all_ranks_and_training_goes_on(code, after, rank, launcher, disk):
     number, folder = getattr(errno, code), launcher.folder / "bad"
-    job = start(launcher, 2, "failing", 1, 60, folder, env=disk(folder, number, after, rank))
-    _, errors = job.communicate(timeout=100)
-    assert job.returncode == 0, errors
+    require_success(
+        launcher.start_ranks(2, CHECKPOINTS, "failing", 1, 60, folder, env=disk(folder, number, after, rank))
+    )
     error = require_failed(launcher, 2, str(folder), os.strerror(number), f"on rank {rank}")
     assert code == "EIO" or re.search(r"\d+ bytes to write, \d+ bytes are free", error), error
     assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
@@ -314,9 +309,9 @@ def test_a_disk_that_is_too_small_is_told_before_a_byte_is_written(launcher):
     if mounted.returncode != 0:
         pytest.skip("this user may not mount a small disk")
     try:
-        job = start(launcher, 2, "failing", 1, 60, folder)
-        _, errors = job.communicate(timeout=100)
-        assert job.returncode == 1, errors
+        for rank in launcher.start_ranks(2, CHECKPOINTS, "failing", 1, 60, folder):
+            _, errors = rank.communicate(timeout=200)
+            assert rank.returncode == 1, errors
         error = read(launcher, "error.1")["text"]
         assert re.search(rf"{folder}: the checkpoint needs \d+ bytes, and \d+ are free", error), error
         assert list(folder.iterdir()) == []

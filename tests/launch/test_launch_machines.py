@@ -9,7 +9,7 @@ import socket
 import subprocess
 
 import pytest
-from launch.launcher_harness import READY, command, eventually, free_port
+from launch.launcher_harness import PRELOAD_COMPILER, READY, command, eventually, free_port
 
 PROGRAM = pathlib.Path(__file__).with_name("machines.py")
 SHARDED = pathlib.Path(__file__).with_name("sharded_on_machines.py")
@@ -117,7 +117,8 @@ def test_a_sharding_group_on_two_machines_gathers_by_levels_and_trains_like_one_
         hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n{first} first-of-two\n")
         named = f"mount --bind {hosts} /etc/hosts && exec " + '"$@"'
         words = ["unshare", "-m", "sh", "-c", named, "sh", command(), *flags(node, "first-of-two", 29500)]
-        jobs.append(launcher.start("netns", "exec", name, *words, SHARDED, binary=shutil.which("ip")))
+        words += [*PRELOAD_COMPILER, SHARDED]
+        jobs.append(launcher.start("netns", "exec", name, *words, binary=shutil.which("ip")))
     (first, code_0), (second, code_1) = ends(jobs, within_s=200)
     assert (code_0, code_1) == (0, 0), first + second
     assert first.count('MASTER_ADDR is "first-of-two", which is 127.0.1.1 on its own machine') >= 1
