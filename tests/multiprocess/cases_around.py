@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for two ranks that are one pipeline: what a step body writes outside of it. Part of another launch."""
 
+import functools
+import random
 import threading
 import warnings
 
@@ -75,6 +77,74 @@ def case_what_a_body_writes_is_written_on_all_ranks():
         losses.clear()
     assert count == 4 and [type(each) for each in losses] == [] and len(graph) == 4
     seen_globally, best["loss"], Meter.of_class = 0, float("inf"), 0
+
+
+def case_generators_from_which_a_body_draws_are_alike_on_all_ranks():
+    model = start(layers())
+    drawn = random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+    def draw():
+        numbers = [drawn[0].random(), drawn[1].random(), torch.rand((), generator=drawn[2]).item()]
+        return sum([*numbers, random.random(), np.random.random()])
+
+    @lamina.step
+    def train(x, store, log, totals):
+        model.backward(loss := model(x).square().mean() * draw())
+        store[0] += 1
+        log.append(store[0])
+        totals["count"] = totals.get("count", 0) + 1
+        return loss
+
+    for _ in range(2):
+        train(BATCH, store := bytearray(1), log := [], totals := {})
+        assert store == b"\2" and log == [1, 2] and totals == {"count": 2}
+    mine = draw()
+    assert lamina.allgather(mine, lamina.WORLD) == [mine] * 2
+
+
+class LibrarysMetric(nn.Module):
+    """As of a package for metrics: it has a method in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.total, self.compute = torch.zeros(()), self.whole
+
+    def update(self, value):
+        self.total = self.total + value
+
+    def whole(self):
+        return self.total.item()
+
+
+def case_metrics_of_a_package_are_alike_on_all_ranks():
+    model, metric = start(layers()), LibrarysMetric()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lamina.pipeline.around._is_of_a_library", lambda kind: kind is LibrarysMetric)
+
+        @lamina.step
+        def train(x):
+            model.backward(loss := model(x).square().mean())
+            metric.update(loss.detach())
+            return loss
+
+        total = train(BATCH).reduce_sum().item()
+    assert lamina.allgather(metric.compute(), lamina.WORLD) == [total] * 2
+
+
+def case_a_partial_function_is_a_step_function():
+    model, found = start(layers()), []
+
+    def train(scale, x):
+        model.backward(loss := model(x).square().mean() * scale)
+        found.append(scale)
+        return loss
+
+    step = lamina.step(functools.partial(train, 2.0))
+    assert len(step(BATCH).outputs) == len(found) == 2
+    with pytest.raises(lamina.UsageError, match="train has no argument 'y'"):
+        lamina.step(functools.partial(train, 2.0), non_split_inputs=["y"])
 
 
 class Holder:

@@ -3,9 +3,10 @@
 
 The rank that leads runs the body; a script goes on with such things on all ranks of the pipeline, as with the input of
 a schedule. So they go to the others with the outputs of the last microbatch that ends, and are made there. Parts of the
-model, optimizers, and objects of libraries that are more than numbers and tensors are not among them.
+model, optimizers, and objects of libraries in which more than numbers and tensors change are not among them.
 """
 
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,13 +17,15 @@ import torch
 from torch import nn
 
 from lamina.job import current
+from lamina.pipeline import other_random
+from lamina.util import pytree
 from lamina.util.contents import version_of
 from lamina.util.differences import Difference, Places, differences
-from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach
+from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach, Source
 
 _CODE = (ModuleType, FunctionType, type)
 _MOST = 20_000  # objects, in each step
-_PLAIN = (bool, int, float, complex, str, type(None), torch.Tensor, list, dict, set, tuple)
+_PLAIN = (bool, int, float, complex, str, type(None), torch.Tensor, list, dict, set, tuple, torch.device, torch.dtype)
 _NOT_OURS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -49,6 +52,8 @@ class Around:
             self._roots, self._reach = roots, _reach(roots)
         self._versions = [version_of(tensor) for tensor in self._reach.tensors]
         self._arrays = [array.copy() for array in self._reach.arrays]
+        self._sources = [*self._reach.sources, *other_random.sources()]
+        self._states = [_state(source) for source in self._sources]
 
     def changes(self) -> list[bytes]:
         """Returns what has changed since, packed, when all bodies have ended."""
@@ -57,7 +62,9 @@ class Around:
         tensors = {at: each.detach() for at, (each, version) in enumerate(pairs) if version_of(each) != version}
         pairs = zip(self._reach.arrays, self._arrays, strict=True)
         arrays = {at: each for at, (each, old) in enumerate(pairs) if each.tobytes() != old.tobytes()}
-        if not (found or tensors or arrays):
+        pairs = enumerate(zip(self._sources, self._states, strict=True))
+        states = {at: (source.kind, now) for at, (source, old) in pairs if (now := _state(source)) != old}
+        if not (found or tensors or arrays or states):
             return []
         places, packed = Places(self._reach), []
         for each in found:
@@ -66,7 +73,7 @@ class Around:
             except Exception:
                 packed += self._pack_parts(places, each)
         self._reach = None  # what was put into them is looked at as well next time
-        return [*packed, tensors, arrays] if packed or tensors or arrays else []
+        return [*packed, tensors, arrays, states] if packed or tensors or arrays or states else []
 
     def _pack_parts(self, places: Places, difference: Difference) -> list[bytes]:
         """Those that can be brought, and a line on the others."""
@@ -81,7 +88,7 @@ class Around:
 
     def apply(self, changes: list[Any]) -> None:
         """Makes these here, on another rank; but for what this one has changed itself meanwhile."""
-        *packed, tensors, arrays = changes
+        *packed, tensors, arrays, states = changes
         for at, value in tensors.items():
             held = self._reach.tensors[at] if at < len(self._reach.tensors) else None
             if held is None or held.shape != value.shape or version_of(held) != self._versions[at]:
@@ -94,6 +101,12 @@ class Around:
                 self._tell("an array", "this rank has another one")
             else:
                 held[...] = value
+        for at, (kind, state) in states.items():
+            source = self._sources[at] if at < len(self._sources) else None
+            if source is None or source.kind != kind or _state(source) != self._states[at]:
+                self._tell(kind if source is None else source.name, "this rank has another one, or draws, too")
+            else:
+                source.put(pickle.loads(state))
         changed_here = {id(each.holder.held) for each in differences(self._reach)}
         places = Places(self._reach)
         for each in packed:
@@ -103,17 +116,24 @@ class Around:
 
     def _roots_of(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         given = [*((str(at), value) for at, value in enumerate(args)), *kwargs.items()]
-        objects = [(f"argument {name}", value) for name, value in given if hasattr(value, "__dict__")]
+        objects = [(f"argument {name}", value) for name, value in given if _is_given_whole(value)]
         return [("the step function", self._function), *(("self", each) for each in owner), *objects]
 
     def _tell(self, name: str, why: str) -> None:
-        if name not in self._told:
+        if name and name not in self._told:
             self._told.add(name)
             warnings.warn(
                 f"{name} is changed by the step function on the rank that leads, and stays as it is on another one "
                 f"({why}): return it from the step function, which gives it to all ranks",
                 stacklevel=2,
             )
+
+
+def _is_given_whole(argument: Any) -> bool:
+    """True for what every microbatch gets as it is, and not pieces of it."""
+    if isinstance(argument, (list, dict, set, bytearray)):
+        return not pytree.tensors(argument)
+    return hasattr(argument, "__dict__")
 
 
 def _reach(roots: list[tuple[str, Any]]) -> Reach:
@@ -138,8 +158,13 @@ def _is_brought(difference: Difference) -> bool:
         difference.set = {key: value for key, value in brought.items() if _is_data(value)}
         return bool(difference.set or difference.gone)
     if isinstance(holder, Attributes) and _is_of_a_library(type(holder.held)):
-        return all(isinstance(value, _PLAIN) for value in vars(holder.held).values())
+        return all(isinstance(value, _PLAIN) for value in difference.set.values())
     return True
+
+
+def _state(source: Source) -> bytes:
+    """Its state, to compare it and to send it."""
+    return pickle.dumps(source.get())
 
 
 def _is_data(value: Any) -> bool:

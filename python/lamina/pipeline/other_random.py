@@ -6,7 +6,18 @@ import sys
 import warnings
 from typing import Any
 
+from lamina.util.reach import Source
+
 _told = False
+
+
+def sources() -> list[Source]:
+    """Returns these generators without names, for messages: `tell_if_drawn` tells of them."""
+    found = [Source("", "random", random.getstate, random.setstate)]
+    if "numpy.random" in sys.modules:
+        numpys = sys.modules["numpy"].random
+        found.append(Source("", "numpy.random", numpys.get_state, numpys.set_state))
+    return found
 
 
 def states() -> list[Any]:

@@ -74,15 +74,16 @@ class StepFunction:
         require_booleans(detach_outputs=detach_outputs)
         functools.update_wrapper(self, function)
         self._function = function
+        self._label = _label(function)
         # By which ranks compare what they have entered.
-        self.name = ".".join(getattr(function, part, "?") for part in ("__module__", "__qualname__"))
+        self.name = f"{getattr(function, '__module__', '?')}.{self._label}"
         self._signature = inspect.signature(function)
         self._whole = frozenset(non_split_inputs)
         self._axes = dict(axes)
         self._detach_outputs = detach_outputs
         self._around = Around(function)
         self._check_names()
-        self._batches = Batches(getattr(function, "__qualname__", type(function).__name__), self._whole, self._axes)
+        self._batches = Batches(self._label, self._whole, self._axes)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run((), args, kwargs)
@@ -101,12 +102,12 @@ class StepFunction:
         unknown = sorted((self._whole | self._axes.keys()) - set(known))
         if unknown:
             raise UsageError(
-                f"{self._function.__qualname__} has no argument {', '.join(map(repr, unknown))}; it has "
+                f"{self._label} has no argument {', '.join(map(repr, unknown))}; it has "
                 f"{', '.join(map(repr, known)) or 'none'}"
             )
 
     def _run(self, owner: tuple, args: tuple, kwargs: dict[str, Any]) -> Any:
-        job = current.outside_step(f"the step function {self._function.__qualname__}")
+        job = current.outside_step(f"the step function {self._label}")
         if job.saves is not None:
             job.saves.check_before_step()
         seeds.check(job)
@@ -194,3 +195,10 @@ class StepFunction:
     def _body(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         output = self._function(*args, **kwargs)
         return pytree.map_tensors(torch.Tensor.detach, output) if self._detach_outputs else output
+
+
+def _label(function: Callable) -> str:
+    """The name of a function, of that of a partial one, or of the class of an object that is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__)

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,22 @@ _ASIDE = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", 
 _ASIDE |= {"__copy__", "__dir__", "__init_subclass__", "__class_getitem__"}
 
 
+@dataclass(frozen=True)
+class Source:
+    """A source of random numbers, or bytes: what has a state and holds no objects.
+
+    Attributes:
+        name: for messages.
+        kind: the name of its class.
+        get, put: read its state, and set it.
+    """
+
+    name: str
+    kind: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
 class Reach:
     """A walk through all that can be reached from some objects, and its contents then.
 
@@ -57,6 +74,7 @@ class Reach:
     ):
         self.tensors: list[torch.Tensor] = []
         self.arrays: list[Any] = []
+        self.sources: list[Source] = []
         self._follow = follow or (lambda _: True)
         self._holders: list[tuple[Holder, Content]] = []
         self._names: list[str] = []
@@ -121,10 +139,12 @@ class Reach:
             self._push((name, getattr(value, each, None)) for each in names)
         elif isinstance(value, _ITERATORS):
             self._copy(value)
-        elif (state := _state(value)) is not None:
-            self._states.append(state)
+        elif (source := _source(name, value)) is not None:
+            self._states.append(functools.partial(source.put, source.get()))
             if hasattr(value, "__array_interface__"):
                 self.arrays.append(value)
+            else:
+                self.sources.append(source)
         else:
             self._visit_attributes(name, value)
 
@@ -419,22 +439,27 @@ def _is_same(now: Content, before: Content) -> bool:
     )
 
 
-def _state(value: Any) -> Callable[[], None] | None:
-    """Returns a function that puts a source of random numbers, or an array, back to what it is now; None for anything
-    else."""
+def _source(name: str, value: Any) -> Source | None:
+    """Returns how the state of an array or of a source of random numbers is read and set; None for anything else."""
+    kind = type(value).__name__
     if isinstance(value, torch.Generator):
-        return functools.partial(value.set_state, value.get_state())
+        return Source(name, kind, lambda: value.get_state().numpy().tobytes(), functools.partial(_set_torchs, value))
     if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate())
+        return Source(name, kind, value.getstate, value.setstate)
     if isinstance(value, bytearray):
-        return functools.partial(value.__setitem__, slice(None), bytes(value))
+        return Source(name, kind, lambda: bytes(value), functools.partial(value.__setitem__, slice(None)))
     numpy = sys.modules.get("numpy")
     if numpy is None or not hasattr(numpy, "random"):
         return None
     if isinstance(value, numpy.random.RandomState):
-        return functools.partial(value.set_state, value.get_state())
+        return Source(name, kind, value.get_state, value.set_state)
     if isinstance(value, numpy.random.Generator):
-        return functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+        bits = value.bit_generator
+        return Source(name, kind, lambda: bits.state, functools.partial(setattr, bits, "state"))
     if isinstance(value, numpy.ndarray) and value.flags.writeable and value.nbytes <= _LARGE_BYTES:
-        return functools.partial(value.__setitem__, ..., value.copy())
+        return Source(name, kind, value.copy, functools.partial(value.__setitem__, ...))
     return None
+
+
+def _set_torchs(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
