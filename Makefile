@@ -54,9 +54,9 @@ demo: build
 build-tests: build $(TOOLS)
 	@cmake --build $(BUILD) --target tests -j $$(scripts/jobs.sh)
 
-# Both halves run whatever the other says, and at the same time: one computes while the other waits. ctest's lines come when
-# it has ended. What make tells its children is not for those of tests. Of each half the slowest are printed; the time of a
-# job of cases is its first case's.
+# Both halves run whatever the other says, and at the same time: one computes while the other waits, and so do the workers
+# of pytest, one more than there are cores. ctest's lines come when it has ended. What make tells its children is not for
+# those of tests. Of each half the slowest are printed; the time of a job of cases is its first case's.
 test: build-tests
 	@failed=0; \
 	$(MAKE) --keep-going -j2 test-pytest test-ctest || failed=1; \
@@ -66,7 +66,7 @@ test: build-tests
 	exit $$failed
 
 test-pytest:
-	@env -u MAKEFLAGS $(BIN)/pytest -n $$(scripts/jobs.sh) --durations=20 --durations-min=5 $(PYTEST_ARGS)
+	@env -u MAKEFLAGS $(BIN)/pytest -n $$(($$(scripts/jobs.sh) + 1)) --durations=20 --durations-min=5 $(PYTEST_ARGS)
 
 test-ctest:
 	@failed=0; \

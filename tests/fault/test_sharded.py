@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fault.test_rank_killed import BOUND_S, read, survivors
+from launch.launcher_harness import PRELOAD
 from soak import SOAK
 
 SHARDED = Path(__file__).with_name("sharded.py")
@@ -24,7 +25,7 @@ def drawn(number):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "degree", "backend", "victim", "moment"), [drawn(number) for number in range(40 if SOAK else 10)]
+    ("ranks", "degree", "backend", "victim", "moment"), [drawn(number) for number in range(40 if SOAK else 5)]
 )
 def test_when_it_is_killed_every_survivor_names_it_within_2_s(ranks, degree, backend, victim, moment, launcher):
     started = launcher.start_ranks(ranks, SHARDED, victim, "killed", moment, degree, backend, 60)
@@ -56,7 +57,7 @@ def test_when_it_is_stopped_the_others_leave_after_timeout_s(ranks, degree, back
 
 def test_orders_that_differ_end_the_job_with_both_sides(launcher):
     begun = time.monotonic()
-    run = launcher.run("run", "-n", 2, Path(__file__).with_name("other_order.py"))
+    run = launcher.run("run", *PRELOAD, "-n", 2, Path(__file__).with_name("other_order.py"))
     assert time.monotonic() - begun < 20
     assert run.returncode == 1
     wanted = r"DesyncError: rank (\d) wants the values of (first|second)\.\w+, rank \d the values of (first|second)\."

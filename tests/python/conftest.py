@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import gc
+
 import pytest
+import torch._dynamo  # noqa: F401 -- optimizers would
 
 import lamina
+
+gc.freeze()  # a trace looks through all objects, most of which are of these modules
 
 
 @pytest.fixture(autouse=True)
