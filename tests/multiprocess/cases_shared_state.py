@@ -237,6 +237,17 @@ class Slots:
         self.scale = 1.0
 
 
+class Temperature:
+    """Is called, and goes on with each call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return 1 + self.calls / 10
+
+
 ADDED = {}
 AGAIN = {}
 LEVEL = torch.ones(1, dtype=torch.float64)
@@ -324,6 +335,7 @@ SHARED = {
     "a part of a tensor": (lambda: torch.ones(2), lambda level, x: x * level[1], lambda level: level[1:].mul_(3)),
     "an array": (lambda: np.ones(2), lambda level, x: x * level[0], lambda level: level.fill(2.0)),
     "slots": (Slots, lambda held, x: x * held.scale, lambda held: setattr(held, "scale", 3.0)),
+    "what is called": (Temperature, lambda held, x: x * held(), lambda held: setattr(held, "calls", 2)),
     "a tensor in a dictionary": (
         lambda: {"level": torch.ones(1)},
         lambda held, x: x * held["level"],

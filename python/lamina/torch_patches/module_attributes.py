@@ -375,6 +375,7 @@ def _message(module: nn.Module, name: str, done: str) -> str:
         f"{_path(module, name)} is set on partition {home} in a step, and {done} on partition {_here}: attributes stay "
         "on the rank that sets them. Hand the value on as an argument or a result, or place the modules that set and "
         f"read it on one partition: set_partition(module, {home})"
+        + (", or 0 where a step's body does that" if home and not _here else "")
     )
 
 

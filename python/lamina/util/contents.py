@@ -4,6 +4,7 @@ changed them."""
 
 import argparse
 import array
+import functools
 import itertools
 import numbers
 import pickle
@@ -13,7 +14,7 @@ import threading
 import zlib
 from collections import UserList, deque
 from collections.abc import Callable, Iterator, MutableMapping
-from types import SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _LISTS = (list, deque)
 _SPACES = (SimpleNamespace, argparse.Namespace, threading.local)
 _BYTES = (bytearray, array.array)
 _GENERATORS = (torch.Generator, random.Random, itertools.count)
+_FUNCTIONS = (FunctionType, MethodType, functools.partial, functools._lru_cache_wrapper)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), slice, torch.dtype, torch.device, torch.Size)
 _LARGE = 1000  # of larger ones only the ends are looked at
 _LARGE_BYTES = 1 << 16  # of larger arrays every so many bytes
@@ -34,12 +36,12 @@ THEIRS = {"torch", "torchvision", "numpy", "transformers", "lamina", "_lamina"} 
 
 def is_changeable(value: Any) -> bool:
     """True for a list, a dictionary, a set, an array, a generator of random numbers, or an object of a class of the
-    script's own that is not called."""
+    script's own."""
     if isinstance(value, (torch.Tensor, nn.Module)):
         return False
     if isinstance(value, (*_LISTS, MutableMapping, set, UserList, *_SPACES, *_BYTES, *_GENERATORS)):
         return True
-    if callable(value):
+    if isinstance(value, (type, *_FUNCTIONS)):
         return False
     return _is_numpys(value) or (is_of_the_script(type(value)) and (hasattr(value, "__dict__") or bool(_slots(value))))
 
