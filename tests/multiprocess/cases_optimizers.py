@@ -304,6 +304,21 @@ def case_options_that_differ_are_an_error_of_all_before_the_update():
         optimizer.step()
 
 
+def case_arguments_of_the_model_that_differ_are_an_error_of_all():
+    for keys in ({}, SHARDED):
+        lamina.init(ddp=True, timeout_s=30, **keys)
+        with pytest.raises(lamina.UsageError, match=r"backward_passes_per_step is '?1'? on rank 0 and '?2'? on rank 1"):
+            lamina.DistributedModel(nn.Linear(2, 2), backward_passes_per_step=1 + lamina.rank())
+        lamina.shutdown()
+
+
+def case_an_optimizer_of_a_job_without_a_model_makes_no_step():
+    lamina.init(ddp=True, timeout_s=30)
+    optimizer = lamina.DistributedOptimizer(sgd(nn.Linear(2, 2).parameters()))
+    with pytest.raises(lamina.UsageError, match=r"no DistributedModel.*optimizer-no-model"):
+        optimizer.step()
+
+
 def case_copies_that_train_apart_have_options_of_their_own():
     model, optimizer = started(nn.Linear(2, 2), sgd, ddp=False)
     optimizer.param_groups[0]["lr"] = 0.1 * lamina.rank()

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import os
 import pathlib
@@ -530,6 +531,50 @@ def case_gradients_that_are_not_averaged_yet_make_no_update():
     with pytest.raises(lamina.UsageError, match=r"inside a .*replica-update-early"):
         step(share())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def case_a_plain_optimizer_may_have_parameters_beside_the_model():
+    start()
+    pair = Plain()
+    own = [nn.Parameter(torch.ones(1).double()) for _ in range(2)]
+    for parameter, optimizer in zip(own, (pair.theirs, pair.ours), strict=True):
+        optimizer.add_param_group({"params": [parameter]})
+    for _ in range(2):
+        (pair.plain(whole()) * own[0]).square().mean().backward()
+        (pair.model(share()) * own[1]).square().mean().backward()
+        pair.step()
+        close(*own)
+
+
+def case_a_grad_scaler_unscales_the_average_of_what_is_left_over():
+    for wrap, spoilt in itertools.product((lambda optimizer: optimizer, lamina.DistributedOptimizer), (False, True)):
+        start()
+        pair = Plain(wrap, backward_passes_per_step=2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        before = copy.deepcopy(pair.model.state_dict())
+        x = share() * (float("inf") if spoilt and RANK == 1 else 1)
+        scaler.scale(pair.model(x).square().mean()).backward()
+        pair.plain(whole()).square().mean().backward()
+        scaler.unscale_(pair.ours)
+        nn.utils.clip_grad_norm_(pair.model.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(pair.plain.parameters(), 0.1)
+        scaler.step(pair.ours)
+        scaler.update()
+        assert scaler.get_scale() == (2.0 if spoilt else 4.0)
+        if not spoilt:
+            pair.theirs.step()
+            pair.expect_same()
+        else:
+            assert all(torch.equal(value, before[name]) for name, value in pair.model.state_dict().items())
+        lamina.shutdown()
+
+
+def case_a_distributed_model_is_not_copied():
+    start()
+    model = lamina.distribute(linear())
+    for copied in (copy.deepcopy, copy.copy, torch.optim.swa_utils.AveragedModel):
+        with pytest.raises(lamina.UsageError, match=r"neither copied nor pickled.*model-copied"):
+            copied(model)
 
 
 def case_no_sync_leaves_gradients_here_until_the_next_backward_or_update():

@@ -108,8 +108,15 @@ class OptimizerState:
         job = current.job_if_any()
         if self.roster.has_others or self._scale.is_on:
             self._require_job("step()", job)
-        if job is not None and job.cut is not None and any(known is self for known in job.optimizers):
-            closure = job.cut.before_update(closure)
+        if job is not None and any(known is self for known in job.optimizers):
+            if job.model is None and job.session.size > 1:
+                raise UsageError(
+                    f"optimizer.step() of a DistributedOptimizer in a job of {job.session.size} ranks that has no "
+                    "DistributedModel: each would train its parameters apart. Make the model one, and the optimizer of "
+                    "its parameters",
+                    code="optimizer-no-model",
+                )
+            closure = job.cut.before_update(closure) if job.cut is not None else closure
         uncut = job is not None and job.model is not None and not job.model.partitioned
         losses = [self._closed(job, closure)] if closure is not None and uncut else []  # it cuts the model, maybe
         if not (self._scale.is_on or self.roster.has_others or self._clip is not None or self._measures_beside()):

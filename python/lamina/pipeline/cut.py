@@ -14,6 +14,7 @@ from lamina import _lamina
 from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
+from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel, bring_together, let_go, partition
 from lamina.model.statistics import Statistics
@@ -62,6 +63,7 @@ class Cut:
         pipelined: whether its calls are to go to several ranks.
         resumption: a checkpoint that is to be loaded at the cut.
         waiting: partial states that came before the cut: what `ModelState.load` takes.
+        arguments: of the DistributedModel, which are to be the same on all ranks.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Cut:
         self.whole = False
         self.waiting: list[tuple[Mapping[str, Any], bool, bool]] = []
         self.resumption: Any = None
+        self.arguments: dict[str, Any] = {}
         self._module = module
         self.pipelined = current.job().pipelined
         self._trace_options = trace_options
@@ -114,6 +117,7 @@ class Cut:
         if self.model is not None:
             return
         job = current.job()
+        require_same(job.session, "world", "DistributedModel()", code="model-ranks-differ", **self.arguments)
         tree = ModuleTree(self._module())
         kept = self.resumption.partition if self.resumption is not None else {}
         model = partition(tree, job.session, propose(tree, job.session, tracer, kept))
@@ -127,8 +131,8 @@ class Cut:
         self.see_to_norms()
         if job.session.size > 1:
             job.on_end.callback(register_optimizer_step_pre_hook(PlainOptimizers(job).before_step).remove)
-        if model.sharding is not None or _replaces(job):
-            grad_scaler.install(_worst_of_model, holders)
+        if job.replicas is not None or _replaces(job):
+            grad_scaler.install(_worst_of_model, holders, _complete_gradients)
         if self.pipelined:
             foreign.install()
             grad_scaler.refuse()
@@ -338,11 +342,24 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str
     if job is None or job.cut.model is None or any(known.optimizer is optimizer for known in job.optimizers):
         return None
     own = set(map(id, job.cut.model.own_parameters()))
-    if not any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+    given = [each for group in optimizer.param_groups for each in group["params"]]
+    beside = [each for each in given if id(each) not in own]
+    if len(beside) == len(given):
         return None
+    if job.replicas is not None and not job.pipelined:
+        job.replicas.add(beside)  # averaged with the model's, as those of a DistributedOptimizer
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     closed = job.cut.before_update(closure)
     return None if closure is None else ((optimizer,), {**kwargs, "closure": closed})
+
+
+def _complete_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Before gradients are unscaled: an optimizer of the model has them averaged."""
+    job = current.job()
+    own = set(map(id, job.cut.model.own_parameters())) if job.cut.model is not None else set()
+    is_known = any(known.optimizer is optimizer for known in job.optimizers)
+    if is_known or any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        job.cut.complete("GradScaler.unscale_()")
 
 
 def _require_shards(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -100,6 +100,14 @@ class DistributedModel(SavedModel):
             precision.convert_model(module, dtype)
         self._dtype = dtype
         super().__init__(module, trace_options, lambda: self._when_partitioned.run(self))
+        self._cut.arguments = {
+            "backward_passes_per_step": backward_passes_per_step,
+            "overlapping_allreduce": overlapping_allreduce,
+            "average_grads_across_microbatches": average_grads_across_microbatches,
+            "bucket_cap_mb": float(bucket_cap_mb),
+            "broadcast_buffers": broadcast_buffers,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+        }
         self._when_partitioned, self._after_step = ModelHooks(), ModelHooks()
         self._steps = 0  # that have ended well
         self._backwards = _lamina.Backwards(job.session, job.microbatches if average_grads_across_microbatches else 1)
@@ -125,6 +133,13 @@ class DistributedModel(SavedModel):
             )
         if not job.pipelined:
             self._cut.make()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a DistributedModel is neither copied nor pickled, for a job has one: copy the module before it is wrapped "
+            "(AveragedModel(model.module) and copy.deepcopy(model.module) where it is whole), save model.state_dict()",
+            code="model-copied",
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. With more than one partition inside step functions only, else UsageError."""

@@ -15,16 +15,18 @@ _original = GradScaler._unscale_grads_
 _original_check = GradScaler._check_scale_growth_tracker
 Worst = Callable[[torch.optim.Optimizer, float], float]
 Holders = Callable[[torch.optim.Optimizer], list[torch.Tensor] | None]
-_installed: list[tuple[Worst, Holders]] = []  # one at most
+Complete = Callable[[torch.optim.Optimizer], None]
+_installed: list[tuple[Worst, Holders, Complete]] = []  # one at most
 
 
-def install(worst: Worst, holders: Holders) -> None:
+def install(worst: Worst, holders: Holders, complete: Complete) -> None:
     """From now on whether an optimizer's gradients are finite is `worst(optimizer, what is found here)`: 0 or 1.
 
     Args:
+        complete: averages, before, what there is of its gradients that no reduction has had.
         holders: lists what has the gradients of an optimizer; None: its own parameters.
     """
-    _installed[:] = [(worst, holders)]
+    _installed[:] = [(worst, holders, complete)]
     GradScaler._unscale_grads_ = _unscale
 
 
@@ -49,7 +51,8 @@ def _refused(self: GradScaler, funcname: str) -> NoReturn:
 
 
 def _unscale(self: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> dict:
-    for worst, holders in _installed:
+    for worst, holders, complete in _installed:
+        complete(optimizer)
         held = holders(optimizer)
         of = optimizer if held is None else types.SimpleNamespace(param_groups=[{"params": held}])
         found = _original(self, of, *args, **kwargs)
