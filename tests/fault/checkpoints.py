@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import reports
 import torch
 from torch import nn
 from training import spread, train_step
@@ -37,6 +38,7 @@ class Training:
             self.optimizer = lamina.DistributedOptimizer(torch.optim.AdamW(self.model.parameters()))
         self._width, self._step = width, train_step(self.model)
         self.train()
+        reports.started.set()
 
     def train(self):
         self._step(torch.randn(8, self._width))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 SERVER = pathlib.Path(__file__).with_name("fork_server.py")
 SERVERS = 3
-START_S = 60.0  # until a fork server has imported torch; only a hang reaches it
+START_S = 180.0  # until a fork server has imported torch; only a hang reaches it
 FOLDER = "LAMINA_TEST_FOLDER"
 PRELOAD = "LD_PRELOAD"  # ranks with such a library are copies of a server with it
 

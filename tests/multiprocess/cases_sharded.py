@@ -771,9 +771,9 @@ def case_norms_are_those_of_the_whole_model():
 
 @contextlib.contextmanager
 def shared_folder():
-    folder = pathlib.Path(lamina.allgather(tempfile.mkdtemp(), lamina.WORLD)[0])
-    yield folder
-    lamina.barrier()
+    with tempfile.TemporaryDirectory() as mine:
+        yield pathlib.Path(lamina.allgather(mine, lamina.WORLD)[0])
+        lamina.barrier()
 
 
 def case_parameters_may_come_to_an_optimizer_later():
