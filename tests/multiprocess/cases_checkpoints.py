@@ -263,9 +263,9 @@ def case_training_goes_on_over_copies():
 
 
 def case_training_goes_on_over_shards():
-    require_going_on("sharded 4", fused)
-    require_going_on("sharded 2, two copies", lamb)
-    require_going_on("pp2 sharded 2", adafactor)
+    others = ("sharded 4", fused), ("sharded 2, two copies", lamb), ("pp2 sharded 2", adafactor)
+    for layout, make in some(others, 2, seed=1):
+        require_going_on(layout, make)
 
 
 def case_training_goes_on_in_half_precision():

@@ -110,9 +110,8 @@ def require_merges(layout, **keys):
 
 
 def case_training_goes_on_over_pipelines_and_copies():
-    require_going_on("pp4")
-    require_going_on("pp2 dp2", fused)
-    require_going_on("dp4", sgd)
+    for layout, make in some((("pp4", adamw), ("pp2 dp2", fused), ("dp4", sgd)), 2):
+        require_going_on(layout, make)
 
 
 def case_training_goes_on_over_divided_states():
@@ -121,9 +120,8 @@ def case_training_goes_on_over_divided_states():
 
 
 def case_training_goes_on_over_shards():
-    require_going_on("sharded 4", fused)
-    require_going_on("sharded 2, two copies", lamb)
-    require_going_on("pp2 sharded 2", adamw)
+    for layout, make in some((("sharded 4", fused), ("sharded 2, two copies", lamb), ("pp2 sharded 2", adamw)), 2):
+        require_going_on(layout, make)
 
 
 def case_training_goes_on_in_half_precision():
