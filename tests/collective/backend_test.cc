@@ -18,6 +18,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "tests/message_of.h"
+#include "tests/soak.h"
 
 namespace lamina::collective {
 namespace {
@@ -258,7 +259,7 @@ TEST(Backend, GivesWhatGlooGives) {
   for (const int size : {1, 2, 3, 4}) {
     together(size, [&](Member& member) {
       std::mt19937 common(size), own(100 * size + member.rank);
-      for (int number = 0; number < 300; ++number) {
+      for (int number = 0; number < lamina::test::in_a_soak(300, 100); ++number) {
         Drawn drawn{std::mt19937(common()), std::mt19937(own()), member.rank, size};
         drawn.dtype = kDTypes[drawn.below(kDTypes.size())];
         drawn.scattered = drawn.below(2) == 0;

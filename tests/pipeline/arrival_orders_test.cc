@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -107,7 +108,7 @@ void expect_limit(const std::string& schedule, std::uint64_t seed) {
 }
 
 // LAMINA_SOAK multiplies the seeds.
-std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 100; }
+std::uint64_t seeds() { return lamina::test::in_a_soak<std::uint64_t>(20000, 40); }
 
 TEST(ArrivalOrders, SimpleLimitsTheMicrobatchesInTheirForward) {
   for (std::uint64_t seed = 0; seed < seeds() && !HasFatalFailure(); ++seed) expect_limit("simple", seed);

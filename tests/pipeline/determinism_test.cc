@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -115,7 +116,7 @@ class Model {
 };
 
 // LAMINA_SOAK multiplies the seeds.
-std::uint64_t seeds() { return std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 20; }
+std::uint64_t seeds() { return lamina::test::in_a_soak<std::uint64_t>(20000, 10); }
 
 class Determinism : public testing::TestWithParam<const char*> {};
 

@@ -5,6 +5,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "tests/pipeline/reference_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -35,7 +36,8 @@ struct Failing {
 };
 
 TEST(ReferenceFailures, AModuleThatFailsBehindAReferenceEndsTheStepOnAllRanksWithThatError) {
-  for (std::uint64_t seed = 0; seed < 40 && !testing::Test::HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(40, 10) && !testing::Test::HasFailure();
+       ++seed) {
     Failing failing(seed);
     auto& model = failing.model;
     const auto chain = [&](base::Microbatch) { model.call(failing.second, model.call(failing.first, at::ones({3}))); };
@@ -99,7 +101,8 @@ TEST(ReferenceFailures, AnErrorSurfacesWhereItIsReadAndTheUserMayHandleItThere) 
 }
 
 TEST(ReferenceFailures, OneThatTheUserHandledIsHandledInWhateverWasGivenTheResult) {
-  for (std::uint64_t seed = 0; seed < 20 && !testing::Test::HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6) && !testing::Test::HasFailure();
+       ++seed) {
     Failing failing(seed);
     auto& model = failing.model;
     const auto handle = [](const at::Tensor& y) {
@@ -159,7 +162,8 @@ TEST(ReferenceFailures, AWaitThatIsTooLongSaysWhoWaitedForWhatOfWhomHowLongAndWh
 }
 
 TEST(ReferenceFailures, ALostRankEndsEveryWaitForWhatItWasToMake) {
-  for (std::uint64_t seed = 0; seed < 20 && !testing::Test::HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6) && !testing::Test::HasFailure();
+       ++seed) {
     Model model(3, "simple", seed);
     Gate gate;
     std::atomic<bool> kills = false, dead = false;

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/pipeline/reference_fixture.h"
+#include "tests/soak.h"
 #include "tests/value/sent.h"
 
 namespace lamina::pipeline {
@@ -20,7 +21,7 @@ class Schedules : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, Schedules, testing::Values("simple", "interleaved"));
 
 TEST_P(Schedules, AParameterMayBeAnArgumentOfARemoteCallInManyMicrobatches) {
-  for (std::uint64_t seed = 0; seed < 40 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(40, 10) && !HasFailure(); ++seed) {
     Model model(3, GetParam(), seed);
     const auto weight = leaf(2), inner_weight = leaf(3);
     const auto inner = model.add_scaling("inner", 2, inner_weight);
@@ -39,7 +40,7 @@ TEST_P(Schedules, AParameterMayBeAnArgumentOfARemoteCallInManyMicrobatches) {
 }
 
 TEST_P(Schedules, OfAResultThatIsUsedTwiceAreAddedByItsOwner) {
-  for (std::uint64_t seed = 0; seed < 20 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6) && !HasFailure(); ++seed) {
     Model model(4, GetParam(), seed);
     const auto weight = leaf(2), left_weight = leaf(3), right_weight = leaf(5), x = leaf(1);
     const auto top = model.add_scaling("top", 1, weight);

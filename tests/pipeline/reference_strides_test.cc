@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/pipeline/reference_fixture.h"
+#include "tests/soak.h"
 #include "tests/value/sent.h"
 
 namespace lamina::pipeline {
@@ -37,7 +38,8 @@ using Function = std::function<at::Tensor(const at::Tensor&)>;
 using Loss = std::function<at::Tensor(const Function&, const Function&, const Function&, const at::Tensor&)>;
 
 void compare(const Loss& loss) {
-  for (std::uint64_t seed = 0; seed < 10 && !testing::Test::HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(10, 5) && !testing::Test::HasFailure();
+       ++seed) {
     Widening w(seed);
     const auto wanted =
         loss([&](const at::Tensor& v) { return w.widen(v); }, [&](const at::Tensor& v) { return w.sum(v); },

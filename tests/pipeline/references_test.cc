@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Results of remote calls stay where they are, and go from who makes them to who reads them.
 #include "tests/pipeline/reference_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -87,7 +88,7 @@ TEST(References, ARouteThatIsWrongCostsNothingButBytesAndIsUnlearned) {
 }
 
 TEST(References, AResultThatOneRankReadsTwiceIsSentTwiceWithoutBeingAskedForAndIsTwoTensorsThere) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6); ++seed) {
     Model model(3, "simple", seed);
     const auto maker = model.add_scaling("maker", 1, leaf(2));
     const auto reader = model.add_scaling("reader", 2, leaf(1));

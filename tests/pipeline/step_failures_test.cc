@@ -8,6 +8,7 @@
 
 #include "lamina/base/error.h"
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -105,7 +106,7 @@ TEST(Interrupt, AfterTheLastMicrobatchIsNotLostAndTheJobGoesOn) {
 }
 
 TEST(Interrupt, OfAFollowerEndsTheStepEverywhereWithThatErrorAndNotAConsequence) {
-  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(30, 10); ++seed) {
     Pipeline pipeline(3, "interleaved", seed);
     std::atomic<bool> reached = false, over = false;
     const auto stuck = pipeline.add("stuck", 2, [&](Job&) {

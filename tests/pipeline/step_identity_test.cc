@@ -8,6 +8,7 @@
 #include "lamina/base/error.h"
 #include "tests/comes_true.h"
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -97,7 +98,7 @@ const std::vector<std::string> kBoth = {"rank 0 has entered the step function ev
                                         "rank 1 train at train.py:16"};
 
 TEST(StepIdentity, OfAnotherFunctionEndsTheStepOnAllRanksAndNothingOfItIsDone) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6); ++seed) {
     OutOfStep all(3, seed);
     std::atomic<bool> refused = false;  // by rank 1, which the step needs for nothing: it might end before
     all.in_remote = [&] { EXPECT_TRUE(comes_true([&] { return refused.load(); })); };
@@ -117,7 +118,7 @@ TEST(StepIdentity, OfAnotherFunctionEndsTheStepOnAllRanksAndNothingOfItIsDone) {
 }
 
 TEST(StepIdentity, IsComparedBeforeARequestThatHasComeEarlierIsServed) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < lamina::test::in_a_soak<std::uint64_t>(20, 6); ++seed) {
     OutOfStep all(2, seed);
     std::atomic<bool> asked = false;
     const auto errors = all.run([&](int rank) {

@@ -10,6 +10,7 @@
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "tests/pipeline/pipeline_fixture.h"
+#include "tests/soak.h"
 
 namespace lamina::pipeline {
 namespace {
@@ -215,7 +216,7 @@ class Scenario {
 TEST(Stress, EveryStepEndsOnEveryRankWithTheRightErrorAndTheJobGoesOnAndNoThreadStays) {
   const char* only = std::getenv("LAMINA_SEED");
   const std::uint64_t first = only != nullptr ? std::stoull(only) : 0;
-  const std::uint64_t count = only != nullptr ? 1 : std::getenv("LAMINA_SOAK") != nullptr ? 20000 : 150;
+  const std::uint64_t count = only != nullptr ? 1 : lamina::test::in_a_soak<std::uint64_t>(20000, 60);
   Scenario(0).run();  // what torch keeps running from now on
   const int before = threads_of_this_process();
   for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
