@@ -318,7 +318,30 @@ def count(_, x):
     return x * (Registry.level % 3)
 
 
+def scaled(_, x):
+    scaled.calls += 1
+    return x * (scaled.calls % 3)
+
+
+scaled.calls = 0
+
+
+class Counts:
+    total = 0
+
+    @classmethod
+    def count(cls):
+        Counts.total += 1
+        return Counts.total
+
+
 SHARED = {
+    "a function's number": (lambda: None, scaled, lambda _: setattr(scaled, "calls", 0)),
+    "what a classmethod counts": (
+        lambda: None,
+        lambda _, x: x * (Counts.count() % 3),
+        lambda _: setattr(Counts, "total", 0),
+    ),
     "a class's list": (
         lambda: None,
         read_registry,

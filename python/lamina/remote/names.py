@@ -28,6 +28,7 @@ from lamina.util.contents import (
 from lamina.util.reach import codes
 from lamina.util.uses import Use, uses
 
+_MAKING = {"__new__", "__init__", "__enter__", "__exit__", "__call__"}  # methods without a name in who calls them
 _DEPTH = 3  # of functions that call functions
 
 
@@ -86,7 +87,7 @@ class Place:
             return any(map(self._reads, self.users))
         (code,) = self.users
         found = self._uses(code)
-        read = [use for use in found if use.reads and not use.writes]
+        read = [use for use in found if use.reads and (not use.writes or not use.certain)]
         written = [use for use in found if use.writes and use.certain]
         return any(_meet(one, other) for one in read for other in written)
 
@@ -160,8 +161,8 @@ def _methods_of(module: nn.Module) -> Iterator[Callable]:
     """The functions of the script that run when a module is called."""
     for kind in type(module).__mro__:
         if is_of_the_script(kind):
-            methods = {name: each for name, each in vars(kind).items() if isinstance(each, FunctionType)}
-            yield from (each for name, each in methods.items() if name != "__init__")
+            methods = {name: _function(each) for name, each in vars(kind).items()}
+            yield from (each for name, each in methods.items() if each is not None and name != "__init__")
     functions = FunctionType, MethodType, functools.partial
     yield from (each for each in vars(module).values() if isinstance(each, functions))
 
@@ -195,6 +196,11 @@ def _names(function: Any, depth: int, seen: set) -> Iterator[tuple[Any, str, Cal
         yield from _value((id(function.__globals__), name), name, read, code, depth, seen)
         if isinstance(found := read(), type):
             yield from _of_class(found, used, code)
+            yield from _of_making(found, used, code, depth, seen)
+        elif isinstance(found, FunctionType) and is_of_the_script(found):
+            for each in used & vars(found).keys():
+                read = functools.partial(vars(found).get, each)
+                yield from _value((id(found), each), f"{name}.{each}", read, code, 0, seen)
         elif isinstance(found, ModuleType) and _is_of_the_script(found):
             for each in used & vars(found).keys():
                 read = functools.partial(vars(found).get, each)
@@ -234,6 +240,23 @@ def _of_class(kind: type, used: set[str], code: CodeType) -> Iterator:
         for name in used & vars(kind).keys():
             read = functools.partial(getattr, kind, name, None)
             yield from _value((id(kind), name), f"{kind.__name__}.{name}", read, code, 0, set())
+
+
+def _of_making(kind: type, used: set[str], code: CodeType, depth: int, seen: set) -> Iterator:
+    """The names that methods of a class use, of its own attributes too, where a function makes objects of it or calls
+    these methods of it."""
+    if depth and is_of_the_script(kind) and not issubclass(kind, nn.Module):
+        for name, held in vars(kind).items():
+            if (name in used or name in _MAKING) and (method := _function(held)) is not None:
+                yield from _of_callee(method, code, depth, seen)
+                names = {each for every in codes(method.__code__) for each in every.co_names}
+                yield from ((*found[:4], method.__code__) for found in _of_class(kind, names, code))
+
+
+def _function(held: Any) -> FunctionType | None:
+    """The function in what a class has, if that is a method."""
+    held = held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
+    return held if isinstance(held, FunctionType) else None
 
 
 def _of_cell(cell: Any) -> Any:

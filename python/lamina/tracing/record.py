@@ -99,7 +99,8 @@ class Recorder(TorchDispatchMode):
         self._recomputed = 0  # depth of modules that run once more in their backward
         self.failed_in: int | None = None
         self._holders = Holders(tree)
-        self._counted = {(storage := _storage(tensor)).cdata: storage for tensor in self._holders.tensors}
+        strided = [tensor for tensor in self._holders.tensors if tensor.layout is torch.strided]
+        self._counted = {(storage := _storage(tensor)).cdata: storage for tensor in strided}
         parameters = [tensor for tensor in self._holders.tensors if protect and isinstance(tensor, nn.Parameter)]
         self._protected = {_storage(parameter).cdata for parameter in parameters}
         self._outside = {_storage(each).cdata: each for each in written if each.layout is torch.strided}
@@ -180,8 +181,8 @@ class Recorder(TorchDispatchMode):
         return pytree.map_tensors(lambda t: t.view_as(t) if self._holders.of(t) else t, values)
 
     def _pack(self, tensor: torch.Tensor) -> int | None:
-        storage = _storage(tensor)
-        if storage.cdata not in self._counted:
+        storage = _storage(tensor) if tensor.layout is torch.strided else None
+        if storage is not None and storage.cdata not in self._counted:
             self._counted[storage.cdata] = storage
             self.measures[self.node()].activation_bytes += tensor.untyped_storage().nbytes()
         if not self._keep:
@@ -196,6 +197,8 @@ class Recorder(TorchDispatchMode):
 
     def _see_to_writes(self, written: list[torch.Tensor]) -> None:
         for tensor in written if self._protected or self._outside else ():
+            if tensor.layout is not torch.strided:
+                continue
             if (number := _storage(tensor).cdata) in self._protected:
                 raise WritesParameterError("it writes to a parameter in its forward")
             if self._outside.pop(number, None) is not None:
