@@ -304,6 +304,40 @@ def case_options_that_differ_are_an_error_of_all_before_the_update():
         optimizer.step()
 
 
+def loads(model):
+    optimizer = lamina.DistributedOptimizer(sgd(model.parameters()))
+    if lamina.rank() == 1:
+        optimizer.load_state_dict(optimizer.state_dict())
+    return optimizer
+
+
+def in_another_order_on_each(model):
+    return lamina.DistributedOptimizer(sgd(list(model.parameters())[:: 1 - 2 * lamina.rank()]))
+
+
+def without_another_on_each(model):
+    return lamina.DistributedOptimizer(sgd(list(model.parameters())[lamina.rank() :][:3]))
+
+
+PARTED = (
+    (loads, "states that were loaded into it is 0 on rank 0 and 1 on rank 1"),
+    (in_another_order_on_each, r"parameter 0 of group 0 is 0\.weight on rank 0 and 1\.bias on rank 1"),
+    (without_another_on_each, r"parameter 0 of group 0 is 0\.weight on rank 0 and 0\.bias on rank 1"),
+)
+
+
+def case_optimizers_of_other_parameters_or_states_are_an_error_before_the_update():
+    for keys, (make, words) in itertools.product(({}, {"shard_optimizer_state": True}), PARTED):
+        if make is loads and keys:
+            continue  # a call of all ranks
+        lamina.init(ddp=True, timeout_s=30, **keys)
+        model = lamina.DistributedModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(lamina.UsageError, match=words):
+            make(model).step()
+        lamina.shutdown()
+
+
 def case_arguments_of_the_model_that_differ_are_an_error_of_all():
     for keys in ({}, SHARDED):
         lamina.init(ddp=True, timeout_s=30, **keys)

@@ -46,7 +46,7 @@ class OptimizerState:
         self._scale = scale
         self._steps = _lamina.OptimizerSteps(job.session, scale)
         self.roster = Roster(optimizer, self._steps)
-        self._options = Options(optimizer)
+        self._options = Options(optimizer, self.roster.parameter_of)
         self._torchs = type(optimizer)
         self._step = optimizer.step  # which a scheduler may have wrapped
         self._measured: _lamina.BegunStep | None = None  # of the gradients that there were after so many passes:

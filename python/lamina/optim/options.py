@@ -5,6 +5,7 @@ lamina/distributed_optimizer/options.h."""
 import itertools
 import numbers
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lamina import _lamina
 from lamina.job import current
 
 _NO_OPTIONS = {"params", "param_names"}
+_PARAMETERS = "the parameters"  # by their ids
 # Written by schedulers, for themselves.
 _SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 
@@ -43,7 +45,8 @@ class PlainOptimizers:
         if optimizer not in self._known:
             mine = set(map(id, job.model.parameters()))
             given = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            self._known[optimizer] = Options(optimizer) if any(id(each) in mine for each in given) else None
+            is_model_s = any(id(each) in mine for each in given)
+            self._known[optimizer] = Options(optimizer, lambda each: each) if is_model_s else None
         if (options := self._known[optimizer]) is not None:
             joining = job.replicas is not None and job.replicas.reducer.joining
             self._begun().require_alike(options.text(counts=not job.pipelined), not joining)
@@ -60,32 +63,51 @@ class Options:
     """The options of an optimizer.
 
     Args:
-        optimizer: the optimizer, whose class is compared, too.
+        optimizer: the optimizer, whose class is compared, too, and how many states were loaded into it.
+        parameter_of: finds the parameter of the model for which something stands in its groups.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer, parameter_of: Callable[[torch.Tensor], torch.Tensor]):
         self._optimizer = optimizer
+        self._parameter_of = parameter_of
+        self._loads = 0
+        me = weakref.ref(self)  # the optimizer is not to keep it
+        optimizer.register_load_state_dict_post_hook(lambda _: _count_load(me))
         self._class = type(optimizer).__name__  # it may get methods of ours
         self._known: list[dict[str, Any]] = []  # options by group, as they were when `_text` was made
         self._text = ""
 
     def text(self, counts: bool) -> str:
-        """Returns the text. `counts`: how many parameters the groups have is to be alike, too."""
-        groups = [
+        """Returns the text. `counts`: the parameters of the groups are to be alike, too."""
+        groups: list[dict[str, Any]] = [
             {key: _fixed(value) for key, value in group.items() if key not in _NO_OPTIONS}
-            | ({"the number of parameters": len(group["params"])} if counts else {})
+            | ({_PARAMETERS: tuple(map(id, group["params"]))} if counts else {})
             for group in self._optimizer.param_groups
         ]
+        groups.append({"states": self._loads})
         if not self._text or groups != self._known:
             self._known, self._text = groups, "\n".join(self._lines(groups))
         return self._text
 
     def _lines(self, groups: list[dict[str, Any]]) -> list[str]:
+        *groups, _ = groups
+        model = current.job().model
+        known = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
         lines = [f"the class = {self._class}", f"the number of groups = {len(groups)}"]
         for place, group in enumerate(groups):
-            for key in sorted(key for key in group if key not in _SCHEDULERS):
+            for key in sorted(key for key in group if key not in {*_SCHEDULERS, _PARAMETERS}):
                 lines.append(f"{key} of group {place} = {_word(group[key])}")
-        return lines
+            if _PARAMETERS in group:
+                lines.append(f"the number of parameters of group {place} = {len(group[_PARAMETERS])}")
+                own = map(self._parameter_of, self._optimizer.param_groups[place]["params"])
+                names = [known.get(id(parameter), "none of the model's") for parameter in own]
+                lines += [f"parameter {number} of group {place} = {name}" for number, name in enumerate(names)]
+        return [*lines, f"the number of states that were loaded into it = {self._loads}"]
+
+
+def _count_load(options: "weakref.ReferenceType[Options]") -> None:
+    if (found := options()) is not None:
+        found._loads += 1
 
 
 def _fixed(value: Any) -> Any:
