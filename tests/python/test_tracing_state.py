@@ -274,3 +274,10 @@ def test_modules_that_a_functions_backward_uses_are_with_who_applies_it(function
     tree, found = ties(Applies())
     assert {tree.names[node] for tie in found.ties for node in tie.nodes} == (tied and tied | {""})
     assert not found.writes.attributes
+
+
+def test_a_sparse_buffer_does_not_end_a_trace():
+    model = Outer(lambda inner, x: x + inner.kept)
+    model.register_buffer("heads", torch.ones(2, 2).to_sparse(), persistent=False)
+    _, found = ties(model)
+    assert found.measures is not None and not found.notes and found.ties
