@@ -14,12 +14,14 @@
 namespace lamina::launch {
 namespace {
 
-// Where links lead: the folder of the parts has to be on the same file system.
+// Where links of its folder lead: the folder of the parts has to be on the same file system. A link in the file's own
+// place is followed by nobody, for others may have put it there.
 std::string resolved(const std::string& file) {
   std::error_code failed;
   if (file.empty()) return file;
-  const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(file), failed);
-  return (failed ? std::filesystem::absolute(file).lexically_normal() : path).string();
+  const auto path = std::filesystem::absolute(file).lexically_normal();
+  const auto folder = std::filesystem::weakly_canonical(path.parent_path(), failed);
+  return (failed ? path : folder / path.filename()).string();
 }
 
 }  // namespace
@@ -30,6 +32,7 @@ TimelineFolder::TimelineFolder(const std::string& file) : file_(resolved(file)),
   };
   std::error_code ignored, failed;
   if (file.empty()) fail("a file name is missing");
+  if (std::filesystem::is_symlink(file_, ignored)) fail("it is a link; remove it, or name another file");
   if (std::filesystem::is_directory(file_, ignored)) fail("it is a folder");
   if (std::filesystem::exists(file_, ignored) && !std::filesystem::is_regular_file(file_, ignored)) {
     fail("it is a pipe or a device");

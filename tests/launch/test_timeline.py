@@ -108,6 +108,18 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_starts(launcher,
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_its_place_is_not_followed(launcher, tmp_path, there):
+    """Others who may write to the folder can have put it there."""
+    precious = tmp_path / "precious"
+    if there:
+        precious.write_text("precious")
+    (tmp_path / "timeline.json").symlink_to(precious)
+    result = launcher.run("run", "--timeline", tmp_path / "timeline.json", "-c", "true")
+    assert result.returncode == 2 and "it is a link; remove it, or name another file" in result.stderr
+    assert not there or precious.read_text() == "precious"
+
+
 @pytest.mark.parametrize("text", [None, "", '{"traceEvents":[]}'])
 def test_trace_says_what_is_no_timeline(tmp_path, text):
     path = tmp_path / "other.json"
