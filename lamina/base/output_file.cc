@@ -2,6 +2,7 @@
 #include "lamina/base/output_file.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,6 +32,17 @@ bool is_in_own_folder(const std::string& path) {
   return ours && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
+// Says whether what this process makes beside `path` belongs to that user, too: a mount may give all files one owner,
+// or those of root another.
+bool makes_files_of(uid_t owner, const std::string& path) {
+  auto name = (std::filesystem::path(path).parent_path() / ".lamina-XXXXXX").string();
+  const Fd made(::mkostemp(name.data(), O_CLOEXEC));
+  if (!made) return false;
+  ::unlink(name.c_str());
+  struct stat status{};
+  return ::fstat(made.get(), &status) == 0 && status.st_uid == owner;
+}
+
 bool takes_all(const std::string& path) {
   struct stat status{};
   return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
@@ -55,7 +67,9 @@ Fd open_output(const std::string& path, int flags) {
   struct stat status{};
   if (::fstat(fd, &status) != 0) fail(path);
   if (!S_ISREG(status.st_mode)) refuse(path, "no regular file");
-  if (status.st_uid != ::geteuid()) refuse(path, str("a file of another user (", status.st_uid, ")"));
+  if (status.st_uid != ::geteuid() && !makes_files_of(status.st_uid, path)) {
+    refuse(path, str("a file of another user (", status.st_uid, ")"));
+  }
   if (status.st_nlink > 1) refuse(path, str("a file with ", status.st_nlink, " names"));
   if ((flags & O_TRUNC) != 0 && ::ftruncate(fd, 0) != 0) fail(path);
   return file;

@@ -2,6 +2,7 @@
 #include "lamina/observe/timeline_part.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -118,16 +119,14 @@ Timeline decode(std::string_view bytes) {
 void append_to_part(const Timeline& piece, const std::string& path) {
   const std::string bytes = encode(piece);
   const std::uint64_t size = bytes.size();
-  std::error_code none;
-  const auto before = std::filesystem::file_size(path, none);
   const auto place = base::open_output(path, O_WRONLY | O_APPEND);
+  const auto before = ::lseek(place.get(), 0, SEEK_END);
   std::ofstream file(base::str("/proc/self/fd/", place.get()), std::ios::binary | std::ios::app);
   file.write(reinterpret_cast<const char*>(&size), sizeof size) << bytes;
   if (file.flush()) return;
   const std::string why = base::system_error();
-  file.close();  // which may write once more
-  std::error_code ignored;
-  std::filesystem::resize_file(path, none ? 0 : before, ignored);  // half a piece would make the next ones unreadable
+  file.close();                                                       // which may write once more
+  [[maybe_unused]] const int cut = ::ftruncate(place.get(), before);  // half a piece spoils the next ones
   throw base::Error(base::str("cannot write the timeline of this rank to ", path, ": ", why));
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -68,6 +69,19 @@ TEST_F(OutputFile, IsOfThisUser) {
   ASSERT_EQ(::chown(victim_.c_str(), 12345, 12345), 0);
   EXPECT_THAT(refusal(victim_), HasSubstr("another user (12345)"));
   EXPECT_EQ(text(victim_), "precious");
+}
+
+TEST_F(OutputFile, IsOfThisUserWhereAMountNamesAnother) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make files of others";
+  std::filesystem::permissions(folder_, std::filesystem::perms::all);
+  const auto path = folder_ / "file";
+  ::setfsuid(12345);  // as a mount does that gives files of root to nobody
+  const auto made = message_of<FileError>([&] { write_output(path, "new"); });
+  const auto again = message_of<FileError>([&] { write_output(path, "newer"); });
+  ::setfsuid(0);
+  EXPECT_EQ(made + again, "nothing was thrownnothing was thrown");
+  EXPECT_EQ(text(path), "newer");
+  EXPECT_THAT(refusal(path), HasSubstr("another user (12345)"));
 }
 
 TEST_F(OutputFile, MayBeADeviceOrAPipeOnlyWhereOthersCannotPutOne) {
