@@ -57,7 +57,8 @@ void tell_difference(const std::string& options, std::span<const base::Rank> ran
                   " and ", value_in(others, found->first), " on rank ", ranks[i],
                   "; nothing was updated. Ranks that train one model step alike: give optimizers the same options on "
                   "all of them, and schedulers the same numbers (a value that a step body computes, or one of this "
-                  "rank's data, goes to all by lamina.broadcast or lamina.allgather)"),
+                  "rank's data, goes to all by lamina.broadcast or lamina.allgather). Where one has caught an error "
+                  "of an update, or has alone loaded a state, load one on all"),
         base::Code{"optimizer-differs"});
   }
   throw base::InternalError("texts of options are alike, whose hashes are not");

@@ -3,6 +3,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "lamina/frontend/optimizer_groups.h"
@@ -17,6 +18,8 @@ struct JobOptimizer {
   const std::shared_ptr<optim::LossScale> scale;
   session::OptimizerSteps steps;
   OptimizerGroups groups;
+  // Updates that an error ended since a state was loaded, and loads of states: one rank alone may have made them.
+  std::int64_t broken_off = 0, loads = 0;
 
   JobOptimizer(std::shared_ptr<torch::optim::Optimizer> its, fused::Needs needs,
                std::shared_ptr<optim::LossScale> its_scale, session::Session& session)

@@ -175,6 +175,8 @@ struct OptimizerPart::Rest : JobOptimizer {
     own.precision(12);
     own << "the number of the optimizer = " << number << "\nthe class = " << class_name(*optimizer)
         << "\nthe loss scale = " << scale->value() << "\nthe norm given to clip_master_grads() = " << clip.value_or(0)
+        << "\nthe number of updates that an error broke off = " << broken_off
+        << "\nthe number of states that were loaded into it = " << loads
         << "\nthe number of groups = " << optimizer->param_groups().size();
     return own.str() + groups.options(/*counts=*/!current().pipelined());
   }
@@ -206,6 +208,7 @@ struct OptimizerPart::Rest : JobOptimizer {
 
   void update() {
     const bool as_is = fused != nullptr && needs != Needs::kWhole;
+    ++broken_off;
     steps.give_gradients(groups.places(), begun, as_is);
     groups.update([&] {
       if (fused == nullptr) {
@@ -215,6 +218,7 @@ struct OptimizerPart::Rest : JobOptimizer {
       }
     });
     steps.end(as_is);
+    --broken_off;
   }
 
   // Tells parts of states apart: this rank, and its layout.
@@ -354,6 +358,8 @@ void OptimizerPart::load(torch::serialize::InputArchive& archive) {
   if (!state.saved_by.empty() && !rest.is_cut()) problem = "the part of a rank is loaded after the first step";
   if (!problem.empty()) throw base::UsageError("optimizer.load(): " + problem, base::Code{"state-other-optimizer"});
   if (rest.scale->is_dynamic() && state.scale) rest.scale->set_state(*state.scale);
+  ++rest.loads;
+  rest.broken_off = 0;
   if (rest.is_cut() || !(current().pipelined() || rest.steps.replaces())) {
     rest.groups.load(state, /*options=*/true);
     return;

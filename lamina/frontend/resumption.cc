@@ -250,6 +250,7 @@ void Resumption::apply(Plan plan) {
       if (!field.isNone()) state.states[each.parameter].emplace(std::move(key), std::move(field));
     }
     optimizer->groups.load(state, /*options=*/true);
+    optimizer->broken_off = 0;
   }
 }
 

@@ -5,6 +5,10 @@
 //     lamina run -n 2 -c frontend_replicas
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
 #include "tests/frontend/expect.h"
 #include "tests/frontend/models.h"
 
@@ -437,20 +441,56 @@ void options_that_differ_are_an_error_of_all() {
   }
 }
 
+class BreaksOff : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  bool breaks = false;
+
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    if (std::exchange(breaks, false)) throw std::runtime_error("broken off");
+    return SGD::step(std::move(closure));
+  }
+};
+
+void an_update_that_one_breaks_off_is_an_error_of_all() {
+  start();
+  DistributedModel model(seeded<Net>());
+  auto sgd = std::make_unique<BreaksOff>(model.parameters(), torch::optim::SGDOptions(0.1));
+  sgd->breaks = dp_rank() == 1;
+  DistributedOptimizer<BreaksOff> optimizer(std::move(sgd));
+  model.backward(model(share()));
+  const auto update = [&] { optimizer.step(); };
+  dp_rank() == 1 ? expect_error<std::runtime_error>(update, {"broken off"}) : update();
+  model.backward(model(share()));
+  expect_error<UsageError>([&] { optimizer.step(); },
+                           {"the number of updates that an error broke off is 0 on rank 0 and 1 on rank 1"});
+  shutdown();
+}
+
 }  // namespace
 
 int main() {
   torch::set_num_threads(1);
-  for (const auto& check :
-       {copies_with_fewer_batches_join_the_others, copies_join_in_a_plain_loop_and_keep_their_gradients,
-        buffers_in_join_are_those_of_a_copy_that_trains, the_first_copy_that_leaves_may_be_an_error_of_all,
-        an_error_of_the_loop_leaves_join_as_it_is, a_communication_hook_makes_the_gradients,
-        a_communication_hook_in_join_is_called_by_all, a_hook_that_returns_something_else_is_an_error,
-        a_hook_of_a_copy_without_others_is_called, a_model_that_was_converted_is_averaged,
-        an_update_has_what_is_left_over_of_an_accumulation, no_sync_keeps_gradients_here_until_the_next_backward,
-        a_copy_that_leaves_out_a_backward_is_told_of, each_backward_since_the_last_update_is_to_be_scaled,
-        joining_and_hooks_need_ddp, parameters_may_lie_in_any_memory, what_is_written_to_half_parameters_stays,
-        parameters_beside_the_model_are_averaged, options_that_differ_are_an_error_of_all}) {
+  for (const auto& check : {copies_with_fewer_batches_join_the_others,
+                            copies_join_in_a_plain_loop_and_keep_their_gradients,
+                            buffers_in_join_are_those_of_a_copy_that_trains,
+                            the_first_copy_that_leaves_may_be_an_error_of_all,
+                            an_error_of_the_loop_leaves_join_as_it_is,
+                            a_communication_hook_makes_the_gradients,
+                            a_communication_hook_in_join_is_called_by_all,
+                            a_hook_that_returns_something_else_is_an_error,
+                            a_hook_of_a_copy_without_others_is_called,
+                            a_model_that_was_converted_is_averaged,
+                            an_update_has_what_is_left_over_of_an_accumulation,
+                            no_sync_keeps_gradients_here_until_the_next_backward,
+                            a_copy_that_leaves_out_a_backward_is_told_of,
+                            each_backward_since_the_last_update_is_to_be_scaled,
+                            joining_and_hooks_need_ddp,
+                            parameters_may_lie_in_any_memory,
+                            what_is_written_to_half_parameters_stays,
+                            parameters_beside_the_model_are_averaged,
+                            options_that_differ_are_an_error_of_all,
+                            an_update_that_one_breaks_off_is_an_error_of_all}) {
     check();
   }
   return exit_code();

@@ -2,6 +2,7 @@
 """Cases for two copies: what a script does to parameters between steps, where something stands in for them in the
 optimizer's groups."""
 
+import contextlib
 import copy
 import itertools
 
@@ -351,6 +352,37 @@ def case_an_optimizer_of_a_job_without_a_model_makes_no_step():
     optimizer = lamina.DistributedOptimizer(sgd(nn.Linear(2, 2).parameters()))
     with pytest.raises(lamina.UsageError, match=r"no DistributedModel.*optimizer-no-model"):
         optimizer.step()
+
+
+class BreaksOff(torch.optim.Optimizer):
+    breaks = False
+
+    def step(self, closure=None):
+        if BreaksOff.breaks:
+            BreaksOff.breaks = False
+            raise ValueError("broken off")
+
+
+def case_an_update_that_one_rank_breaks_off_is_an_error_of_all_before_the_next():
+    words = "the number of updates that an error broke off is 0 on rank 0 and 1 on rank 1"
+    for keys in ({}, {"ddp": False, "partitions": 2, "microbatches": 1}):
+        make = lambda parameters: BreaksOff(parameters, {})  # noqa: E731
+        model, optimizer = started(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), make, **keys)
+        plain = make(model.parameters()) if not keys else optimizer
+        step = lamina.step(lambda x, model=model: model.backward(model(x).sum()))
+        for each in (optimizer, plain):
+            step(torch.ones(2, 2))
+            state = copy.deepcopy(optimizer.state_dict())
+            BreaksOff.breaks = lamina.rank() == 1
+            with contextlib.suppress(ValueError):
+                each.step()
+            step(torch.ones(2, 2))
+            with pytest.raises(lamina.UsageError, match=words):
+                each.step()
+            if each is optimizer:
+                optimizer.load_state_dict(state)
+                optimizer.step()
+        lamina.shutdown()
 
 
 def case_copies_that_train_apart_have_options_of_their_own():

@@ -122,7 +122,7 @@ class OptimizerState:
         if not (self._scale.is_on or self.roster.has_others or self._clip is not None or self._measures_beside()):
             if job is not None:
                 self._steps.require_alike(*self._told(job))
-            loss = self._step() if closure is None else self._step(lambda: losses.pop() if losses else closure())
+            loss = self._update(closure and (lambda: losses.pop() if losses else closure()))
             if job is not None:
                 self._steps.bring_beside()
             return loss
@@ -147,12 +147,18 @@ class OptimizerState:
         if wholes is not None:
             wholes.begin()
         try:
-            self._step()
+            self._update()
         finally:
             self.optimizer.__dict__.pop("_distributed", None)
         if wholes is not None:
             wholes.end()
         self._steps.end(takes_any)
+        return loss
+
+    def _update(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._options.broken_off += 1
+        loss = self._step() if closure is None else self._step(closure)
+        self._options.broken_off -= 1
         return loss
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
@@ -359,6 +365,7 @@ class OptimizerState:
 
     def _load_torchs(self, state_dict: Mapping[str, Any]) -> None:
         self._torchs.load_state_dict(self.optimizer, state_dict)
+        self._options.broken_off = 0
         self.roster.see_to_states()
 
     def _load(self, state_dict: Mapping[str, Any], job: current.Job) -> None:

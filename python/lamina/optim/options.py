@@ -50,6 +50,12 @@ class PlainOptimizers:
         if (options := self._known[optimizer]) is not None:
             joining = job.replicas is not None and job.replicas.reducer.joining
             self._begun().require_alike(options.text(counts=not job.pipelined), not joining)
+            options.broken_off += 1
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A hook after them, which an error leaves out."""
+        if (options := self._known.get(optimizer)) is not None:
+            options.broken_off -= 1
 
     def _begun(self) -> _lamina.OptimizerSteps:
         if self._steps is None:
@@ -60,14 +66,19 @@ class PlainOptimizers:
 
 
 class Options:
-    """The options of an optimizer.
+    """The options of an optimizer, and what one rank alone may have done to it.
 
     Args:
         optimizer: the optimizer, whose class is compared, too, and how many states were loaded into it.
         parameter_of: finds the parameter of the model for which something stands in its groups.
+
+    Attributes:
+        broken_off: how many of its updates an error has ended, which this rank may have caught: its parameters, or a
+            part of them, lack what those of the others have.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter_of: Callable[[torch.Tensor], torch.Tensor]):
+        self.broken_off = 0
         self._optimizer = optimizer
         self._parameter_of = parameter_of
         self._loads = 0
@@ -87,7 +98,7 @@ class Options:
         groups.append({"states": self._loads})
         if not self._text or groups != self._known:
             self._known, self._text = groups, "\n".join(self._lines(groups))
-        return self._text
+        return f"the number of updates that an error broke off = {self.broken_off}\n{self._text}"
 
     def _lines(self, groups: list[dict[str, Any]]) -> list[str]:
         *groups, _ = groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lamina import _lamina
 from lamina.errors import ConfigError, DesyncError, UsageError
@@ -130,7 +130,9 @@ class Cut:
         self.watch()
         self.see_to_norms()
         if job.session.size > 1:
-            job.on_end.callback(register_optimizer_step_pre_hook(PlainOptimizers(job).before_step).remove)
+            plain = PlainOptimizers(job)
+            job.on_end.callback(register_optimizer_step_pre_hook(plain.before_step).remove)
+            job.on_end.callback(register_optimizer_step_post_hook(plain.after_step).remove)
         if job.replicas is not None or _replaces(job):
             grad_scaler.install(_worst_of_model, holders, _complete_gradients)
         if self.pipelined:
