@@ -146,6 +146,19 @@ def test_a_rank_that_is_stopped_while_other_machines_wait_for_it_is_ended_after_
     assert "in stuck_in_its_loader" in errors
 
 
+def test_so_is_one_that_a_shell_has_started(launcher):
+    """The kernel tells the launcher of the shell only."""
+    program = "launcher.send(struct.pack('qii', 1000, os.getpid(), 4))\nos.kill(os.getpid(), signal.SIGSTOP)"
+    (launcher.folder / "here-0").touch()
+    (launcher.folder / "steps.py").write_text(STEPS + program)
+    command = ["-c", "bash", "-c", f"{sys.executable} -S steps.py; exit $?"]
+    job = launcher.start("run", "-n", 1, "--nnodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1",
+                         "--master-port", 4711, *command)  # fmt: skip
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 124
+    assert "lamina run: rank 1 has been stopped for longer than timeout_s" in errors
+
+
 def test_a_stopped_rank_that_hangs_the_job_is_named_and_shows_its_stack(launcher):
     job = start(launcher, 2, 2, "steps(5)\nstuck_in_its_loader()")
     eventually(lambda: len(list(launcher.folder.glob("ready-*"))) == 2)

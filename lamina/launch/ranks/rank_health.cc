@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
+#include <fstream>
 
 #include "lamina/base/str.h"
 #include "lamina/base/system_error.h"
@@ -17,6 +19,18 @@ namespace {
 constexpr std::chrono::seconds kStopIsLong{3};
 // Others notice at their own time, end, and let go of what they have.
 constexpr std::chrono::seconds kOthersEnd{3};
+
+constexpr std::chrono::seconds kLookAgain{1};
+
+// Returns true for a process that a signal has stopped, and nothing where the kernel does not tell.
+std::optional<bool> is_stopped(pid_t process) {
+  std::ifstream file(base::str("/proc/", process, "/stat"));
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  const auto name = text.rfind(") ");  // the name may hold anything
+  if (name == std::string::npos || name + 2 >= text.size()) return std::nullopt;
+  return text[name + 2] == 'T';
+}
 
 std::int64_t seconds_since(RankHealth::Clock::time_point then) {
   return std::chrono::duration_cast<std::chrono::seconds>(RankHealth::Clock::now() - then).count();
@@ -51,6 +65,7 @@ void RankHealth::take(Person& person) {
       person.consequence.emplace(datagram.data() + sizeof progress, static_cast<std::size_t>(count) - sizeof progress);
     }
     if (count != sizeof progress || progress.inside == Progress::kConsequence) continue;
+    person.reporter = progress.process;
     if (progress.inside == Progress::kPatience) {
       person.patience = std::chrono::milliseconds(progress.step);
       continue;
@@ -69,6 +84,7 @@ void RankHealth::take(Person& person) {
 
 void RankHealth::take_stops(const RankProcess& rank, int i) {
   Person& person = people_[i];
+  if (person.behind) return look(rank, i);
   siginfo_t info{};
   while (::waitid(P_PIDFD, static_cast<id_t>(rank.fd()), &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
          info.si_pid != 0) {
@@ -81,6 +97,17 @@ void RankHealth::take_stops(const RankProcess& rank, int i) {
     person.told = false;
     info = {};
   }
+}
+
+void RankHealth::look(const RankProcess& rank, int i) {
+  Person& person = people_[i];
+  person.behind = person.reporter.value_or(rank.pid()) != rank.pid();
+  if (!person.behind) return;
+  const auto stopped = launch::is_stopped(*person.reporter);
+  if (!stopped || *stopped == person.stopped.has_value()) return;
+  person.stopped = *stopped ? std::optional(Clock::now()) : std::nullopt;
+  person.stop_signal = SIGSTOP;
+  person.told = false;
 }
 
 void RankHealth::forget(int i) {
@@ -135,15 +162,14 @@ std::optional<base::Deadline> RankHealth::next() const {
   const auto soonest = [&](Clock::time_point time) { at = std::min(at.value_or(time), time); };
   if (hang_timeout_) soonest(last_heard() + *hang_timeout_);
   for (const Person& person : people_) {
+    if (person.behind && !person.ended) soonest(Clock::now() + kLookAgain);
     if (person.stopped && !person.told) soonest(*person.stopped + kStopIsLong);
     if (const auto outlived = outlived_at(person)) soonest(*outlived);
   }
   return at ? std::optional(base::Deadline::after(*at - Clock::now())) : std::nullopt;
 }
 
-std::optional<pid_t> RankHealth::process(int i) const {
-  return people_[i].heard ? std::optional<pid_t>(people_[i].last.process) : std::nullopt;
-}
+std::optional<pid_t> RankHealth::process(int i) const { return people_[i].reporter; }
 
 std::string RankHealth::words(int i) const {
   const Person& person = people_[i];

@@ -34,6 +34,11 @@ class RankHealth {
   // Returns what the rank said as it ended because of another one's error, or nothing. Before `forget`.
   std::optional<std::string> consequence(int i);
 
+  // Takes whether a process that reports in the place of the rank's own, a child of a shell's, is stopped: the kernel
+  // tells that of own children only.
+  void look(const RankProcess& rank, int i);
+  bool is_stopped(int i) const { return people_[i].stopped.has_value(); }
+
   // How the rank's end looks in what it reported. Before `forget`.
   RankEnd seen(int i, RankEnd end);
 
@@ -52,11 +57,13 @@ class RankHealth {
   struct Person {
     base::Fd socket;
     environment::Progress last;
+    std::optional<pid_t> reporter;
     std::optional<Clock::time_point> heard;
     std::optional<Clock::time_point> stopped;
     int stop_signal = 0;
     std::optional<std::chrono::milliseconds> patience;  // of ranks on other machines, which it has told
     bool told = false;
+    bool behind = false;  // a shell, or the like, whose child it is
     bool ended = false;
     bool closed = false;  // it said that its session is over
     std::optional<std::string> consequence;

@@ -94,7 +94,9 @@ void Supervisor::take_ends() {
 void Supervisor::check_vitals() {
   if (phase_ != Phase::kRunning || root_cause_.first() || running_.empty()) return;
   for (const RankProcess* rank : running_) {
-    if (parts_.health.stopped_long(local(rank))) parts_.report.stopped(rank->rank(), rank->pid());
+    parts_.health.look(*rank, local(rank));
+    if (!parts_.health.stopped_long(local(rank))) continue;
+    parts_.report.stopped(rank->rank(), parts_.health.process(local(rank)).value_or(rank->pid()));
   }
   const auto outlived =
       std::ranges::find_if(running_, [&](const RankProcess* rank) { return parts_.health.outlived(local(rank)); });
@@ -132,7 +134,10 @@ void Supervisor::advance() {
 }
 
 void Supervisor::settle() {
-  const bool consequence = root_cause_.first()->end.consequence;
+  // A stopped rank ends by no error of its own: nobody waits for that.
+  const bool may_end =
+      std::ranges::any_of(running_, [&](const RankProcess* rank) { return !parts_.health.is_stopped(local(rank)); });
+  const bool consequence = root_cause_.first()->end.consequence && may_end;
   if (awaits_cause_ && consequence) return;
   enter(Phase::kSettling, consequence ? milliseconds(kCauseEnds) : kSettle);
   awaits_cause_ = consequence;
