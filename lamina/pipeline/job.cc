@@ -166,6 +166,7 @@ StepResult Job::run_step(const StepSpec& spec) {
       spec.call, leads());
   const auto number = step->number();
   Ended ended;
+  std::exception_ptr desync;  // it says why, where others who have met it may be gone before this rank's threads end
   try {
     if (leads()) announce(to_message(NewStep{number, rank(), spec.call}));
     messaging::MutualWaits::Scope scope(messenger_.mailbox().waits(), wait_for_end(*step));
@@ -179,6 +180,9 @@ StepResult Job::run_step(const StepSpec& spec) {
                                     runtime::ParameterFlags::to_bytes(ended.flags),
                                     {}}));
     }
+  } catch (const base::DesyncError&) {
+    desync = std::current_exception();
+    step->fail(desync);
   } catch (...) {
     step->fail(std::current_exception());
   }
@@ -188,7 +192,7 @@ StepResult Job::run_step(const StepSpec& spec) {
     messenger_.transport().give_up_sends(number);
   }
   drain(*step, spec.check_interrupt);
-  const auto error = step->error();
+  const auto error = desync ? desync : step->error();
   steps_.end();
   if (step->gradients) step->gradients->end(/*keep=*/!error);
   step->flags->end(error ? nullptr : ended.flags);

@@ -22,6 +22,7 @@ class Liveness {
     kGone = 0,           // the peer's process ended or its connection broke; the last thing heard of it
     kReadable = 'R',     // the sender can read our memory
     kBye = 'B',          // the sender leaves on purpose and has sent us `value` messages and what else counts
+    kAnswered = 'W',     // your kBye was read
     kArrived = 'A',      // all that your kBye counted has arrived
     kFlushed = 'F',      // the sender will touch none of our shared memory any more
     kInterrupted = 'I',  // the sender's process is about to end, since it was interrupted

@@ -94,6 +94,30 @@ TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp)
   job.expect_success();
 }
 
+// It answers nothing, and whoever leaves has waited for it already.
+TEST(UcxLoss, AFrozenRankHoldsUpNoOrderlyEnd) {
+  RankProcesses job(2);
+  job.run([&](Transport& transport, Inbox&) {
+    if (transport.rank() == Rank(1)) {
+      job.reach(0);
+      job.await(3);
+      return;
+    }
+    job.await(1);
+    const auto begin = Clock::now();
+    transport.close(/*orderly=*/true);
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(4));
+    job.reach(2);
+  });
+  job.await(0);
+  job.kill(1, SIGSTOP);
+  job.reach(1);
+  job.await(2);
+  job.kill(1, SIGCONT);
+  job.reach(3);
+  job.expect_success();
+}
+
 TEST(UcxLoss, MessagesSentBeforeTheDeathArriveFirst) {
   RankProcesses job(2);
   job.run([&](Transport& transport, Inbox& inbox) {

@@ -7,12 +7,14 @@
 #include "lamina/transport/ucx/ucx_transport.h"
 
 // [Note: leaving] An orderly close tells each peer how much it was sent (messages, puts and ends of puts), and waits
-// until they have arrived. When every rank leaves at the same time, they close their endpoints, tell each other so, and
-// free UCX's objects. In every other case these are leaked on purpose: a peer that died, or lives on, may hold memory
-// they share.
+// until they have arrived. A peer's transport answers at once, however much is still under way: one that does not is
+// frozen, and nobody waits for it on top of what told so. When every rank leaves at the same time, they close their
+// endpoints, tell each other so, and free UCX's objects. In every other case these are leaked on purpose: a peer that
+// died, or lives on, may hold memory they share.
 namespace lamina::transport::ucx {
 namespace {
 
+constexpr auto kAnswer = std::chrono::seconds(2);    // from the beginning, for a peer to answer at all
 constexpr auto kArrival = std::chrono::seconds(5);   // for our last messages to arrive
 constexpr auto kTogether = std::chrono::seconds(1);  // for the other ranks to leave as well, and for each step of it
 
@@ -72,6 +74,7 @@ void UcxTransport::close(bool orderly) {
 }
 
 bool UcxTransport::say_goodbye(Lock& lock) {
+  const auto answered_by = Clock::now() + kAnswer;
   changed_.wait_for(lock, kTogether, [&] { return waiting_ == 0; });
   posts_->close();
   for (int rank = 0; rank < size(); ++rank) {
@@ -79,7 +82,9 @@ bool UcxTransport::say_goodbye(Lock& lock) {
     if (rank != rank_.value)
       liveness_->note(base::Rank(rank), Liveness::Kind::kBye, peer.sent + peer.puts + peer.ends_sent);
   }
-  all_peers(lock, kArrival, [](const Peer& peer) { return peer.arrived || peer.gone; });
+  all_peers(lock, answered_by - Clock::now(), [](const Peer& peer) { return peer.answered || peer.gone; });
+  all_peers(lock, kArrival, [](const Peer& peer) { return peer.arrived || peer.gone || !peer.answered; });
+  if (!all_peers(lock, {}, [](const Peer& peer) { return peer.arrived || peer.gone; })) return false;
   const bool together =
       all_peers(lock, kTogether, [](const Peer& peer) { return peer.gone || (peer.bye && !peer.why.empty()); });
   const bool all_well = std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {

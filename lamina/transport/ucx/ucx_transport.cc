@@ -202,9 +202,13 @@ void UcxTransport::hear() {
         break;
       case Liveness::Kind::kBye:
         peer.bye = note.value;
+        liveness_->note(note.peer, Liveness::Kind::kAnswered);
         break;
       case Liveness::Kind::kReadable:
         peer.reads_us = true;
+        break;
+      case Liveness::Kind::kAnswered:
+        peer.answered = true;
         break;
       case Liveness::Kind::kArrived:
         peer.arrived = true;

@@ -69,9 +69,10 @@ class UcxTransport : public Transport, public Probe {
     std::optional<std::uint64_t> bye;  // it leaves on purpose, having sent us that many messages, puts and ends of puts
     bool gone = false;                 // its socket closed
     bool interrupted = false;
-    bool arrived = false;  // it has all that our bye counted
-    bool flushed = false;  // it will touch none of our memory any more
-    std::string why;       // it is lost, and the events say so; sends to it throw
+    bool answered = false;  // our bye, at once
+    bool arrived = false;   // it has all that our bye counted
+    bool flushed = false;   // it will touch none of our memory any more
+    std::string why;        // it is lost, and the events say so; sends to it throw
     std::string gone_why;
   };
   struct Lost {
