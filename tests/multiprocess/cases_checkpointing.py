@@ -22,7 +22,10 @@ SCHEDULES = ("simple", "interleaved")
 
 
 class Log:
-    """Keeps what it is called with: of all microbatches, in whatever order."""
+    """Keeps what it is called with, of all microbatches in whatever order: as an object of a library's, for one of the
+    script's own is not to be changed by several."""
+
+    __module__ = "torch"
 
     def __init__(self):
         self.held = []
