@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/archive/tensor_reader.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -29,7 +31,7 @@ void TensorReader::read(const SavedTensor& tensor, std::int64_t begin, std::span
   part.end = begin + static_cast<std::int64_t>(to.size() / size);
   part.size = part.end - part.begin;
   const auto bytes = [&](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * size; };
-  auto missing = part.size;
+  std::vector<std::pair<std::int64_t, std::int64_t>> read;  // of `to`: first elements, and past the last
   for (const auto& piece : tensor.pieces) {
     layout::CommonRuns runs(piece.region, part);
     while (const auto run = runs.next()) {
@@ -38,10 +40,13 @@ void TensorReader::read(const SavedTensor& tensor, std::int64_t begin, std::span
       } catch (const base::FormatError& error) {
         throw base::FormatError(base::str(describe(tensor), ": ", error.what()));
       }
-      missing -= run->count;
+      read.emplace_back(run->to, run->to + run->count);
     }
   }
-  if (missing != 0) {
+  std::ranges::sort(read);
+  std::int64_t next = 0;
+  for (const auto& [first, end] : read) next = first == next ? end : -1;
+  if (next != part.size) {
     throw base::FormatError(
         base::str(describe(tensor), ": its pieces have not each element once: ", pieces_problem(tensor)));
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <unordered_set>
 
 #include "lamina/archive/verify.h"
 #include "lamina/base/error.h"
@@ -22,6 +23,14 @@ using archive::Kind;
 constexpr auto kAtOnce = 4 * archive::kBlock;  // of a long run, before others are heard
 
 Kind alike(Kind kind) { return kind == Kind::kBuffer ? Kind::kParameter : kind; }
+
+void require_whole(const archive::SavedTensor& tensor) {
+  try {
+    archive::require_each_once(tensor);
+  } catch (const base::FormatError& error) {
+    throw base::FormatError(error.what(), base::Code{"checkpoint-damaged"});
+  }
+}
 
 }  // namespace
 
@@ -89,7 +98,9 @@ void PieceReader::for_each_run(std::span<const Wanted> wanted, const std::functi
     const Wanted* wanted;
   };
   std::vector<Read> reads;
+  std::unordered_set<const archive::SavedTensor*> checked;
   for (const auto& each : wanted) {
+    if (checked.insert(each.tensor).second) require_whole(*each.tensor);
     for (const auto& piece : each.tensor->pieces) reads.push_back({&piece, &each});
   }
   std::ranges::sort(reads, {}, [](const Read& read) { return std::pair(read.piece->file, read.piece->begin); });

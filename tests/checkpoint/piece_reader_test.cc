@@ -10,7 +10,9 @@
 #include <rapidcheck/gtest.h>
 
 #include <fstream>
+#include <vector>
 
+#include "lamina/archive/tensor_reader.h"
 #include "lamina/base/error.h"
 #include "lamina/checkpoint/rank_files.h"
 #include "lamina/layout/common.h"
@@ -152,6 +154,21 @@ TEST(PieceReader, NamesFileAndTensorOfWhatIsNotAsItWasWritten) {
   const PieceReader trusting(archive::file_system(), folder / "a", manifest, false);
   trusting.check(wanted, [] {});
   EXPECT_EQ(trusting.read(*trusting.find("w", archive::Kind::kParameter)).numel(), 1000);
+}
+
+// Their sizes add up to the tensor's; half of it is in no piece.
+TEST(PieceReader, RefusesPiecesThatOverlap) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "a");
+  auto manifest = saved(folder / "a", {.name = "w", .shape = {1000}, .shards = 2});
+  auto& pieces = manifest.tensors.front().pieces;
+  pieces[1].region = pieces[0].region;
+  const PieceReader reader(archive::file_system(), folder / "a", manifest, true);
+  const auto& tensor = *reader.find("w", archive::Kind::kParameter);
+  EXPECT_THROW(reader.read(tensor), base::FormatError);
+  archive::TensorReader other(archive::file_system(), folder / "a", manifest);
+  std::vector<std::byte> bytes(8000);
+  EXPECT_THROW(other.read(tensor, 0, bytes), base::FormatError);
 }
 
 }  // namespace
