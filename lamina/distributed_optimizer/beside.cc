@@ -3,13 +3,17 @@
 
 #include <c10/core/GradMode.h>
 
-#include <utility>
+#include <algorithm>
+#include <iterator>
+#include <string>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 
 namespace lamina::distributed_optimizer {
+namespace {
 
+// Collective over `ranks`: gives tensors the values that they have on the first of these.
 void give_values(std::span<const at::Tensor> tensors, std::span<const base::Rank> ranks, messaging::Mailbox& mailbox,
                  const base::Patience& patience) {
   if (ranks.size() < 2) return;
@@ -33,6 +37,23 @@ void give_values(std::span<const at::Tensor> tensors, std::span<const base::Rank
   if (mailbox.rank() == ranks.front()) return;
   const auto& given = first.at(1).as<value::List>().items;
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].detach().copy_(given.at(i).as<at::Tensor>());
+}
+
+}  // namespace
+
+void Beside::take(std::span<const at::Tensor> parameters) {
+  const auto is_new = [&](const at::Tensor& parameter) {
+    return std::ranges::none_of(all_, [&](const auto& known) { return known.is_same(parameter); });
+  };
+  std::vector<at::Tensor> taken;
+  std::ranges::copy_if(parameters, std::back_inserter(taken), is_new);
+  if (taken.empty()) return;
+  give_values(taken, ranks_.everyone(), ranks_.mailbox, ranks_.patience());
+  all_.insert(all_.end(), taken.begin(), taken.end());
+}
+
+void Beside::bring() const {
+  if (!all_.empty()) give_values(all_, ranks_.one_copy(), ranks_.mailbox, ranks_.patience());
 }
 
 }  // namespace lamina::distributed_optimizer

@@ -4,9 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <utility>
+#include <vector>
 
-#include "lamina/base/wait.h"
-#include "lamina/messaging/mailbox.h"
+#include "lamina/collective/ranks.h"
 
 namespace lamina::distributed_optimizer {
 
@@ -15,9 +16,22 @@ namespace lamina::distributed_optimizer {
 // leads it: it alone has them in its groups, and gives the others their values after each update. The copies of that
 // rank average the gradients with those of the model's parameters.
 
-// Collective over `ranks`: gives tensors the values that they have on the first of these ranks. Throws
-// base::UsageError, on all, where others are not alike.
-void give_values(std::span<const at::Tensor> tensors, std::span<const base::Rank> ranks, messaging::Mailbox& mailbox,
-                 const base::Patience& patience);
+class Beside {
+ public:
+  explicit Beside(collective::Ranks ranks) : ranks_(std::move(ranks)) {}
+
+  // Collective over the world: gives those that are new here the values of its first rank. Throws base::UsageError, on
+  // all, where ranks do not have the same ones.
+  void take(std::span<const at::Tensor> parameters);
+  // Collective over the ranks of one copy, where there are any: gives them the values that an update has given those
+  // of the rank that leads.
+  void bring() const;
+  const std::vector<at::Tensor>& all() const { return all_; }
+  bool are_updated_here() const { return ranks_.leads(); }
+
+ private:
+  const collective::Ranks ranks_;
+  std::vector<at::Tensor> all_;
+};
 
 }  // namespace lamina::distributed_optimizer

@@ -38,9 +38,20 @@ std::int64_t hash_of_options(const std::string& options) {
   return static_cast<std::int64_t>(base::hash64(std::string_view(options)));
 }
 
-void tell_difference(const std::string& options, std::span<const base::Rank> ranks, messaging::Mailbox& mailbox,
-                     const base::Patience& patience) {
-  const auto told = mailbox.all_gather(ranks, options, patience);
+std::vector<base::Rank> trained_with(const collective::Ranks& ranks, const config::Config& config, bool with_copies) {
+  return with_copies && config.ddp ? ranks.everyone() : ranks.one_copy();
+}
+
+void require_alike(const std::string& options, std::span<const base::Rank> trained, const collective::Ranks& ranks) {
+  if (trained.size() < 2) return;
+  const auto own = hash_of_options(options);
+  const auto told = ranks.mailbox.all_gather(trained, own, ranks.patience());
+  if (std::ranges::all_of(told, [&](const auto& word) { return word.template as<std::int64_t>() == own; })) return;
+  tell_difference(options, trained, ranks);
+}
+
+void tell_difference(const std::string& options, std::span<const base::Rank> trained, const collective::Ranks& ranks) {
+  const auto told = ranks.mailbox.all_gather(trained, options, ranks.patience());
   const auto first = options_in(told.front().as<std::string>());
   for (std::size_t i = 1; i < told.size(); ++i) {
     if (told[i].as<std::string>() == told.front().as<std::string>()) continue;
@@ -53,8 +64,8 @@ void tell_difference(const std::string& options, std::span<const base::Rank> ran
     const auto found = std::ranges::find_if(all, differs);
     base::internal_check(found != all.end(), "texts of options that differ have a line that does");
     throw base::UsageError(
-        base::str("optimizer.step(): ", found->first, " is ", value_in(first, found->first), " on rank ", ranks.front(),
-                  " and ", value_in(others, found->first), " on rank ", ranks[i],
+        base::str("optimizer.step(): ", found->first, " is ", value_in(first, found->first), " on rank ",
+                  trained.front(), " and ", value_in(others, found->first), " on rank ", trained[i],
                   "; nothing was updated. Ranks that train one model step alike: give optimizers the same options on "
                   "all of them, and schedulers the same numbers (a value that a step body computes, or one of this "
                   "rank's data, goes to all by lamina.broadcast or lamina.allgather). Where one has caught an error "

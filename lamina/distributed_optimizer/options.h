@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "lamina/base/wait.h"
-#include "lamina/messaging/mailbox.h"
+#include "lamina/collective/ranks.h"
+#include "lamina/config/config.h"
 
 namespace lamina::distributed_optimizer {
 
@@ -15,8 +16,15 @@ namespace lamina::distributed_optimizer {
 // `what = value` for each; before an update ranks compare hashes of it.
 std::int64_t hash_of_options(const std::string& options);
 
-// Collective over `ranks`, where hashes differ: throws base::UsageError, on all, with the first line in which texts do.
-[[noreturn]] void tell_difference(const std::string& options, std::span<const base::Rank> ranks,
-                                  messaging::Mailbox& mailbox, const base::Patience& patience);
+// Those who train one model with this rank. `with_copies`: none of its copies has left a join. Without ddp copies train
+// apart.
+std::vector<base::Rank> trained_with(const collective::Ranks& ranks, const config::Config& config, bool with_copies);
+
+// Collective over `trained`, those of trained_with(): throws base::UsageError, on all, with the first line in which
+// options differ.
+void require_alike(const std::string& options, std::span<const base::Rank> trained, const collective::Ranks& ranks);
+// Does so where it is known that hashes differ.
+[[noreturn]] void tell_difference(const std::string& options, std::span<const base::Rank> trained,
+                                  const collective::Ranks& ranks);
 
 }  // namespace lamina::distributed_optimizer

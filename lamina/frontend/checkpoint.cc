@@ -137,22 +137,21 @@ class Everything {
 
   // Returns what is told of it.
   Value add_optimizer(int number, JobOptimizer& optimizer) {
-    auto& session = *job_.session;
-    const auto state = optimizer.groups.state(/*gathers=*/false, {}, session.mailbox(), session.patience());
-    const auto names = frontend::group_names(optimizer, model_.tree());
-    const auto here = optimizer.groups.numbered();
+    const auto& locals = optimizer.engine.parameters();
+    auto options = optimizer.lent.options_of_groups();
+    const auto named = optimizer.engine.states().state(optimizer.lent, distributed_optimizer::Extent::kPart);
     std::vector<Value> groups;
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      for (const auto& [parameter, place] : here[i]) {
-        const auto& name = names[i].at(static_cast<std::size_t>(parameter - first));
-        if (optimizer.steps.is_master(place)) parts_.add_state(optimizer.steps, {number, "", name}, place, place);
-        if (const auto found = state.states.find(parameter); found != state.states.end()) {
-          add_states(optimizer, {number, "", name}, place, found->second);
+    for (const auto& group : optimizer.members()) {
+      std::vector<std::string> names;
+      for (const auto& [name, given, parameter, local] : group) {
+        names.push_back(name);
+        if (!local.defined()) continue;
+        if (locals.is_master(local)) parts_.add_state(locals, {number, "", name}, local, local);
+        if (const auto found = named.states.find(name); found != named.states.end()) {
+          add_states(optimizer, {number, "", name}, local, frontend::to_fields(found->second));
         }
       }
-      first += std::ssize(names[i]);
-      groups.push_back(described(state.groups[i].options, names[i]));
+      groups.push_back(described(options[groups.size()], names));
     }
     return value::Dict{{{"class", frontend::class_name(*optimizer.optimizer)},
                         {"groups", value::List{std::move(groups)}},
@@ -163,11 +162,11 @@ class Everything {
     for (const auto& [key, field] : fields) {
       of.state = key;
       if (field.isTensor()) {
-        if (field.toTensor().defined()) parts_.add_state(optimizer.steps, of, place, field.toTensor());
+        if (field.toTensor().defined()) parts_.add_state(optimizer.engine.parameters(), of, place, field.toTensor());
       } else if (field.isScalar()) {  // a number has a mark in its name
         of.state += frontend::kNumberMark;
         const auto type = field.isBool() ? at::kBool : field.isInt() ? at::kLong : at::kDouble;
-        parts_.add_state(optimizer.steps, of, place, at::scalar_tensor(field.toScalar(), type));
+        parts_.add_state(optimizer.engine.parameters(), of, place, at::scalar_tensor(field.toScalar(), type));
       } else if (!field.isNone()) {
         throw base::UsageError(base::str("the state ", key, " that the optimizer has of ", of.parameter, " is of type ",
                                          field.tagKind(), ": a checkpoint has tensors and numbers"),

@@ -9,8 +9,8 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/distributed_optimizer/local_parameters.h"
 #include "lamina/optim/step.h"
-#include "lamina/session/optimizer_steps.h"
 
 namespace lamina {
 namespace {
@@ -216,8 +216,8 @@ void FusedOptimizer::step_in(const Around& around) {
     }
   }
   const auto threads = optim::shared_threads();
-  if (around.steps != nullptr) {
-    around.steps->update(*functional_, steps, *threads);
+  if (around.parameters != nullptr) {
+    around.parameters->update(*functional_, steps, *threads);
   } else {
     optim::step_groups(*functional_, steps, *threads);
   }

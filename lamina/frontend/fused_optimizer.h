@@ -16,8 +16,8 @@
 
 namespace lamina {
 
-namespace session {
-class OptimizerSteps;
+namespace distributed_optimizer {
+class LocalParameters;
 }
 
 // Hyper-parameters by name: {{"lr", 1e-3}, {"weight_decay_type", "direct"}}.
@@ -84,7 +84,7 @@ class FusedOptimizer : public torch::optim::Optimizer {
   struct Around {
     double factor = 1;
     double norm = 0;
-    const session::OptimizerSteps* steps = nullptr;  // knows what stands in the groups
+    const distributed_optimizer::LocalParameters* parameters = nullptr;  // what stands in the groups
   };
   void step_in(const Around& around);
 

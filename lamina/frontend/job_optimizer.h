@@ -3,33 +3,38 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
+#include <iterator>
 #include <memory>
 
-#include "lamina/frontend/optimizer_groups.h"
-#include "lamina/optim/loss_scale.h"
-#include "lamina/session/optimizer_steps.h"
+#include "lamina/distributed_optimizer/optimizer.h"
+#include "lamina/frontend/current.h"
+#include "lamina/frontend/lent_optimizer.h"
 
 namespace lamina::frontend {
 
 // An optimizer of the job: what its DistributedOptimizer and checkpoints share.
 struct JobOptimizer {
   const std::shared_ptr<torch::optim::Optimizer> optimizer;
-  const std::shared_ptr<optim::LossScale> scale;
-  session::OptimizerSteps steps;
-  OptimizerGroups groups;
-  // Updates that an error ended since a state was loaded, and loads of states: one rank alone may have made them.
-  std::int64_t broken_off = 0, loads = 0;
+  LentOptimizer lent;
+  distributed_optimizer::Optimizer engine;
 
   JobOptimizer(std::shared_ptr<torch::optim::Optimizer> its, fused::Needs needs,
-               std::shared_ptr<optim::LossScale> its_scale, session::Session& session)
+               const std::shared_ptr<optim::LossScale>& scale, Current& job)
       : optimizer(std::move(its)),
-        scale(std::move(its_scale)),
-        steps(session, scale),
-        groups(*optimizer, steps, needs) {}
+        lent(*optimizer, needs),
+        engine(job.session->ranks(), job.session->config(), scale, std::ssize(job.optimizers), job.clips_by_default) {}
   JobOptimizer(const JobOptimizer&) = delete;
   virtual ~JobOptimizer() = default;
 
+  std::vector<std::vector<distributed_optimizer::Groups::Member>> members() const {
+    return engine.groups().members(lent);
+  }
+  // Gives it this rank's part of a state, or what is that part already, and groups these options.
+  void load(const distributed_optimizer::NamedState& state, bool are_parts, const std::vector<Fields>& options) {
+    lent.load(engine.states().parts_of(lent, state, are_parts), options);
+    engine.states().take_masters(lent, state.masters, are_parts);
+    engine.note_load();
+  }
   // Makes groups that came after the cut this rank's part. All ranks do.
   virtual void replace_new() = 0;
 };

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lamina/frontend/job_state.h"
 
-#include <c10/util/Type.h>
-
 #include <exception>
 #include <unordered_map>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
 #include "lamina/checkpoint/outcome.h"
-#include "lamina/frontend/fused_optimizer.h"
 #include "lamina/frontend/model.h"
 
 namespace lamina::frontend {
@@ -23,30 +20,6 @@ std::vector<session::NamesOf> named_state(const ModuleTree& tree) {
     all[found->second].first.push_back(std::move(name));
   }
   return all;
-}
-
-std::vector<std::vector<std::string>> group_names(const JobOptimizer& optimizer, const ModuleTree& tree) {
-  std::unordered_map<const void*, std::string> names;
-  for (const auto& held : tree.parameters()) names.emplace(held.tensor.unsafeGetTensorImpl(), held.name);
-  std::vector<std::vector<std::string>> groups;
-  for (const auto& group : optimizer.groups.made_with()) {
-    auto& named = groups.emplace_back();
-    for (const auto& parameter : group) {
-      const auto found = names.find(parameter.unsafeGetTensorImpl());
-      named.push_back(found != names.end() ? found->second
-                                           : base::str("group ", groups.size() - 1, ", parameter ", named.size()));
-    }
-  }
-  return groups;
-}
-
-std::string class_name(const torch::optim::Optimizer& optimizer) {
-  if (const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer)) {
-    return fused->functional().declaration().name;
-  }
-  const auto name = c10::demangle(typeid(optimizer).name());
-  const std::string torchs = "torch::optim::";
-  return name.starts_with(torchs) ? name.substr(torchs.size()) : name;
 }
 
 std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job) {

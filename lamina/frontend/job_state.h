@@ -17,10 +17,6 @@ namespace lamina::frontend {
 // Each tensor of a model's state, with all its names.
 std::vector<session::NamesOf> named_state(const ModuleTree& tree);
 
-// The names of the parameters that an optimizer was made with, by group.
-std::vector<std::vector<std::string>> group_names(const JobOptimizer& optimizer, const ModuleTree& tree);
-// "AdamW", for one of torch's and for the engine's.
-std::string class_name(const torch::optim::Optimizer& optimizer);
 // Those of the job that are still there.
 std::vector<std::shared_ptr<JobOptimizer>> optimizers_of(const Current& job);
 

@@ -12,6 +12,7 @@
 
 #include "lamina/data_parallel/named_tensor.h"
 #include "lamina/data_parallel/reducer.h"
+#include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/frontend/first_call.h"
 #include "lamina/frontend/module_tree.h"
 #include "lamina/frontend/tracer.h"
@@ -79,9 +80,7 @@ class Model : public std::enable_shared_from_this<Model> {
   sharding::Sharding* sharding() const { return sharding_.get(); }  // nullptr where nothing is sharded
   void zero_grad(bool set_to_none);
   void scale_by(const std::shared_ptr<optim::LossScale>& scale) { backwards_.scale_by(scale); }
-  // Counts what may have changed gradients: backwards, which one rank of a pipeline calls, and steps, which all do.
-  std::int64_t passes() const { return backwards_.count() + steps_; }
-  bool joining() const { return reducer_ != nullptr && reducer_->joining(); }
+  distributed_optimizer::ModelInUse in_use() const { return {&backwards_, reducer_.get(), steps_}; }
   const std::string& report() const;
   // The partition of each module; throws as table().
   plan::KeptPartition partition() const;
@@ -112,10 +111,8 @@ class Model : public std::enable_shared_from_this<Model> {
   // From now on a backward is noticed by the gradients that it leaves, in parameters beside the model, too.
   void watch();
   void no_sync(const std::function<void()>& loop);
-  // Before gradients are looked at, or used for an update: see Reducer.
+  // Before gradients are looked at: see Reducer.
   void complete_gradients(const char* what);
-  void before_update();
-  pipeline::Backwards& backwards() { return backwards_; }
 
  private:
   void convert();

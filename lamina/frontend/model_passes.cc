@@ -77,17 +77,13 @@ void Model::complete_gradients(const char* what) {
   if (reducer_) reducer_->complete(what);
 }
 
-void Model::before_update() {
-  if (reducer_) reducer_->before_update();
-}
-
 bool Model::training() const { return tree_.root()->is_training(); }
 
 NamedTensors Model::own_parameters() const {
   auto all = own(tree_.parameters());
   for (const auto& optimizer : optimizers_of(job_)) {
-    if (!optimizer->steps.updates_beside()) continue;
-    for (const auto& parameter : optimizer->steps.beside()) {
+    if (!optimizer->engine.beside().are_updated_here()) continue;
+    for (const auto& parameter : optimizer->engine.beside().all()) {
       const bool known = std::ranges::any_of(all, [&](const auto& each) { return each.tensor.is_same(parameter); });
       if (!known) all.push_back({base::str("beside the model, ", all.size()), parameter});
     }

@@ -10,16 +10,13 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <typeindex>
 #include <utility>
 
 #include "lamina/base/error.h"
-#include "lamina/base/log.h"
 #include "lamina/base/str.h"
 #include "lamina/frontend/current.h"
 #include "lamina/frontend/job_optimizer.h"
@@ -104,19 +101,12 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 }  // namespace
 
 struct OptimizerPart::Rest : JobOptimizer {
-  FusedOptimizer* const fused;  // nullptr for one of torch's, or of a program's
-  const Needs needs;
-  session::OptimizerSteps::Begun begun;
-  std::int64_t measured_after = -1;     // so many passes of the model
-  std::optional<double> clip;           // the norm that the next step clips to, where clip_master_grads() has said so
-  std::int64_t plain_forgotten = 0;     // gradients of other backwards than the model's that zero_grad() forgot
+  std::size_t groups_cut = 0;           // how many groups are this rank's part
   std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
-  Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs its_needs, std::shared_ptr<optim::LossScale> its_scale)
-      : JobOptimizer(std::move(its), its_needs, std::move(its_scale), *current().session),
-        fused(dynamic_cast<FusedOptimizer*>(optimizer.get())),
-        needs(its_needs) {}
+  Rest(std::shared_ptr<torch::optim::Optimizer> its, Needs needs, const std::shared_ptr<optim::LossScale>& scale)
+      : JobOptimizer(std::move(its), needs, scale, current()) {}
 
   // Says whether the job that it was made in goes on.
   bool in_job() const {
@@ -136,96 +126,81 @@ struct OptimizerPart::Rest : JobOptimizer {
     return model != nullptr && model->partitioned();
   }
 
-  void replace(const HeldHere& held) {
+  void cut() {
     auto& model = *current().model;
-    steps.set_model([&model] { return &model.table(); }, model.shared_sharding());
-    groups.replace(held);
-    if (!steps.beside().empty()) model.watch();
-    if (waits) groups.load(*std::exchange(waits, std::nullopt), /*options=*/false);
+    engine.parameters().set_model([&model] { return &model.table(); }, model.shared_sharding());
+    if (engine.groups().trim(lent)) model.watch();
+    groups_cut = optimizer->param_groups().size();
+    if (waits) load(named(*waits), /*are_parts=*/false, lent.options_of_groups());
+    waits.reset();
   }
   void replace_new() override {
-    if (!is_cut() || groups.are_replaced()) return;
-    auto& model = *current().model;
-    replace([&model](const at::Tensor& tensor) { return model.held_here(tensor); });
+    if (is_cut() && groups_cut != optimizer->param_groups().size()) cut();
   }
 
-  static std::int64_t passes() { return current().model == nullptr ? 0 : current().model->passes(); }
-  bool is_measured() const { return current().model != nullptr && measured_after == passes(); }
-
-  // Throws base::UsageError where a backward that was not the model's own has left gradients among scaled ones.
-  void require_scaled() const {
-    const auto& model = current().model;
-    if (model == nullptr || !scale->is_on()) return;
-    const auto& backwards = model->backwards();
-    if (backwards.plain() <= std::max(plain_forgotten, backwards.plain_forgotten())) return;
-    throw base::UsageError(
-        base::str("the optimizer has a loss scale (", scale->value(),
-                  "), and divides gradients by it, but some came from a loss.backward() since its last zero_grad(): "
-                  "call model.backward(loss), which multiplies the loss by it, in the place of each loss.backward()"),
-        base::Code{"optimizer-not-scaled"});
+  static distributed_optimizer::ModelInUse model() {
+    return current().model == nullptr ? distributed_optimizer::ModelInUse() : current().model->in_use();
   }
 
-  static bool with_copies() { return current().model == nullptr || !current().model->joining(); }
-  // See [Note: options]; nothing where nobody compares them.
-  std::string options() const {
-    if (!is_cut() || current().session->world().size == 1) return "";
-    const auto all = optimizers_of(current());
-    const auto number = std::ranges::find(all, optimizer, &JobOptimizer::optimizer) - all.begin();
-    std::ostringstream own;
-    own.precision(12);
-    own << "the number of the optimizer = " << number << "\nthe class = " << class_name(*optimizer)
-        << "\nthe loss scale = " << scale->value() << "\nthe norm given to clip_master_grads() = " << clip.value_or(0)
-        << "\nthe number of updates that an error broke off = " << broken_off
-        << "\nthe number of states that were loaded into it = " << loads
-        << "\nthe number of groups = " << optimizer->param_groups().size();
-    return own.str() + groups.options(/*counts=*/!current().pipelined());
-  }
-
-  const session::OptimizerSteps::Begun& measure() {
-    require_scaled();
-    begun = steps.begin(groups.places(), clip.value_or(limit()), with_copies(), options());
-    measured_after = passes();
-    const auto& model = current().model;
-    const bool clips = !clip && model != nullptr && model->sharding() != nullptr && begun.clipped_norm < begun.norm;
-    if (clips && std::exchange(current().clips_by_default, false)) tell_of_clipping();
-    return begun;
-  }
-
-  void tell_of_clipping() const {
-    if (current().session->world().rank != base::Rank(0)) return;
-    base::log_warning(base::str("gradients of norm ", begun.norm, " were clipped to ", begun.clipped_norm,
-                                ", the default of sdp_gradient_clipping, as larger ones are in every step; set that "
-                                "key to the norm that you mean (1e9 clips nothing)"));
-  }
-
-  // The norm that gradients are clipped to.
-  double limit() const {
-    const auto& model = current().model;
-    if (model != nullptr && model->sharding() != nullptr) return current().session->config().sdp_gradient_clipping;
-    const bool needs_norm = fused != nullptr && fused->functional().declaration().gradient_norm;
-    return needs_norm ? std::numeric_limits<double>::max() : session::kNoClipping;
-  }
-
-  void update() {
-    const bool as_is = fused != nullptr && needs != Needs::kWhole;
-    ++broken_off;
-    steps.give_gradients(groups.places(), begun, as_is);
-    groups.update([&] {
-      if (fused == nullptr) {
-        optimizer->step();
-      } else {
-        fused->step_in({.factor = as_is ? begun.factor : 1, .norm = begun.clipped_norm, .steps = &steps});
+  // A state by numbers by the names of parameters, and back: of `whole` groups.
+  distributed_optimizer::NamedState named(const OptimizerState& state) const {
+    distributed_optimizer::NamedState named;
+    std::int64_t number = 0;
+    for (const auto& group : members()) {
+      for (const auto& member : group) {
+        if (const auto found = state.states.find(number); found != state.states.end()) {
+          named.states[member.name] = value_of(found->second, "the state of an optimizer, in its field");
+        }
+        if (const auto master = state.masters.find(number); master != state.masters.end()) {
+          named.masters[member.name] = master->second;
+        }
+        ++number;
       }
-    });
-    steps.end(as_is);
-    --broken_off;
+    }
+    return named;
+  }
+  OptimizerState numbered(const distributed_optimizer::NamedState& named, bool whole) const {
+    OptimizerState state;
+    std::int64_t number = 0;
+    auto options = lent.options_of_groups();
+    const auto all = members();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      auto& group = state.groups.emplace_back();
+      group.options = std::move(options[i]);
+      for (const auto& member : all[i]) {
+        if (whole || member.local.defined()) group.parameters.push_back(number);
+        if (const auto found = named.states.find(member.name); found != named.states.end()) {
+          state.states[number] = to_fields(found->second);
+        }
+        if (const auto master = named.masters.find(member.name); master != named.masters.end()) {
+          state.masters[number] = master->second;
+        }
+        ++number;
+      }
+    }
+    return state;
+  }
+  // Says what is wrong with a state, "" if nothing.
+  std::string misfit(const OptimizerState& state) const {
+    const auto all = members();
+    if (state.groups.size() != all.size()) {
+      return base::str("the state has ", state.groups.size(), " parameter groups, the optimizer ", all.size());
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const bool whole = state.saved_by.empty();
+      const auto here = std::ranges::count_if(all[i], [&](const auto& each) { return whole || each.local.defined(); });
+      if (std::ssize(state.groups[i].parameters) == here) continue;
+      return base::str("group ", i, " has ", state.groups[i].parameters.size(), " parameters in the state and ", here,
+                       " in the optimizer");
+    }
+    return "";
   }
 
   // Tells parts of states apart: this rank, and its layout.
   std::vector<std::int64_t> place() const {
     const auto& session = *current().session;
     std::vector<std::int64_t> all;
-    for (const auto group : {topology::Group::kPp, steps.divided_over().value_or(topology::Group::kPp)}) {
+    for (const auto group : {topology::Group::kPp, engine.parameters().divided_over().value_or(topology::Group::kPp)}) {
       const auto members = session.members(group);
       all.push_back(std::ranges::find(members, session.world().rank) - members.begin());
       all.push_back(std::ssize(members));
@@ -249,81 +224,41 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   const auto needs = checked_needs(*optimizer);
   auto& job = outside_step("DistributedOptimizer()");
   rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
-  rest_->on_partition =
-      std::make_shared<PartitionCallback>([rest = rest_.get()](const auto& held) { rest->replace(held); });
+  rest_->on_partition = std::make_shared<PartitionCallback>([rest = rest_.get()](const auto&) { rest->cut(); });
   job.optimizers.push_back(rest_);
   frontend::on_partition(rest_->on_partition);
 }
 
-void OptimizerPart::step(bool has_closure) {
+at::Tensor OptimizerPart::step(torch::optim::Optimizer::LossClosure closure) {
   auto& rest = *rest_;
   if (!rest.in_job()) {
-    if (rest.steps.stand_ins().size() > 0 || rest.scale->is_on()) rest.require_job("step()");
-    rest.optimizer->step();
-    return;
+    if (rest.engine.groups().hold_others() || rest.engine.scale().is_on()) rest.require_job("step()");
+    return rest.optimizer->step(std::move(closure));
   }
-  const auto& model = current().model;
-  if (has_closure && model != nullptr && model->sharding() != nullptr) {
-    throw base::UsageError(
-        "optimizer.step(closure) with sharded parameters: their gradients are clipped before the step; call the "
-        "closure yourself, and then optimizer.step()",
-        base::Code{"shard-not-with"});
-  }
-  if (model != nullptr) model->before_update();
   rest.replace_new();
-  if (rest.is_measured()) {
-    rest.steps.require_alike(rest.options(), rest.with_copies());
-  } else {
-    rest.measure();
-  }
-  rest.measured_after = -1;
-  rest.clip.reset();
-  if (rest.begun.overflow) {
-    rest.steps.leave_out();
-  } else {
-    rest.update();
-  }
+  rest.engine.step(rest.lent, rest.model(), rest.lent.closed(std::move(closure)));
+  return rest.lent.take_loss();
 }
 
 void OptimizerPart::add_param_group(const torch::optim::OptimizerParamGroup& group) {
-  if (rest_->fused != nullptr) {
-    rest_->fused->add_param_group(group);
-  } else {
-    rest_->optimizer->add_param_group(group);
-  }
+  rest_->lent.add_param_group(group);
   if (rest_->in_job()) rest_->replace_new();
 }
 
-void OptimizerPart::zero_rest(bool set_to_none) {
-  if (!rest_->in_job()) return;
-  rest_->measured_after = -1;
-  rest_->clip.reset();
-  const auto& model = current().model;
-  if (model != nullptr) rest_->plain_forgotten = model->backwards().plain();
-  for (const auto& place : rest_->groups.places()) {
-    const auto number = rest_->steps.stand_ins().find(place);
-    const auto& holder = number ? rest_->steps.stand_ins().of(*number) : place;
-    auto* sharding = model == nullptr ? nullptr : model->sharding();
-    if (const auto shard = sharding == nullptr ? std::nullopt : sharding->find_shard(holder)) {
-      sharding->zero_grad(*shard, set_to_none);
-    } else if (number && holder.grad().defined()) {
-      set_to_none ? holder.mutable_grad().reset() : void(holder.mutable_grad().zero_());
-    }
-  }
+void OptimizerPart::zero_grad(bool set_to_none) {
+  if (!rest_->in_job()) return rest_->optimizer->zero_grad(set_to_none);
+  rest_->engine.zero_grad(rest_->lent, rest_->model(), set_to_none);
 }
 
 double OptimizerPart::clip(double max_norm) {
   rest_->require_job("clip_master_grads()");
-  if (current().model != nullptr) current().model->complete_gradients("clip_master_grads()");
   rest_->replace_new();
-  rest_->clip = max_norm;
-  const auto& begun = rest_->measure();
-  return begun.overflow ? -1 : begun.norm;
+  return rest_->engine.clip(rest_->lent, rest_->model(), max_norm);
 }
 
-bool OptimizerPart::overflow() const { return rest_->begun.overflow; }
-double OptimizerPart::grad_norm() const { return rest_->begun.norm; }
-double OptimizerPart::loss_scale() const { return rest_->scale->value(); }
+bool OptimizerPart::overflow() const { return rest_->engine.overflow(); }
+double OptimizerPart::grad_norm() const { return rest_->engine.norm(); }
+double OptimizerPart::loss_scale() const { return rest_->engine.scale().value(); }
 
 void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) const {
   auto& rest = *rest_;
@@ -339,9 +274,9 @@ void OptimizerPart::save(torch::serialize::OutputArchive& archive, bool whole) c
                            base::Code{"state-before-cut"});
   }
   rest.replace_new();
-  auto& session = *current().session;
-  auto state = rest.groups.state(whole, session.members(topology::Group::kPp), session.mailbox(), session.patience());
-  if (rest.scale->is_on()) state.scale = rest.scale->state();
+  const auto extent = whole ? distributed_optimizer::Extent::kWhole : distributed_optimizer::Extent::kPart;
+  auto state = rest.numbered(rest.engine.states().state(rest.lent, extent), whole);
+  if (const auto& scale = rest.engine.scale(); scale.is_on()) state.scale = scale.state();
   if (!whole) state.saved_by = rest.place();
   write(state, archive);
 }
@@ -351,23 +286,18 @@ void OptimizerPart::load(torch::serialize::InputArchive& archive) {
   rest.require_job("load()");
   rest.replace_new();
   auto state = read(archive);
-  auto problem = rest.groups.misfit(state);
+  auto problem = rest.misfit(state);
   if (!state.saved_by.empty() && state.saved_by != rest.place()) {
     problem = "it is the part of another rank, or of another layout: load what save() has saved";
   }
   if (!state.saved_by.empty() && !rest.is_cut()) problem = "the part of a rank is loaded after the first step";
   if (!problem.empty()) throw base::UsageError("optimizer.load(): " + problem, base::Code{"state-other-optimizer"});
-  if (rest.scale->is_dynamic() && state.scale) rest.scale->set_state(*state.scale);
-  ++rest.loads;
-  rest.broken_off = 0;
-  if (rest.is_cut() || !(current().pipelined() || rest.steps.replaces())) {
-    rest.groups.load(state, /*options=*/true);
-    return;
-  }
-  auto options = state;
-  options.states.clear();
-  rest.groups.load(options, /*options=*/true);
-  rest.waits = std::move(state);
+  if (auto& scale = rest.engine.scale(); scale.is_dynamic() && state.scale) scale.set_state(*state.scale);
+  std::vector<Fields> options;
+  for (const auto& group : state.groups) options.push_back(group.options);
+  const bool waits = !rest.is_cut() && (current().pipelined() || rest.engine.parameters().replaces());
+  rest.load(waits ? distributed_optimizer::NamedState() : rest.named(state), !state.saved_by.empty(), options);
+  if (waits) rest.waits = std::move(state);
 }
 
 void on_partition(const std::shared_ptr<PartitionCallback>& callback) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
 #include <memory>
@@ -22,14 +21,14 @@ using fused::Needs;
 namespace frontend {
 
 // An optimizer's part on this rank: what stands in its groups, and what is done around its steps. See
-// session::OptimizerSteps.
+// distributed_optimizer::Optimizer.
 class OptimizerPart {
  public:
   OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer, const optim::LossScale& scale);
 
-  void step(bool has_closure);
-  // Forgets what torch's zero_grad() does not reach: gradients of shards, and of parameters that others stand in for.
-  void zero_rest(bool set_to_none);
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure);
+  // Forgets gradients, those of shards and of parameters that others stand in for, too.
+  void zero_grad(bool set_to_none);
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   double clip(double max_norm);
 
@@ -83,17 +82,11 @@ class DistributedOptimizer {
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) {
     checked("optimizer.step()");
-    at::Tensor loss;
-    if (closure != nullptr) {
-      const at::AutoGradMode records(true);
-      loss = closure();
-    }
-    part_.step(closure != nullptr);
-    return loss;
+    return part_.step(std::move(closure));
   }
   void zero_grad(bool set_to_none = true) {
-    checked("optimizer.zero_grad()").zero_grad(set_to_none);
-    part_.zero_rest(set_to_none);
+    checked("optimizer.zero_grad()");
+    part_.zero_grad(set_to_none);
   }
 
   // Parameters of the model, with options of their own if they have some; as torch's.

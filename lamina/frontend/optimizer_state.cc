@@ -49,6 +49,17 @@ void move(OutputArchive& from, InputArchive& to) {
   to.load_from(bytes);
 }
 
+template <class Serialized>
+Fields all_fields(const Serialized& serialized) {
+  OutputArchive written;
+  serialized.serialize(written);
+  InputArchive archive;
+  move(written, archive);
+  Fields fields;
+  for (const auto& name : archive.keys()) archive.read(name, fields[name]);
+  return fields;
+}
+
 OptimizerState read_checked(InputArchive& archive) {
   OptimizerState state;
   if (c10::IValue saved_by; archive.try_read(kSavedBy, saved_by)) state.saved_by = saved_by.toIntVector();
@@ -133,14 +144,17 @@ OptimizerState read(InputArchive& archive) {
 }
 
 Fields options_of(const torch::optim::OptimizerParamGroup& group) {
-  Fields fields;
-  if (!group.has_options()) return fields;
+  return group.has_options() ? all_fields(group.options()) : Fields();
+}
+
+Fields fields_of(const torch::optim::OptimizerParamState& state) { return all_fields(state); }
+
+void give(torch::optim::OptimizerParamState& state, const Fields& fields) {
   OutputArchive written;
-  group.options().serialize(written);
+  for (const auto& [name, value] : fields) written.write(name, value);
   InputArchive archive;
   move(written, archive);
-  for (const auto& name : archive.keys()) archive.read(name, fields[name]);
-  return fields;
+  state.serialize(archive);
 }
 
 OptimizerState state_of(const torch::optim::Optimizer& optimizer) {

@@ -36,6 +36,10 @@ OptimizerState read(torch::serialize::InputArchive& archive);
 // The options of a group; none where it has its optimizer's.
 Fields options_of(const torch::optim::OptimizerParamGroup& group);
 
+// The fields of one parameter's state; the way back, into one of its class.
+Fields fields_of(const torch::optim::OptimizerParamState& state);
+void give(torch::optim::OptimizerParamState& state, const Fields& fields);
+
 // The state that an optimizer itself has, its own parameters counted; the way back: it forgets what it had.
 OptimizerState state_of(const torch::optim::Optimizer& optimizer);
 void give(torch::optim::Optimizer& optimizer, const OptimizerState& state);

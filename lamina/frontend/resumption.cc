@@ -140,21 +140,26 @@ void Resumption::check_optimizers() const {
   for (std::size_t number = 0; number < here.size(); ++number) {
     const auto who = base::str("optimizer ", number);
     const auto own = class_name(*here[number]->optimizer), theirs = at(saved[number], "class").as<std::string>();
-    if (own != theirs)
-      throw misfit(base::str(who, " is of the class ", own, " here and ", theirs, " in the checkpoint"));
-    const auto names = group_names(*here[number], job_.model->tree());
+    if (strict_ && own != theirs)
+      throw misfit(
+          base::str(who, " is of the class ", own, " here and ", theirs,
+                    " in the checkpoint: make one of that class, or give strict = false, where the states are alike, "
+                    "or load_optimizer = false"));
+    const auto names = here[number]->members();
     const auto& groups = at(saved[number], "groups").as<value::List>().items;
     if (groups.size() != names.size()) {
       throw misfit(
           base::str(who, " has ", names.size(), " parameter groups here and ", groups.size(), " in the checkpoint"));
     }
-    const auto options = state_of(*here[number]->optimizer).groups;
+    const auto options = here[number]->lent.options_of_groups();
     for (std::size_t i = 0; i < names.size(); ++i) {
       const auto group = base::str("group ", i, " of ", who);
       const auto& described = groups[i].as<value::Dict>();
-      options_of(*here[number]->optimizer, options[i].options, described, group);
+      options_of(*here[number]->optimizer, options[i], described, group);
       const auto parameters = parameters_of(described);
-      const std::set<std::string> mine(names[i].begin(), names[i].end()), given(parameters.begin(), parameters.end());
+      std::set<std::string> mine;
+      for (const auto& member : names[i]) mine.insert(member.name);
+      const std::set<std::string> given(parameters.begin(), parameters.end());
       if (strict_ && mine != given) {
         std::vector<std::string> other;
         std::ranges::set_symmetric_difference(mine, given, std::back_inserter(other));
@@ -178,7 +183,7 @@ void Resumption::load() {
   if (sharding != nullptr) sharding->before_update();
   together(session, [&] { reader_->fill_model(session); });
   if (sharding != nullptr) sharding->after_update();
-  for (const auto& optimizer : optimizers_of(job_)) optimizer->steps.stand_ins().follow();
+  for (const auto& optimizer : optimizers_of(job_)) optimizer->engine.follow();
   together(session, [&] { reader_->fill_optimizers(session); });
   apply(std::move(plan));
 }
@@ -208,49 +213,42 @@ Resumption::Plan Resumption::planned() {
 Resumption::Planned Resumption::planned(int number, const std::shared_ptr<JobOptimizer>& optimizer,
                                         const session::CheckpointParts& parts) {
   Planned plan{.optimizer = optimizer};
-  plan.state.saved_by = {job_.session->world().rank.value};
   std::map<std::string, std::vector<std::string>> keys;
   for (const auto& saved : reader_->manifest().tensors) {
     if (saved.kind == Kind::kState && saved.optimizer == number) keys[saved.name].push_back(saved.state);
   }
   const auto about = saved_optimizers().at(static_cast<std::size_t>(number));
   const auto& saved = at(about, "groups").as<value::List>().items;
-  const auto own = state_of(*optimizer->optimizer).groups;
-  const auto names = group_names(*optimizer, job_.model->tree());
-  const auto here = optimizer->groups.numbered();
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    auto& group = plan.state.groups.emplace_back();
-    group.options = options_of(*optimizer->optimizer, own[i].options, saved[i].as<value::Dict>(), "a group");
-    for (const auto& [parameter, place] : here[i]) {
-      const auto& name = names[i].at(static_cast<std::size_t>(parameter - first));
-      if (optimizer->steps.is_master(place)) {
-        const bool has_master = reader_->find(name, Kind::kMaster, number) != nullptr;
-        if (has_master || reader_->find(name, Kind::kParameter) != nullptr) {
-          reader_->want_master(parts, optimizer->steps, {number, "", name}, place,
-                               has_master ? Kind::kMaster : Kind::kParameter);
-        }
-      }
-      if (!optimizer->groups.has_state_of(place)) continue;
+  const auto own = optimizer->lent.options_of_groups();
+  const auto& locals = optimizer->engine.parameters();
+  const auto members = optimizer->members();
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    plan.options.push_back(options_of(*optimizer->optimizer, own[i], saved[i].as<value::Dict>(), "a group"));
+    for (const auto& [name, given, parameter, local] : members[i]) {
+      if (!local.defined()) continue;
+      if (locals.is_master(local)) reader_->want_master(parts, locals, {number, "", name}, local);
+      const bool is_owners = optimizer->lent.needs() == fused::Needs::kWhole && locals.part(local);
+      if (is_owners && !locals.updates_whole(local)) continue;
       for (const auto& key : keys[name]) {
-        plan.states.push_back({parameter, key, place,
-                               reader_->want_state(parts, optimizer->steps, {number, key, name}, place, std::nullopt)});
+        plan.states.push_back(
+            {name, key, local, reader_->want_state(parts, locals, {number, key, name}, local, std::nullopt)});
       }
     }
-    first += std::ssize(names[i]);
   }
   return plan;
 }
 
 void Resumption::apply(Plan plan) {
   const at::NoGradGuard no_grad;
-  for (auto& [optimizer, state, states] : plan) {
+  for (auto& [optimizer, options, states] : plan) {
+    std::map<std::string, Fields> fields;
     for (const auto& each : states) {
-      auto [key, field] = field_of(*optimizer->optimizer, each.key, each.place, each.staged);
-      if (!field.isNone()) state.states[each.parameter].emplace(std::move(key), std::move(field));
+      auto [key, field] = field_of(*optimizer->optimizer, each.key, each.local, each.staged);
+      if (!field.isNone()) fields[each.parameter].emplace(std::move(key), std::move(field));
     }
-    optimizer->groups.load(state, /*options=*/true);
-    optimizer->broken_off = 0;
+    distributed_optimizer::NamedState state;
+    for (const auto& [name, own] : fields) state.states[name] = value_of(own, "a state of the checkpoint");
+    optimizer->load(state, /*are_parts=*/true, options);
   }
 }
 

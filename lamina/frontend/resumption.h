@@ -36,13 +36,12 @@ class Resumption {
  private:
   // Memory for a state that this rank is to have, which is filled when the checkpoint is read.
   struct State {
-    std::int64_t parameter;
-    std::string key;
-    at::Tensor place, staged;
+    std::string parameter, key;
+    at::Tensor local, staged;
   };
   struct Planned {
     std::shared_ptr<JobOptimizer> optimizer;
-    OptimizerState state;  // options
+    std::vector<Fields> options;  // of its groups
     std::vector<State> states;
   };
   using Plan = std::vector<Planned>;

@@ -9,10 +9,12 @@
 #include "lamina/checkpoint/part.h"
 #include "lamina/checkpoint/save.h"
 #include "lamina/checkpoint/writers.h"
-#include "lamina/session/optimizer_steps.h"
+#include "lamina/distributed_optimizer/local_parameters.h"
 #include "lamina/session/session.h"
 
 namespace lamina::session {
+
+using distributed_optimizer::LocalParameters;
 
 // This rank's parts of a model that is cut, and of its optimizers: see [Note: parts] of lamina/checkpoint/part.h.
 class CheckpointParts {
@@ -32,14 +34,14 @@ class CheckpointParts {
   // Finds a parameter or buffer that is here.
   Place of_row(const model::Parameter& row) const;
   // Finds what stands at `place` in an optimizer's groups for the parameter of this name, a master say.
-  Place of_place(const OptimizerSteps& steps, const at::Tensor& place, std::string_view name) const;
+  Place of_place(const LocalParameters& locals, const at::Tensor& place, std::string_view name) const;
   // Finds a state that belongs to it, a tensor of these sizes here.
-  Place of_state(const OptimizerSteps& steps, const at::Tensor& place, std::string_view name,
+  Place of_state(const LocalParameters& locals, const at::Tensor& place, std::string_view name,
                  at::IntArrayRef sizes) const;
 
  private:
   bool writes(const model::Parameter& row) const;
-  bool writes(const OptimizerSteps& steps, bool is_part, std::string_view name) const;
+  bool writes(const LocalParameters& locals, bool is_part, std::string_view name) const;
 
   const Session& session_;
   const model::ParameterTable& table_;

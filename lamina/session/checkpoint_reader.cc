@@ -186,22 +186,26 @@ void CheckpointReader::want_row(const CheckpointParts& parts, const std::string&
   model_.back().into = into;
 }
 
-void CheckpointReader::want_master(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
-                                   const at::Tensor& into, Kind from) {
-  const int optimizer = from == Kind::kParameter ? 0 : of.optimizer;
-  optimizers_.push_back(wanted(of.parameter, from, optimizer, "", parts.of_place(steps, into, of.parameter).region));
+void CheckpointReader::want_master(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
+                                   const at::Tensor& into) {
+  const bool has_master = find(of.parameter, Kind::kMaster, of.optimizer) != nullptr;
+  if (!has_master && find(of.parameter, Kind::kParameter) == nullptr) return;
+  const auto region = parts.of_place(locals, into, of.parameter).region;
+  optimizers_.push_back(has_master ? wanted(of.parameter, Kind::kMaster, of.optimizer, "", region)
+                                   : wanted(of.parameter, Kind::kParameter, 0, "", region));
   optimizers_.back().into = into;
 }
 
-at::Tensor CheckpointReader::want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
-                                        const at::Tensor& place, const std::optional<at::Tensor>& held) {
+at::Tensor CheckpointReader::want_state(const CheckpointParts& parts, const LocalParameters& locals,
+                                        const StateName& of, const at::Tensor& place,
+                                        const std::optional<at::Tensor>& held) {
   const auto* found = find(of.parameter, Kind::kState, of.optimizer, of.state);
   base::internal_check(found != nullptr, "a part of nothing");
   // A state like the parameter is here as its place is.
   const auto* row = parts.table().find(of.parameter);
   const bool is_parts = row != nullptr && row->layout.shape == found->shape && !found->shape.empty();
-  const auto sizes = is_parts && !steps.updates_whole(place) ? place.sizes() : at::IntArrayRef(found->shape);
-  const auto where = parts.of_state(steps, place, of.parameter, sizes);
+  const auto sizes = is_parts && !locals.updates_whole(place) ? place.sizes() : at::IntArrayRef(found->shape);
+  const auto where = parts.of_state(locals, place, of.parameter, sizes);
   auto wanted = this->wanted(of.parameter, Kind::kState, of.optimizer, found->state, where.region);
   if (held && held->sizes() == sizes && is_like(*held, wanted)) {
     wanted.into = *held;

@@ -16,6 +16,8 @@
 
 namespace lamina::session {
 
+using distributed_optimizer::LocalParameters;
+
 // A checkpoint to be loaded: its folder, and the id of its save, which a whole model of others has none of.
 struct FoundCheckpoint {
   std::filesystem::path folder;
@@ -66,12 +68,13 @@ class CheckpointReader {
   // where that cannot be filled.
   void want_row(const CheckpointParts& parts, const std::string& name, archive::Kind from, int optimizer,
                 const at::Tensor& into);
-  // A master's, which fill_optimizers() puts into `into`.
-  void want_master(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
-                   const at::Tensor& into, archive::Kind from);
+  // A master's, which fill_optimizers() puts into `into`: those of a master, or of the parameter where none was saved.
+  // Nothing where neither was.
+  void want_master(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
+                   const at::Tensor& into);
   // A state's: in memory that read() fills, or in `held`, the tensor that is its now, if any, which fill_optimizers()
   // fills where it is alike.
-  at::Tensor want_state(const CheckpointParts& parts, const OptimizerSteps& steps, const StateName& of,
+  at::Tensor want_state(const CheckpointParts& parts, const LocalParameters& locals, const StateName& of,
                         const at::Tensor& place, const std::optional<at::Tensor>& held);
   at::Tensor want_content(const std::string& name);  // undefined where there is none
   at::Tensor whole(const std::string& name) const;   // of the model, at once

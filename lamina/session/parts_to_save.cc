@@ -21,7 +21,7 @@ void PartsToSave::add_row(const std::string& name, const at::Tensor& elements, s
   add(std::move(tensor), parts_.of_row(*row), elements);
 }
 
-void PartsToSave::add_state(const OptimizerSteps& steps, const StateName& of, const at::Tensor& place,
+void PartsToSave::add_state(const LocalParameters& locals, const StateName& of, const at::Tensor& place,
                             const at::Tensor& value) {
   SavedTensor tensor;
   tensor.name = of.parameter;
@@ -29,8 +29,8 @@ void PartsToSave::add_state(const OptimizerSteps& steps, const StateName& of, co
   tensor.optimizer = of.optimizer;
   tensor.state = of.state;
   add(std::move(tensor),
-      of.state.empty() ? parts_.of_place(steps, place, of.parameter)
-                       : parts_.of_state(steps, place, of.parameter, value.sizes()),
+      of.state.empty() ? parts_.of_place(locals, place, of.parameter)
+                       : parts_.of_state(locals, place, of.parameter, value.sizes()),
       value);
 }
 

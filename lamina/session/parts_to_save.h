@@ -9,6 +9,8 @@
 
 namespace lamina::session {
 
+using distributed_optimizer::LocalParameters;
+
 // A state that belongs to what stands in an optimizer's groups for a parameter.
 struct StateName {
   int optimizer = 0;
@@ -26,7 +28,7 @@ class PartsToSave {
   // All that this rank has of the row of this name, which has other names besides.
   void add_row(const std::string& name, const at::Tensor& elements, std::vector<std::string> also);
   // A state, or the master itself, of what stands at `place`.
-  void add_state(const OptimizerSteps& steps, const StateName& of, const at::Tensor& place, const at::Tensor& value);
+  void add_state(const LocalParameters& locals, const StateName& of, const at::Tensor& place, const at::Tensor& value);
   void add_content(const std::string& name, const at::Tensor& value);
 
   std::vector<checkpoint::Part> take() { return std::exchange(to_write_, {}); }

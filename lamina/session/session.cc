@@ -119,6 +119,10 @@ void Session::learn_nodes() {
                std::move(cuts)};
 }
 
+collective::Ranks Session::ranks() {
+  return {topology_, mailbox(), groups(), world_.rank, [this] { return patience(); }};
+}
+
 base::Partition Session::partition() const { return base::Partition(topology_.index(Group::kPp, world_.rank)); }
 
 base::Rank Session::owner(base::Partition partition) const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lamina/collective/groups.h"
+#include "lamina/collective/ranks.h"
 #include "lamina/config/config.h"
 #include "lamina/environment/world.h"
 #include "lamina/messaging/messenger.h"
@@ -51,6 +52,8 @@ class Session {
   // Groups for tensors; how torch's are made is for the face to say.
   collective::Groups& groups() { return *groups_; }
 
+  // Those of the job, for parts that need no more of it; they outlive no session.
+  collective::Ranks ranks();
   std::vector<base::Rank> members(topology::Group group) const { return topology_.members(group, world_.rank); }
   base::Partition partition() const;  // the one that this rank owns
   base::Rank owner(base::Partition partition) const;

@@ -19,7 +19,7 @@ void bind_data_parallel(py::module_& module);
 void bind_dist(py::module_& module);
 void bind_offload(py::module_& module);
 void bind_optim(py::module_& module);
-void bind_optimizer_steps(py::module_& module);
+void bind_optimizer(py::module_& module);
 void bind_parameter_server(py::module_& module);
 void bind_parameters(py::module_& module);
 void bind_observe(py::module_& module);

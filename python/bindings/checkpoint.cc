@@ -20,7 +20,6 @@ namespace {
 using archive::Kind;
 using session::CheckpointParts;
 using session::CheckpointReader;
-using session::OptimizerSteps;
 using session::PartsToSave;
 using session::Session;
 using session::StateName;
@@ -91,7 +90,7 @@ void bind_checkpoint(py::module_& module) {
   py::class_<PartsToSave>(module, "PartsToSave")
       .def(py::init<const CheckpointParts&>(), py::arg("parts"), py::keep_alive<1, 2>())
       .def("add_row", &PartsToSave::add_row, py::arg("name"), py::arg("elements"), py::arg("also"))
-      .def("add_state", &PartsToSave::add_state, py::arg("steps"), py::arg("of"), py::arg("place"), py::arg("value"))
+      .def("add_state", &PartsToSave::add_state, py::arg("locals"), py::arg("of"), py::arg("place"), py::arg("value"))
       .def("add_content", &PartsToSave::add_content, py::arg("name"), py::arg("value"));
   py::class_<checkpoint::Snapshot>(module, "Snapshot").def(py::init<>());
   py::class_<checkpoint::Save, SaveHolder>(module, "Save")
@@ -134,9 +133,9 @@ void bind_checkpoint(py::module_& module) {
       .def("best_source", &CheckpointReader::best_source, py::arg("name"), py::arg("dtype"))
       .def("want_row", &CheckpointReader::want_row, py::arg("parts"), py::arg("name"), py::arg("kind"),
            py::arg("optimizer"), py::arg("into"))
-      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("steps"), py::arg("of"),
-           py::arg("into"), py::arg("kind"))
-      .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("steps"), py::arg("of"),
+      .def("want_master", &CheckpointReader::want_master, py::arg("parts"), py::arg("locals"), py::arg("of"),
+           py::arg("into"))
+      .def("want_state", &CheckpointReader::want_state, py::arg("parts"), py::arg("locals"), py::arg("of"),
            py::arg("place"), py::arg("held").none(true))
       .def("want_content", &CheckpointReader::want_content, py::arg("name"))
       .def("whole", &CheckpointReader::whole, py::arg("name"), py::call_guard<Release>())

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "lamina/base/error.h"
+#include "lamina/distributed_optimizer/local_parameters.h"
 #include "lamina/optim/functional.h"
 #include "lamina/optim/registry.h"
 #include "lamina/optim/step.h"
 #include "lamina/optim/update_tensors.h"
-#include "lamina/session/optimizer_steps.h"
 #include "python/bindings/bindings.h"
 
 namespace lamina::python {
@@ -366,7 +366,8 @@ double squared_gradient_norm(const std::vector<OptimizerGroup*>& groups, double 
 
 // With the hyper-parameters of each group. `around` may be nullptr.
 void step(const std::vector<OptimizerGroup*>& groups, const std::vector<std::vector<double>>& hyper, double scale,
-          double gradient_norm, const std::optional<Gradients>& gradients, const session::OptimizerSteps* around) {
+          double gradient_norm, const std::optional<Gradients>& gradients,
+          const distributed_optimizer::LocalParameters* around) {
   base::internal_check(!gradients || groups.size() == 1, "gradients of one group");
   const Taken taken(groups);
   Held held(most_held(groups));
@@ -430,7 +431,7 @@ py::list number_fields(const Functional& functional) {
 }  // namespace
 
 void bind_optim(py::module_& module) {
-  bind_optimizer_steps(module);
+  bind_optimizer(module);
   py::class_<Functional, std::shared_ptr<Functional>>(module, "Functional")
       .def_property_readonly("hyper", &hyper_fields)
       .def_property_readonly("norm",
@@ -456,7 +457,7 @@ void bind_optim(py::module_& module) {
   module.def("squared_gradient_norm", &squared_gradient_norm, py::arg("groups"), py::arg("scale"),
              py::arg("gradients") = py::none());
   module.def("optimizer_step", &step, py::arg("groups"), py::arg("hyper"), py::arg("scale"), py::arg("gradient_norm"),
-             py::arg("gradients") = py::none(), py::arg("steps") = py::none());
+             py::arg("gradients") = py::none(), py::arg("around") = py::none());
 }
 
 }  // namespace lamina::python

@@ -4,7 +4,7 @@
 import enum
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch.distributed import Backend, ProcessGroup, Store
@@ -588,7 +588,7 @@ def optimizer_step(
     scale: float,
     gradient_norm: float,
     gradients: Sequence[torch.Tensor | None] | None = None,
-    steps: OptimizerSteps | None = None,
+    around: LocalParameters | None = None,
 ) -> None:
     """Updates parameters that have gradients, which are multiplied by `scale` first. Releases the GIL; with parts and
     an optimizer that needs norms collective over their holders. From one thread at a time for the same groups.
@@ -596,7 +596,7 @@ def optimizer_step(
     Args:
         hyper: of each group, the hyper-parameters.
         gradients: those of the only group; each parameter's own where they are not given.
-        steps: knows halves that parameters stand in for, which get their values, too.
+        around: knows halves that parameters stand in for, which get their values, too.
     """
 
 class LossScale:
@@ -624,73 +624,127 @@ class LossScale:
     def update(self, overflow: bool) -> None: ...
     state: dict[str, float]
 
-class BegunStep:
-    """Measures taken before a step of an optimizer."""
+class LocalParameters:
+    """Knows what stands in the groups of an optimizer for parameters of the model; see
+    lamina/distributed_optimizer/local_parameters.h."""
 
-    @property
-    def overflow(self) -> bool: ...
-    @property
-    def factor(self) -> float:
-        """The number that gradients are to be multiplied by."""
-    @property
-    def norm(self) -> float:
-        """The norm of all gradients, without the loss scale and before they are clipped; 0 where not measured."""
-    @property
-    def clipped_norm(self) -> float:
-        """The norm of what the update is given."""
-
-class OptimizerSteps:
-    """Knows what stands in the groups of an optimizer, and what is to be done around its steps; see
-    lamina/session/optimizer_steps.h."""
-
-    def __init__(self, session: Session, scale: LossScale) -> None: ...
     def set_model(self, table: Callable[[], ParameterTable], sharding: Sharding | None) -> None: ...
-    def place_of(self, held: torch.Tensor) -> torch.Tensor:
-        """Gives what is to be in the place of a parameter, or of a shard, in the groups."""
-    def holder_of(self, place: torch.Tensor) -> torch.Tensor:
-        """The parameter or shard that a tensor of the groups stands in for, or that itself."""
-    @property
-    def stand_ins(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each with what it stands in for."""
+    def source(self, local: torch.Tensor) -> torch.Tensor:
+        """The parameter or shard that a member of the groups stands in for, or that itself."""
+    def is_master(self, local: torch.Tensor) -> bool: ...
     def follow(self) -> None:
         """Gives masters the values of their parameters where those have changed."""
-    def is_beside(self, held: torch.Tensor) -> bool:
-        """True of a parameter that is not the model's, nor stands for one."""
-    def take_beside(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Gives those that are new the values of the job's first rank; collective over the world."""
-    @property
-    def beside(self) -> list[torch.Tensor]: ...
-    def bring_beside(self) -> None:
-        """Gives the pipeline the values that its first rank has; collective over it."""
-    def require_alike(self, options: str, with_copies: bool) -> None:
-        """UsageError, on all, where options differ between ranks that train one model; collective over these."""
-    def begin(self, places: Sequence[torch.Tensor], max_norm: float, with_copies: bool, options: str) -> BegunStep:
-        """Measures gradients, where anything asks for it, and requires options to be alike; collective."""
-    def leave_out(self) -> None:
-        """The step is left out, for an overflow."""
-    def give_gradients(self, places: Sequence[torch.Tensor], begun: BegunStep, as_is: bool) -> None: ...
-    def end(self, as_is: bool) -> None: ...
-    @property
-    def replaces(self) -> bool:
-        """True where groups hold other tensors than the model's parameters, on this or on another rank."""
     @property
     def divided_over(self) -> str | None:
         """The group of those who hold parts of the same parameters, where anything is divided."""
-    def is_part(self, place: torch.Tensor) -> bool:
+    def is_part(self, local: torch.Tensor) -> bool:
         """True for a part of a parameter: others have the rest."""
-    def spread_wholes(self, places: Sequence[torch.Tensor]) -> None:
-        """Gives parameters owners, for an optimizer that needs all of each."""
-    def updates_whole(self, place: torch.Tensor) -> bool:
+    def updates_whole(self, local: torch.Tensor) -> bool:
         """True where this rank is the owner of the parameter whose part it is."""
-    def begin_wholes(self, places: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Says what the groups have in a step in these places, None for nothing; collective over the holders."""
-    def end_wholes(self) -> None:
-        """Gives all parts what the owners have updated; collective over the holders."""
-    def forget_wholes(self) -> None: ...
-    def part_of(self, place: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's elements of what is like the parameter."""
-    def whole_of(self, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Gathers values that are like parts; collective over the holders, for parts."""
+
+class UpdateTerms:
+    """An update's."""
+
+    @property
+    def factor(self) -> float:
+        """The number that gradients are still to be multiplied by."""
+    @property
+    def norm(self) -> float:
+        """The norm of all of them then; 0 where nobody has measured it."""
+    @property
+    def parameters(self) -> LocalParameters | None:
+        """None where all members of the groups are parameters."""
+    @property
+    def has_closure(self) -> bool: ...
+    def close(self) -> None:
+        """Calls the closure."""
+
+_Given = tuple[torch.Tensor, str]
+_Moved = Sequence[tuple[torch.Tensor, torch.Tensor | None]]
+_Member = tuple[str, str, torch.Tensor, torch.Tensor | None]
+
+class UserOptimizer(Protocol):
+    """An optimizer as the engine sees it; see lamina/distributed_optimizer/user_optimizer.h."""
+
+    def named_parameters(self) -> list[_Given]: ...
+    def groups(self) -> list[list[_Given]]: ...
+    def members(self) -> list[torch.Tensor]: ...
+    def trim(self, groups: Sequence[Sequence[_Given]], moved: _Moved) -> None: ...
+    def exchange(self, groups: Sequence[Sequence[torch.Tensor]], moved: _Moved) -> None: ...
+    def state_of(self, member: torch.Tensor) -> dict[str, Any] | None: ...
+    def set_state(self, member: torch.Tensor, state: dict[str, Any] | None) -> None: ...
+    def options(self, counts: bool) -> str: ...
+    def needs(self) -> str: ...
+    def needs_norm(self) -> bool: ...
+    def takes_any_gradient(self) -> bool: ...
+    def update(self, terms: UpdateTerms) -> None: ...
+    def zero_grad(self, set_to_none: bool) -> None: ...
+
+class Optimizer:
+    """All that is done around the updates of an optimizer of the job's model; see
+    lamina/distributed_optimizer/optimizer.h. `number`: how many optimizers the job had before."""
+
+    def __init__(self, session: Session, scale: LossScale, number: int, clips_by_default: bool) -> None: ...
+    @property
+    def parameters(self) -> LocalParameters: ...
+    @property
+    def beside(self) -> list[torch.Tensor]:
+        """The parameters that are not the model's."""
+    def trim(self, user: UserOptimizer) -> bool:
+        """Makes groups this rank's part. True where there are new members that are not the model's, with which it is
+        collective over the world."""
+    def members(self, user: UserOptimizer) -> list[list[_Member]]:
+        """By group, all members as far as this rank knows them: the name, the name it was given with, the parameter,
+        and what stands for it here, None where another rank updates it."""
+    def are_whole(self, user: UserOptimizer) -> bool:
+        """True where no member has left, and none is another tensor than the model's."""
+    @property
+    def holds_others(self) -> bool:
+        """True where other tensors than the model's stand here, whether the job goes on or not."""
+    def parameter_of(self, local: torch.Tensor) -> torch.Tensor:
+        """The parameter of the model that a tensor is, or stands for."""
+    def part_of_state(
+        self, user: UserOptimizer, local: torch.Tensor, parameter: torch.Tensor, state: dict[str, Any]
+    ) -> Any: ...
+    def state(
+        self, user: UserOptimizer, extent: Literal["part", "here", "whole", "first"]
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """States and masters by the names of parameters; see Extent in lamina/distributed_optimizer/states.h."""
+    def parts_of(self, user: UserOptimizer, states: dict[str, Any], are_parts: bool) -> list[Any]:
+        """For each member here its part of a state."""
+    def gathered(
+        self, states: dict[str, Any], masters: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The states that the ranks of one copy of the model have together; collective over these."""
+    def take_masters(self, user: UserOptimizer, masters: dict[str, torch.Tensor], are_parts: bool) -> None:
+        """Gives masters here these values."""
+    def step(
+        self,
+        user: UserOptimizer,
+        backwards: Backwards | None,
+        reducer: Reducer | None,
+        steps: int,
+        closure: Callable[[], None] | None,
+    ) -> None:
+        """`backwards`, `reducer`, `steps`: of the model, which has made so many."""
+    def clip(
+        self, user: UserOptimizer, backwards: Backwards | None, reducer: Reducer | None, steps: int, max_norm: float
+    ) -> float:
+        """The norm of all gradients, which the next step clips; -1 where they overflow."""
+    def zero_grad(self, user: UserOptimizer, backwards: Backwards | None, set_to_none: bool) -> None: ...
+    def follow(self) -> None:
+        """Gives masters the values of their parameters where those have changed."""
+    def note_load(self) -> None:
+        """A state was loaded into it."""
+    @property
+    def overflow(self) -> bool:
+        """True where gradients did so in the last step, which was left out."""
+    @property
+    def norm(self) -> float:
+        """The norm that the last step measured, without the loss scale and before clipping; 0 where it did not."""
+
+def require_same_options(session: Session, options: str, with_copies: bool) -> None:
+    """UsageError, on all, where options differ between ranks that train one model; collective over these."""
 
 class Sharding(ShardedGradients):
     """Sharded data parallelism on this rank; see lamina/sharding/sharding.h. Parameters go by their numbers."""
@@ -815,7 +869,7 @@ class PartsToSave:
     def add_row(self, name: str, elements: torch.Tensor, also: Sequence[str]) -> None:
         """All that this rank has of a parameter or buffer; `also`: its other names. UsageError where it has no place in
         a checkpoint."""
-    def add_state(self, steps: OptimizerSteps, of: StateName, place: torch.Tensor, value: torch.Tensor) -> None: ...
+    def add_state(self, locals: LocalParameters, of: StateName, place: torch.Tensor, value: torch.Tensor) -> None: ...
     def add_content(self, name: str, value: torch.Tensor) -> None: ...
 
 class Snapshot:
@@ -898,14 +952,12 @@ class CheckpointReader:
     def want_row(self, parts: CheckpointParts, name: str, kind: SavedKind, optimizer: int, into: torch.Tensor) -> None:
         """Has `fill_model` put this rank's elements of a parameter or buffer, of its master with that kind, into a
         tensor."""
-    def want_master(
-        self, parts: CheckpointParts, steps: OptimizerSteps, of: StateName, into: torch.Tensor, kind: SavedKind
-    ) -> None:
+    def want_master(self, parts: CheckpointParts, locals: LocalParameters, of: StateName, into: torch.Tensor) -> None:
         """Has `fill_optimizers` put a master's elements into a tensor."""
     def want_state(
         self,
         parts: CheckpointParts,
-        steps: OptimizerSteps,
+        locals: LocalParameters,
         of: StateName,
         place: torch.Tensor,
         held: torch.Tensor | None,

@@ -254,6 +254,39 @@ void scales_go_on() {
   shutdown();
 }
 
+// It was made, and used, before the model was cut: its states become those of parts.
+void the_state_of_a_plain_optimizer_goes_on() {
+  for (const auto& layout : {Layout{1, 1, true, ""}, Layout{1, 4, false, ""}, Layout{2, 2, false, ""}}) {
+    layout.start();
+    auto plain = seeded(), net = seeded();
+    const auto theirs = adamw(plain->parameters());
+    auto own = adamw(net->parameters());
+    const auto alone = [](Net& model, torch::optim::Optimizer& optimizer) {
+      model->forward(batch()).square().mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    for (int number = 0; number < 2; ++number) {
+      alone(plain, *theirs);
+      alone(net, *own);
+    }
+    DistributedModel model(net);
+    DistributedOptimizer ours(std::move(own));
+    const auto step_once = step([&](const Tensor& x) { model.backward(model(x).square().mean()); });
+    for (int number = 0; number < 2; ++number) {
+      alone(plain, *theirs);
+      step_once(share());
+      ours.step();
+      ours.zero_grad();
+    }
+    const auto state = model.state_dict();
+    for (const auto& named : plain->named_parameters()) {
+      expect(torch::allclose(state[named.key()], named.value(), 1e-6, 1e-6), named.key() + " goes on" + layout.text());
+    }
+    shutdown();
+  }
+}
+
 // Groups that come when the model is cut already.
 void groups_come_later() {
   Layout{2, 2, false, ""}.start();
@@ -421,6 +454,7 @@ int main() {
     }
   }
   scales_go_on();
+  the_state_of_a_plain_optimizer_goes_on();
   groups_come_later();
   refusals();
   remote_options();

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import lamina
-from lamina import _lamina
 from lamina.deferred_init import delayed, tape
 from lamina.model import partitioned
 
@@ -269,25 +268,6 @@ def case_api_the_whole_state_is_that_of_the_plain_optimizer():
     equal(ours.state_dict(), named.state_dict())
     local = lamina.DistributedOptimizer(torch.optim.SGD(run.model.local_parameters(), lr=0.1))
     equal(local.state_dict(), torch.optim.SGD(plain.model.parameters(), lr=0.1).state_dict())
-
-
-def case_api_states_of_optimizers_travel_in_portions_of_parameters():
-    run, plain = stopped(partitions=2), stopped()
-    gather, parts = _lamina.Session.gather_state, []
-
-    def in_small_portions(session, own, to_first=False):
-        parts.append(own)
-        return gather(session, own, to_first, portion_bytes=64)
-
-    _lamina.Session.gather_state = in_small_portions
-    try:
-        equal(run.optimizer.state_dict(), plain.optimizer.state_dict())
-        equal(run.optimizer.state_dict(gather_to_rank0=True), plain.optimizer.state_dict() if RANK == 0 else {})
-    finally:
-        _lamina.Session.gather_state = gather
-    trained = {name for name, parameter in run.model.local_named_parameters() if parameter in run.optimizer.state}
-    assert trained and [set(own) for own in parts] == [trained | {f".{RANK}"}] * 2
-    assert parts[0][f".{RANK}"]["state"] == {}
 
 
 def case_api_options_that_are_loaded_early_are_there_at_once_and_may_be_changed():

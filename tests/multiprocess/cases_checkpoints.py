@@ -344,6 +344,25 @@ def case_half_precision_of_another_kind_is_that_of_the_masters():
         require_same(found["half"][name], value.bfloat16() if value.is_floating_point() else value, name)
 
 
+def case_half_parameters_that_were_not_saved_stay_with_their_masters():
+    """With strict=False the others are loaded."""
+    layers = [nn.Linear(3, 4), nn.Linear(4, 2)]
+    with folder() as path:
+        lamina.init(**LAYOUTS["dp4"], timeout_s=30)
+        model = lamina.DistributedModel(nn.Sequential(*layers[:1]))
+        lamina.DistributedOptimizer(fused(model.parameters()))
+        lamina.save_checkpoint(path, "a")
+        saved = copy.deepcopy(model.state_dict())
+        lamina.shutdown()
+        lamina.init(**LAYOUTS["dp4"], bf16=True, timeout_s=30)
+        model = lamina.DistributedModel(nn.Sequential(*map(copy.deepcopy, layers)))
+        lamina.DistributedOptimizer(fused(model.parameters()))
+        expected = copy.deepcopy(model.state_dict()) | {name: value.bfloat16() for name, value in saved.items()}
+        lamina.resume_from_checkpoint(path, strict=False)
+        require_same(model.state_dict(), expected)
+        lamina.shutdown()
+
+
 def case_the_saved_partition_is_kept_in_a_job_with_as_many():
     with folder() as path:
         job = Job("pp4", auto_partition=False, default_partition=2)
@@ -446,8 +465,10 @@ def case_what_does_not_fit_changes_nothing():
             if layout == "pp4":
                 job.train(1)
             before = job.states()
-            with pytest.raises(lamina.UsageError, match="no dampening, momentum in the checkpoint, which SGD needs"):
+            with pytest.raises(lamina.UsageError, match="of the class SGD here and AdamW in the checkpoint"):
                 lamina.resume_from_checkpoint(path)
+            with pytest.raises(lamina.UsageError, match="no dampening, momentum in the checkpoint, which SGD needs"):
+                lamina.resume_from_checkpoint(path, strict=False)
             require_same(job.states(), before)
             lamina.shutdown()
 

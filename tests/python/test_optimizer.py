@@ -8,24 +8,22 @@ from torch import nn
 import lamina
 from lamina import _lamina
 from lamina.job import current
-from lamina.model.partitioned import PartitionedModel
-from lamina.modules.tree import ModuleTree
-from lamina.optim.param_groups import Roster
+from lamina.optim.lent_optimizer import LentOptimizer
 
 OPTIMIZERS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
 
 
-def cut(partition):
-    """A model of three layers, of which partition 1 owns the middle one."""
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    tree = ModuleTree(module)
-    cut = _lamina.Cut(tree.filled(), [0, 0, 1, 0], [], partition)
-    return module, PartitionedModel(tree, cut, {}, session=None)
+def layers():
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
 
 
-def trim(optimizer, model):
-    """Makes it one of this rank's part, in which nothing stands in for anything."""
-    Roster(optimizer, _lamina.OptimizerSteps(current.session(), _lamina.LossScale(1.0))).trim(model)
+def trim(optimizer, module, owners):
+    """Makes it one of the part of partition 0, where layers have these owners."""
+    rows = [(name, tensor, False, owners[int(name[0])]) for name, tensor in module.named_parameters()]
+    table = _lamina.ParameterTable(current.session(), rows)
+    engine = _lamina.Optimizer(current.session(), _lamina.LossScale(1.0), 0, False)
+    engine.parameters.set_model(lambda: table, None)
+    engine.trim(LentOptimizer(optimizer, None, None))
 
 
 def test_it_is_the_same_optimizer(start):
@@ -59,12 +57,12 @@ def test_a_scale_without_a_model_is_an_error(start):
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_foreign_parameters_leave_the_live_groups(make, start):
-    module, model = cut(partition=1)
+    module = layers()
     optimizer = make([{"params": list(layer.parameters()), "lr": 0.1} for layer in module])
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     groups = list(optimizer.param_groups)
-    trim(optimizer, model)
+    trim(optimizer, module, owners=[1, 0, 1])
     assert [len(group["params"]) for group in groups] == [0, 2, 0]
     assert all(a is b for a, b in zip(groups, optimizer.param_groups, strict=True))
     assert set(optimizer.state) <= set(module[1].parameters())
@@ -75,20 +73,19 @@ def test_foreign_parameters_leave_the_live_groups(make, start):
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_a_rank_may_end_without_parameters(make, start):
-    module, model = cut(partition=5)
+    module = layers()
     optimizer = make(module.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    trim(optimizer, model)
+    trim(optimizer, module, owners=[1, 1, 1])
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["params"] == [] and optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_parameters_of_other_models_stay(start):
-    _, model = cut(partition=0)
     other = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    trim(optimizer, model)
+    trim(optimizer, layers(), owners=[0, 0, 1])
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 

@@ -23,6 +23,7 @@ from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.model.partitioned import PartitionedModel
+from lamina.optim.functional import class_name
 from lamina.optim.optimizer_state import OptimizerState
 from lamina.util.checks import require_booleans, require_no_nul
 from lamina.util.told import tell
@@ -285,13 +286,20 @@ class Resumption:
             )
         for number, (about, optimizer) in enumerate(zip(saved, here, strict=True)):
             groups = optimizer.optimizer.param_groups
+            own, theirs = class_name(optimizer.optimizer), about.get("class")
+            if self._strict and theirs not in (None, own, type(optimizer.optimizer).__name__):
+                raise UsageError(
+                    f"optimizer {number} is of the class {own} here and {theirs} in the checkpoint: make one of that "
+                    "class, or give strict=False, where the states are alike, or load_optimizer=False",
+                    code="checkpoint-optimizers",
+                )
             if len(about["groups"]) != len(groups):
                 raise UsageError(
                     f"optimizer {number} has {len(groups)} parameter groups here and {len(about['groups'])} in the "
                     "checkpoint",
                     code="checkpoint-optimizers",
                 )
-            for place, (group, known) in enumerate(zip(about["groups"], optimizer.roster.known(), strict=True)):
+            for place, (group, known) in enumerate(zip(about["groups"], optimizer.known(), strict=True)):
                 if lacking := _lacking(optimizer.optimizer, group):
                     raise UsageError(
                         f"group {place} of optimizer {number} has no {', '.join(lacking)} in the checkpoint, which "
@@ -370,10 +378,8 @@ class Resumption:
 
         for name, place, state, is_master in optimizer.own():
             if is_master:
-                has_master = self.reader.find(name, SavedKind.MASTER, number) is not None
-                kind = SavedKind.MASTER if has_master else SavedKind.PARAMETER
                 of = _lamina.StateName(number, "", name)
-                self.reader.want_master(parts, optimizer.steps, of, place, kind)
+                self.reader.want_master(parts, optimizer.parameters, of, place)
             if name in saved and optimizer.has_state_of(place):
                 plan.states[name] = {
                     key: self._want_state(parts, optimizer, _lamina.StateName(number, key, name), place, state.get(key))
@@ -390,7 +396,7 @@ class Resumption:
         held: Any,
     ) -> torch.Tensor:
         held = held if isinstance(held, torch.Tensor) else None
-        return self.reader.want_state(parts, optimizer.steps, of, place, held)
+        return self.reader.want_state(parts, optimizer.parameters, of, place, held)
 
     def go_on(self) -> None:
         """Has counters and generators go on where they were, in the layout of the checkpoint."""

@@ -22,8 +22,9 @@ from lamina.job import current
 from lamina.job.arguments import require_same
 from lamina.model import shards
 from lamina.model.partitioned import is_odd
+from lamina.optim.functional import class_name
+from lamina.optim.named_state import Layout
 from lamina.optim.optimizer_state import OptimizerState
-from lamina.optim.param_groups import Layout
 from lamina.util.checks import require_booleans, require_count, require_no_nul
 
 
@@ -222,7 +223,7 @@ class _Everything:
             self._optimizers = optimizers_of(job, optimizer) if partial else []
             generator_states = generators.states()
             self.parts = self._found(generator_states.pop("torch"))
-            known = [optimizer.roster.known() for optimizer in self._optimizers]
+            known = [optimizer.known() for optimizer in self._optimizers]
             word = (to_plain(generator_states), to_plain(dict(self._extra_state())), known)
         except Exception as error:  # which all ranks are to hear of
             self._error = error
@@ -245,9 +246,9 @@ class _Everything:
         for number, optimizer in enumerate(self._optimizers):
             for name, place, state, is_master in optimizer.own():
                 if is_master:
-                    parts.add_state(optimizer.steps, _lamina.StateName(number, "", name), place, place)
+                    parts.add_state(optimizer.parameters, _lamina.StateName(number, "", name), place, place)
                 for key, value in states.to_tensors(name, state):
-                    parts.add_state(optimizer.steps, _lamina.StateName(number, key, name), place, value)
+                    parts.add_state(optimizer.parameters, _lamina.StateName(number, key, name), place, value)
         parts.add_content(f"generator/{self._job.session.rank}", generator)
         return parts
 
@@ -321,7 +322,7 @@ def _plain_content(content: Any) -> Any:
 def _about_optimizer(optimizer: OptimizerState, known: list[Layout]) -> dict[str, Any]:
     groups, rest = optimizer.described(known)
     return {
-        "class": type(optimizer.optimizer).__name__,
+        "class": class_name(optimizer.optimizer),
         "groups": [sorted_plain(group) for group in groups],
         "rest": to_plain(rest),
     }

@@ -24,20 +24,20 @@ class FlatGroups(Sequence):
 
     Args:
         optimizer: whose groups they are.
-        steps: knows what stands in the groups for parameters.
+        parameters: knows what stands in the groups for them.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, steps: _lamina.OptimizerSteps):
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: _lamina.LocalParameters):
         self._groups = optimizer.param_groups
-        self._steps = steps
+        self._parameters = parameters
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def __getitem__(self, group: int) -> torch.Tensor:
         job = current.job_if_any()
-        if job is not None and any(known.steps is self._steps for known in job.optimizers):
-            self._steps.follow()  # a job that has ended has given its shards back
+        if job is not None and any(known.parameters is self._parameters for known in job.optimizers):
+            self._parameters.follow()  # a job that has ended has given its shards back
         places = [self._part(place) for place in self._groups[group]["params"]]
         if not places:
             return torch.zeros(0)
@@ -50,7 +50,7 @@ class FlatGroups(Sequence):
         return _at_least_float32(first.as_strided((at,), (1,), first.storage_offset()))
 
     def _part(self, place: torch.Tensor) -> torch.Tensor:
-        own, holder = place.detach(), self._steps.holder_of(place)
+        own, holder = place.detach(), self._parameters.source(place)
         if not hasattr(holder, "ds_tensor"):  # a shard, or nothing is sharded
             return own
         if holder is place and holder.ds_tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():

@@ -5,8 +5,8 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -151,12 +151,21 @@ class FunctionalOptimizer(optim.Optimizer):
         factor: float,
         gradients: Sequence[torch.Tensor | None] | None = None,
     ) -> None:
-        steps, left, norm = self.__dict__.get("_distributed", (None, 1.0, 0.0))
-        factor *= left
-        if steps is None:
-            norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
         values = [self._values(group) for group in self.param_groups]
-        _lamina.optimizer_step(groups, values, factor, norm, gradients, steps)
+        if (around := self.__dict__.get("_around")) is not None:
+            _lamina.optimizer_step(groups, values, factor * around.factor, around.norm, gradients, around.parameters)
+            return
+        norm = self._gradient_norm(groups, factor, gradients) if self._form().norm else 0.0
+        _lamina.optimizer_step(groups, values, factor, norm, gradients)
+
+    @contextmanager
+    def around(self, terms: _lamina.UpdateTerms) -> Iterator[None]:
+        """Has an update within be one of a DistributedOptimizer's."""
+        self._around = terms
+        try:
+            yield
+        finally:
+            del self._around
 
     def turn(self) -> AbstractContextManager[Any]:
         """Held by the thread that takes a step: others wait for it. A signal handler runs in the thread that it
@@ -185,6 +194,11 @@ class FunctionalOptimizer(optim.Optimizer):
         if place not in known or not known[place].is_of(parameters, self.state):
             known[place] = _lamina.OptimizerGroup(self._form(), parameters, self.state)
         return known[place]
+
+
+def class_name(optimizer: optim.Optimizer) -> str:
+    """The name that checkpoints have for its class: "AdamW", for one of torch's and for the engine's."""
+    return optimizer._functional if isinstance(optimizer, FunctionalOptimizer) else type(optimizer).__name__
 
 
 @functools.cache

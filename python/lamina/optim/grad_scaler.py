@@ -9,6 +9,7 @@ import torch
 
 from lamina.errors import UsageError
 from lamina.job import current
+from lamina.optim.options import is_joining
 
 _OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
 
@@ -54,8 +55,7 @@ class GradScaler(torch.amp.GradScaler):
             job.cut.complete("GradScaler.unscale_()")
         found = super()._unscale_grads_(types.SimpleNamespace(param_groups=[{"params": held}]), *args, **kwargs)
         here = max((each.item() for each in found.values()), default=0.0)
-        joining = job.replicas is not None and job.replicas.reducer.joining
-        everywhere = max(job.session.all_gather("mp" if joining else "world", here))
+        everywhere = max(job.session.all_gather("mp" if is_joining(job) else "world", here))
         return {torch.device(self._device): torch.tensor(everywhere, device=self._device)}
 
 

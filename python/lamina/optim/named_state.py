@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts of optimizers, by number and by name: see [Note: names of parameters]."""
+"""State dicts of optimizers, by number and by name: see [Note: names of parameters] in
+lamina/distributed_optimizer/groups.h."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.optim.param_groups import Layout
+from lamina.job import current
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY
+
+# Per group, the parameters of the whole optimizer: the name, and the one that it was given to the optimizer with.
+Layout = list[list[tuple[str, str | None]]]
 
 _MEMBERS = ("params", "param_names")
 PARTS = "_lamina_parts"  # (group, part, parts) of each parameter's states, where a partial state has no more
-_REST = "."  # the beginning of no parameter's name
+MASTERS = "masters"  # of parameters, beside their states: the plain optimizer then knows all of these
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,6 +28,20 @@ def without_marks(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state_dict.items() if key not in (PARTIAL, SAVED_BY, PARTS)}
 
 
+def agreed(everyone: Sequence[Layout]) -> Layout:
+    """The groups of the whole optimizer from what each rank of a pipeline knows of them."""
+    if all(other == everyone[0] for other in everyone):
+        return everyone[0]
+    if len(counts := {len(other) for other in everyone}) > 1:
+        raise UsageError(
+            f"the optimizer has {' or '.join(map(str, sorted(counts)))} groups, depending on the rank",
+            code="state-other-optimizer",
+        )
+    order = {name: place for place, (name, _) in enumerate(current.job().model.named_parameters())}
+    merged = [dict(itertools.chain.from_iterable(group)) for group in zip(*everyone, strict=True)]
+    return [sorted(group.items(), key=lambda item: order.get(item[0], len(order))) for group in merged]
+
+
 def by_name(state_dict: Mapping[str, Any], names: Iterable[Iterable[str]]) -> dict[str, Any]:
     """A state by name from one by number; `names` are those of each group's parameters."""
     named, groups = {}, []
@@ -31,61 +49,35 @@ def by_name(state_dict: Mapping[str, Any], names: Iterable[Iterable[str]]) -> di
         own = list(own)
         named |= dict(zip(group["params"], own, strict=True))
         groups.append({**group, "params": own})
-    state = {named.get(key, key): value for key, value in state_dict["state"].items()}
-    return without_marks(state_dict) | {"state": state, "param_groups": groups}
+    return without_marks(state_dict) | {"param_groups": groups} | _with_keys(state_dict, named)
 
 
-def in_parts(named: Mapping[str, Any], partition: int) -> dict[str, Any]:
-    """A rank's state by name as the engine gathers it: the state of each parameter under its name, and all the rest
-    under one that no parameter can have."""
-    names = set(itertools.chain.from_iterable(group["params"] for group in named["param_groups"]))
-    others = {key: value for key, value in named["state"].items() if key not in names}
-    own = {name: value for name, value in named["state"].items() if name in names}
-    return own | {f"{_REST}{partition}": {**named, "state": others}}
-
-
-def _out_of_parts(parts: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Mapping[str, Any]]]:
-    """The state that the parts of all ranks make, and the rest of each rank's."""
-    rests = [part for name, part in parts.items() if name.startswith(_REST)]
-    state = {name: part for name, part in parts.items() if not name.startswith(_REST)}
-    for rest in rests:
-        state |= rest["state"]
-    return state, rests
-
-
-def by_number(parts: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """The state of the whole optimizer by number from the parts of all ranks."""
-    state, rests = _out_of_parts(parts)
+def by_number(named: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """The state of the whole optimizer by number from one by name."""
     numbers = {name: number for number, (name, _) in enumerate(itertools.chain.from_iterable(layout))}
-    groups = []
-    for group, members in zip(rests[0]["param_groups"], layout, strict=True):
-        groups.append(_with_members(group, [numbers[name] for name, _ in members], [given for _, given in members]))
-    own = {number: state[name] for name, number in numbers.items() if name in state}
-    others = {key: value for key, value in state.items() if key not in numbers}
-    return {**rests[0], "state": own | others, "param_groups": groups}
+    groups = [
+        _with_members(group, [numbers[name] for name, _ in members], [given for _, given in members])
+        for group, members in zip(named["param_groups"], layout, strict=True)
+    ]
+    return {**named, "param_groups": groups} | _with_keys(named, numbers)
 
 
-def own_part(named: Mapping[str, Any], own: Sequence[Sequence[str]], layout: Layout) -> dict[str, Any]:
-    """Returns what torch's optimizer loads on a rank that has the parameters `own`: its part of a state by name, by
-    number."""
-    given = dict(itertools.chain.from_iterable(layout))
-    state = {key: value for key, value in named["state"].items() if key not in given}
+def of_parameters(named: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns of a state by name what these parameters have."""
+    return {name: dict(named["state"][name]) for name in names if name in named["state"]}
+
+
+def own_part(
+    named: Mapping[str, Any], own: Layout, parts: Sequence[dict[str, Any] | None], names: set[str]
+) -> dict[str, Any]:
+    """Returns what torch's optimizer loads on a rank that has the parameters `own`, whose states are `parts`, in their
+    order: by number. `names` are those of all parameters."""
+    state = {key: value for key, value in named["state"].items() if key not in names}
+    state |= {number: part for number, part in enumerate(parts) if part}
     groups, numbers = [], itertools.count()
-    for group, names in zip(named["param_groups"], own, strict=True):
-        places = dict(zip(names, numbers, strict=False))
-        state |= {place: named["state"][name] for name, place in places.items() if name in named["state"]}
-        groups.append(_with_members(group, list(places.values()), [given[name] for name in names]))
-    return {**named, "state": state, "param_groups": groups}
-
-
-def merged(parts: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The partial states of all ranks as one, from their parts; the options are this rank's own."""
-    state, rests = _out_of_parts(parts)
-    groups = []
-    for number, group in enumerate(own["param_groups"]):
-        names = itertools.chain.from_iterable(rest["param_groups"][number]["params"] for rest in rests)
-        groups.append({**group, "params": list(dict.fromkeys(names))})
-    return {**own, "state": state, "param_groups": groups}
+    for group, members in zip(named["param_groups"], own, strict=True):
+        groups.append(_with_members(group, [next(numbers) for _ in members], [given for _, given in members]))
+    return {"state": state, "param_groups": groups}
 
 
 def check_count(state_dict: Mapping[str, Any], count: int) -> str:
@@ -107,10 +99,12 @@ def check_lengths(state_dict: Mapping[str, Any], layout: Layout) -> str:
     return ""
 
 
-def check_names(named: Mapping[str, Any], layout: Layout, home: Callable[[str], str]) -> None:
-    """UsageError unless a state by name is of the parameters in `layout`; `home` says where one lives."""
-    for number, (group, members) in enumerate(zip(named["param_groups"], layout, strict=True)):
-        expected, found = {name for name, _ in members}, set(group["params"])
+def check_names(everyone: Sequence[Sequence[Sequence[str]]], layout: Layout, home: Callable[[str], str]) -> None:
+    """UsageError unless the partial states of all ranks, whose groups have these names, are together of the parameters
+    in `layout`; `home` says where one lives."""
+    for number, members in enumerate(layout):
+        expected = {name for name, _ in members}
+        found = set(itertools.chain.from_iterable(groups[number] for groups in everyone))
         for name in (name for name, _ in members if name not in found):
             raise UsageError(
                 f"the partial state dicts lack {name}, which is in group {number} and lives on {home(name)}",
@@ -121,6 +115,16 @@ def check_names(named: Mapping[str, Any], layout: Layout, home: Callable[[str], 
                 f"the partial state dicts have {name} in group {number}, where the optimizer has it not",
                 code="state-other-optimizer",
             )
+
+
+def _with_keys(state_dict: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
+    """Its states and masters with other keys for those of parameters, which come first, in the order of `keys`."""
+
+    def changed(held: Mapping[Any, Any]) -> dict[Any, Any]:
+        others = {key: value for key, value in held.items() if key not in keys}
+        return {keys[key]: held[key] for key in keys if key in held} | others
+
+    return {kind: changed(state_dict[kind]) for kind in ("state", MASTERS) if kind in state_dict}
 
 
 def _with_members(group: Mapping[str, Any], numbers: list[int], given: list[str | None]) -> dict[str, Any]:

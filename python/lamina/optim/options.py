@@ -30,7 +30,6 @@ class PlainOptimizers:
     def __init__(self, job: current.Job):
         self._job = job
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Options | None] = weakref.WeakKeyDictionary()
-        self._steps: _lamina.OptimizerSteps | None = None  # from the first use
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """A hook before the steps of all optimizers; collective over the ranks that train the model, where it is one of
@@ -48,8 +47,9 @@ class PlainOptimizers:
             is_model_s = any(id(each) in mine for each in given)
             self._known[optimizer] = Options(optimizer, lambda each: each) if is_model_s else None
         if (options := self._known[optimizer]) is not None:
-            joining = job.replicas is not None and job.replicas.reducer.joining
-            self._begun().require_alike(options.text(counts=not job.pipelined), not joining)
+            broken_off = f"the number of updates that an error broke off = {options.broken_off}\n"
+            text = broken_off + options.text(counts=not job.pipelined)
+            _lamina.require_same_options(job.session, text, not is_joining(job))
             options.broken_off += 1
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -57,12 +57,10 @@ class PlainOptimizers:
         if (options := self._known.get(optimizer)) is not None:
             options.broken_off -= 1
 
-    def _begun(self) -> _lamina.OptimizerSteps:
-        if self._steps is None:
-            self._steps = _lamina.OptimizerSteps(self._job.session, _lamina.LossScale(1.0))
-            model = self._job.cut.model  # which does not know this: no circle through the engine
-            self._steps.set_model(lambda: model.table, None)
-        return self._steps
+
+def is_joining(job: current.Job) -> bool:
+    """True within `model.join()`, which copies of the model may have left."""
+    return job.replicas is not None and job.replicas.reducer.joining
 
 
 class Options:
@@ -73,8 +71,8 @@ class Options:
         parameter_of: finds the parameter of the model for which something stands in its groups.
 
     Attributes:
-        broken_off: how many of its updates an error has ended, which this rank may have caught: its parameters, or a
-            part of them, lack what those of the others have.
+        broken_off: for whoever counts how many of its updates an error has ended, which this rank may have caught: its
+            parameters, or a part of them, lack what those of the others have.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter_of: Callable[[torch.Tensor], torch.Tensor]):
@@ -98,7 +96,7 @@ class Options:
         groups.append({"states": self._loads})
         if not self._text or groups != self._known:
             self._known, self._text = groups, "\n".join(self._lines(groups))
-        return f"the number of updates that an error broke off = {self.broken_off}\n{self._text}"
+        return self._text
 
     def _lines(self, groups: list[dict[str, Any]]) -> list[str]:
         *groups, _ = groups

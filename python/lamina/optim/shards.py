@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers over parts of parameters: what they need of one, and what a rank holds of it."""
+"""Optimizers over parts of parameters: what they need of one."""
 
-import torch
 from torch import optim
 
-from lamina import _lamina
 from lamina.optim.registry import needs_of
 
 
@@ -24,14 +22,3 @@ def why_not_parts(optimizer: optim.Optimizer) -> str:
         f'lamina.optim.register_functional_optimizer({kind}, needs="elements"), or needs="whole", with which each '
         "parameter is updated on one rank that has all of it"
     )
-
-
-def parameter_of(tensor: torch.Tensor, sharding: _lamina.Sharding | None) -> torch.Tensor:
-    """The parameter of a shard; any other tensor itself."""
-    number = None if sharding is None else sharding.find_shard(tensor)
-    return tensor if number is None else sharding.parameter(number)
-
-
-def held_of(parameter: torch.Tensor, sharding: _lamina.Sharding | None) -> torch.Tensor:
-    """The shard of a parameter; any other tensor itself."""
-    return parameter if sharding is None or sharding.find(parameter) is None else parameter.ds_tensor

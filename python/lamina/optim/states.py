@@ -15,7 +15,7 @@ class States(collections.defaultdict):
 
     Args:
         states: as the optimizer had them.
-        part: makes a state of a place out of one of the whole parameter, which has that shape.
+        part: makes a state of a place out of one of the whole parameter.
 
     Attributes:
         places: what stands for a parameter, None where that is on another rank, by id(parameter).
@@ -25,7 +25,7 @@ class States(collections.defaultdict):
         self,
         states: Mapping[Any, Any],
         places: dict[int, torch.Tensor | None],
-        part: Callable[[torch.Tensor, torch.Size, Mapping[str, Any]], Any],
+        part: Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any]], Any],
     ):
         super().__init__(dict, states)
         self.places = places
@@ -47,7 +47,7 @@ class States(collections.defaultdict):
     def __setitem__(self, key: Any, value: Any) -> None:
         place = self._place(key)
         if place is not key and isinstance(value, Mapping):
-            value = self._part(place, key.shape, value)
+            value = self._part(place, key, value)
         if place is not None:
             super().__setitem__(place, value)
 

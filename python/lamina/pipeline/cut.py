@@ -403,5 +403,5 @@ def _end_routing() -> None:
 
 def _parameter_of(tensor: torch.Tensor) -> torch.Tensor:
     """The parameter of the model that a tensor of an optimizer's groups is, or stands for."""
-    found = (optimizer.roster.parameter_of(tensor) for optimizer in current.job().optimizers)
+    found = (optimizer.parameter_of(tensor) for optimizer in current.job().optimizers)
     return next((parameter for parameter in found if parameter is not tensor), tensor)

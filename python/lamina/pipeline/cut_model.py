@@ -235,7 +235,7 @@ def _require_whole(optimizer: torch.optim.Optimizer) -> None:
     """Refuses in torch's helpers an optimizer that has something else in the places of the model's parameters."""
     job = current.job_if_any()
     own = next((each for each in job.optimizers if each.optimizer is optimizer), None) if job is not None else None
-    if own is not None and not (own.roster.is_whole() and job.cut.whole_everywhere):
+    if own is not None and not (own.is_whole() and job.cut.whole_everywhere):
         raise UsageError(
             "torch's helpers of state dicts take an optimizer that has the model's own parameters, all of them; this "
             "one has parts of them, or masters: take optimizer.state_dict() and load_state_dict(), or "

@@ -296,9 +296,9 @@ class DistributedModel(SavedModel):
         self._backwards.forget_plain()
 
     @property
-    def passes(self) -> tuple[int, int]:
-        """Its own backwards so far, which one rank of a pipeline calls, and its steps, which all do."""
-        return self._backwards.count, self._steps
+    def steps(self) -> int:
+        """Its steps that have ended on this rank."""
+        return self._steps
 
     def in_step(self, uneven: str) -> dict[str, Any]:
         """Returns what the engine is told of the model in a step; see `Session.run_step`."""

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "lamina/base/wait.h"
+#include "lamina/collective/groups.h"
+#include "lamina/messaging/mailbox.h"
+#include "lamina/topology/topology.h"
+
+namespace lamina::collective {
+
+// The ranks of a job as one of them sees them: who they are to it, and how it meets them. Parts of the engine that
+// need no more of a job have this. They ask for ranks by meaning, so that another axis changes these lines alone.
+struct Ranks {
+  const topology::Topology& topology;  // this and the next two outlive it
+  messaging::Mailbox& mailbox;
+  Groups& groups;
+  base::Rank own;
+  std::function<base::Patience()> patience;  // of a wait that begins now
+
+  std::vector<base::Rank> everyone() const { return topology.members(topology::Group::kWorld, own); }
+  // Those that have one copy of the model together.
+  std::vector<base::Rank> one_copy() const { return topology.members(topology::Group::kMp, own); }
+  // The one of them that runs the bodies of step functions.
+  base::Rank leader() const { return one_copy().front(); }
+  bool leads() const { return leader() == own; }
+  // How many hold what this rank holds.
+  int copies() const { return topology.size(topology::Group::kRdp); }
+};
+
+}  // namespace lamina::collective

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/distributed_optimizer/groups.h"
+
+#include <algorithm>
+
+#include "lamina/base/str.h"
+
+namespace lamina::distributed_optimizer {
+namespace {
+
+bool is_like(const value::Value& value, const at::Tensor& parameter) {
+  const auto* tensor = value.get_if<at::Tensor>();
+  return tensor != nullptr && tensor->defined() && tensor->dim() > 0 && tensor->sizes() == parameter.sizes();
+}
+
+}  // namespace
+
+value::Value of_each_like(const value::Value& state, const at::Tensor& parameter,
+                          const std::function<at::Tensor(const at::Tensor&)>& made) {
+  if (state.get_if<value::Dict>() == nullptr) return state;
+  auto result = state.as<value::Dict>();
+  for (auto& [name, field] : result.items) {
+    if (is_like(field, parameter)) field = made(field.as<at::Tensor>());
+  }
+  return result;
+}
+
+std::vector<std::vector<Groups::Member>> Groups::members(const UserOptimizer& user) const {
+  std::unordered_map<const at::TensorImpl*, std::string> names;
+  if (parameters_.are_cut()) {
+    for (const auto& row : parameters_.table()->all()) names.emplace(row.tensor.unsafeGetTensorImpl(), row.layout.name);
+  } else {
+    for (const auto& [tensor, name] : user.named_parameters()) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  }
+  std::vector<std::vector<Member>> all;
+  const auto now = user.groups();
+  for (std::size_t group = 0; group < now.size(); ++group) {
+    std::unordered_map<const at::TensorImpl*, at::Tensor> here;
+    std::vector<Made> made;
+    for (const auto& [tensor, given] : now[group]) {
+      const auto stands_for = parameter_of_.find(tensor.unsafeGetTensorImpl());
+      const auto& parameter = stands_for == parameter_of_.end() ? tensor : stands_for->second;
+      here.emplace(parameter.unsafeGetTensorImpl(), tensor);
+      made.push_back({parameter, given});
+    }
+    if (group < made_with_.size()) made = made_with_[group];
+    auto& own = all.emplace_back();
+    for (const auto& [parameter, given] : made) {
+      const auto name = names.find(parameter.unsafeGetTensorImpl());
+      const auto local = here.find(parameter.unsafeGetTensorImpl());
+      own.push_back({name != names.end() ? name->second : base::str(group, ":", own.size()), given, parameter,
+                     local == here.end() ? at::Tensor() : local->second});
+    }
+  }
+  return all;
+}
+
+at::Tensor Groups::parameter_of(const at::Tensor& local) const {
+  const auto known = parameter_of_.find(local.unsafeGetTensorImpl());
+  if (known != parameter_of_.end()) return known->second;
+  const auto* sharding = parameters_.sharding();
+  const auto shard = sharding == nullptr ? std::nullopt : sharding->find_shard(local);
+  return shard ? sharding->named(*shard).parameter : local;
+}
+
+bool Groups::are_whole(const UserOptimizer& user) const {
+  if (hold_others_) return false;
+  return std::ranges::all_of(members(user), [](const auto& group) {
+    return std::ranges::all_of(group, [](const auto& member) { return member.local.defined(); });
+  });
+}
+
+at::Tensor Groups::local_of(const at::Tensor& parameter, const model::ParameterTable& table) {
+  if (parameters_.is_beside(parameter, table)) return beside_.are_updated_here() ? parameter : at::Tensor();
+  if (!table.is_here(parameter)) return {};
+  auto* const sharding = parameters_.sharding();
+  const auto number = sharding == nullptr ? std::nullopt : sharding->find(parameter);
+  return parameters_.local(number ? sharding->shard(*number) : parameter, table);
+}
+
+bool Groups::trim(UserOptimizer& user) {
+  const auto now = user.groups();
+  const auto& table = *parameters_.table();
+  std::vector<at::Tensor> beside;
+  for (const auto& group : now) {
+    for (const auto& [tensor, given] : group) {
+      if (parameters_.is_beside(tensor, table)) beside.push_back(tensor);
+    }
+  }
+  const auto known = beside_.all().size();
+  beside_.take(beside);
+  made_with_.resize(std::max(made_with_.size(), now.size()));
+  std::vector<std::vector<UserOptimizer::Given>> trimmed;
+  std::vector<UserOptimizer::Moved> moved;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    auto& kept = trimmed.emplace_back();
+    for (const auto& [tensor, given] : now[i]) {
+      if (parameter_of_.contains(tensor.unsafeGetTensorImpl())) {
+        kept.push_back({tensor, given});
+        continue;
+      }
+      if (known_.emplace(i, tensor.unsafeGetTensorImpl()).second) made_with_[i].push_back({tensor, given});
+      const auto [found, is_new] = locals_.try_emplace(tensor.unsafeGetTensorImpl());
+      if (is_new) found->second = local_of(tensor, table);
+      const auto& local = found->second;
+      if (!local.is_same(tensor)) moved.push_back({tensor, local});
+      if (!local.defined()) continue;
+      parameter_of_[local.unsafeGetTensorImpl()] = tensor;
+      kept.push_back({local, given});
+    }
+  }
+  hold_others_ = parameters_.replaces();
+  if (!moved.empty()) user.trim(trimmed, moved);
+  if (user.needs() == fused::Needs::kWhole) parameters_.spread_wholes(user.members());
+  for (const auto& [parameter, local] : moved) {
+    if (!local.defined()) continue;
+    if (const auto state = user.state_of(local); state.get_if<value::Dict>() != nullptr) {
+      user.set_state(local, part_of_state(user, local, parameter, state));
+    }
+  }
+  return beside_.all().size() > known;
+}
+
+value::Value Groups::part_of_state(const UserOptimizer& user, const at::Tensor& local, const at::Tensor& parameter,
+                                   const value::Value& state) const {
+  if (user.needs() == fused::Needs::kWhole && parameters_.part(local)) {
+    return parameters_.updates_whole(local) ? state : value::Value();
+  }
+  return of_each_like(state, parameter, [&](const at::Tensor& whole) {
+    return parameters_.part_of(local, whole).to(local.scalar_type());
+  });
+}
+
+}  // namespace lamina::distributed_optimizer

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/distributed_optimizer/states.h"
+
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "lamina/model/values.h"
+
+namespace lamina::distributed_optimizer {
+namespace {
+
+constexpr const char* kMaster = "master";  // of a parameter, between ranks: the name of no field
+
+// A state with the master in it, as ranks send each other.
+value::Value with_master(value::Value state, const at::Tensor& master) {
+  if (state.get_if<value::Dict>() == nullptr) state = value::Dict();
+  state.as<value::Dict>().items.emplace_back(kMaster, master);
+  return state;
+}
+
+at::Tensor take_master(value::Value& state) {
+  auto& items = state.as<value::Dict>().items;
+  at::Tensor master;
+  std::erase_if(items, [&](const auto& item) {
+    const auto* name = item.first.template get_if<std::string>();
+    if (name == nullptr || *name != kMaster) return false;
+    master = item.second.template as<at::Tensor>();
+    return true;
+  });
+  return master;
+}
+
+bool is_empty(const value::Value& state) {
+  const auto* fields = state.get_if<value::Dict>();
+  return fields == nullptr || fields->items.empty();
+}
+
+}  // namespace
+
+States::Here States::here(const UserOptimizer& user) const {
+  Here here;
+  for (auto& group : groups_.members(user)) {
+    for (auto& member : group) {
+      if (member.local.defined()) here.push_back(std::move(member));
+    }
+  }
+  return here;
+}
+
+NamedState States::state(const UserOptimizer& user, Extent extent) const {
+  parameters_.follow();
+  NamedState state;
+  const auto here = this->here(user);
+  for (const auto& member : here) {
+    if (auto own = user.state_of(member.local); !is_empty(own)) state.states[member.name] = std::move(own);
+    if (parameters_.is_master(member.local)) state.masters[member.name] = member.local.detach();
+  }
+  if (extent == Extent::kPart) return state;
+  const auto over = parameters_.divided_over();
+  const bool have_owners = over && user.needs() == fused::Needs::kWhole;
+  make_whole(here, state, have_owners);
+  if (have_owners) add_others(state, parameters_.members(*over), false);
+  if (extent != Extent::kHere) add_others(state, ranks_.one_copy(), extent == Extent::kFirst);
+  return state;
+}
+
+void States::make_whole(const Here& here, NamedState& state, bool states_are_whole) const {
+  for (const auto& member : here) {
+    if (!parameters_.part(member.local)) continue;
+    const auto whole = [&](const at::Tensor& part) { return parameters_.whole_of(member.local, part); };
+    if (const auto master = state.masters.find(member.name); master != state.masters.end()) {
+      master->second = whole(master->second);
+    }
+    const auto found = state.states.find(member.name);
+    if (states_are_whole || found == state.states.end()) continue;
+    found->second = of_each_like(found->second, member.local, whole);
+  }
+}
+
+void States::add_others(NamedState& state, std::span<const base::Rank> ranks, bool to_first) const {
+  if (ranks.size() < 2) return;
+  for (const auto& [name, master] : state.masters) state.states[name] = with_master(state.states[name], master);
+  std::vector<model::Named> own;
+  for (auto& [name, fields] : std::exchange(state.states, {})) own.emplace_back(name, std::move(fields));
+  state.masters.clear();
+  for (auto& [name, fields] : model::gather(std::move(own), to_first, ranks, ranks_.mailbox, ranks_.patience())) {
+    if (auto master = take_master(fields); master.defined()) state.masters[name] = std::move(master);
+    if (!is_empty(fields)) state.states[name] = std::move(fields);
+  }
+}
+
+std::vector<value::Value> States::parts_of(const UserOptimizer& user, const NamedState& state, bool are_parts) const {
+  parameters_.follow();
+  std::vector<value::Value> parts;
+  for (const auto& member : here(user)) {
+    auto& part = parts.emplace_back();
+    const auto found = state.states.find(member.name);
+    if (found == state.states.end()) continue;
+    part = are_parts ? found->second : groups_.part_of_state(user, member.local, member.parameter, found->second);
+  }
+  return parts;
+}
+
+NamedState States::gathered(NamedState own) const {
+  add_others(own, ranks_.one_copy(), false);
+  return own;
+}
+
+void States::take_masters(const UserOptimizer& user, const std::map<std::string, at::Tensor>& masters,
+                          bool are_parts) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& member : here(user)) {
+    const auto found = masters.find(member.name);
+    if (found == masters.end() || !parameters_.is_master(member.local)) continue;
+    const auto value = are_parts ? found->second : parameters_.part_of(member.local, found->second);
+    member.local.detach().copy_(value.reshape(member.local.sizes()));
+  }
+}
+
+}  // namespace lamina::distributed_optimizer

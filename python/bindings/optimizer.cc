@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lamina/distributed_optimizer/optimizer.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lamina/distributed_optimizer/options.h"
+#include "lamina/session/session.h"
+#include "python/bindings/bindings.h"
+#include "python/bindings/convert.h"
+#include "python/bindings/model.h"
+
+namespace lamina::python {
+namespace {
+
+using data_parallel::Reducer;
+using distributed_optimizer::Closure;
+using distributed_optimizer::Extent;
+using distributed_optimizer::LocalParameters;
+using distributed_optimizer::NamedState;
+using ModelOptimizer = distributed_optimizer::Optimizer;
+using distributed_optimizer::UpdateTerms;
+using optim::DynamicLossScale;
+using optim::LossScale;
+using pipeline::Backwards;
+using session::Session;
+using Release = py::gil_scoped_release;
+using Acquire = py::gil_scoped_acquire;
+
+// States as values of the engine's. Objects that no other rank is to have stay themselves: what stands for them in a
+// value is their number here.
+class KeptStates {
+ public:
+  value::Value keep(py::handle state) {
+    if (!py::isinstance<py::dict>(state)) return to_value(state);
+    value::Dict kept;
+    for (const auto& [name, field] : py::reinterpret_borrow<py::dict>(state)) {
+      auto* const object = field.ptr();
+      const bool is_plain = THPVariable_Check(object) || field.is_none() || PyBool_Check(object) ||
+                            PyLong_CheckExact(object) || PyFloat_CheckExact(object) || PyUnicode_CheckExact(object);
+      if (is_plain) {
+        kept.items.emplace_back(to_value(name), to_value(field));
+      } else {
+        kept.items.emplace_back(to_value(name), value::Opaque{kCodec, std::to_string(objects_.size()), {}});
+        objects_.push_back(py::reinterpret_borrow<py::object>(field));
+      }
+    }
+    return kept;
+  }
+
+  py::object give(const value::Value& state) const {
+    const auto* fields = state.get_if<value::Dict>();
+    if (fields == nullptr) return to_object(state);
+    py::dict given;
+    for (const auto& [name, field] : fields->items) {
+      const auto* object = field.get_if<value::Opaque>();
+      const bool is_kept = object != nullptr && object->codec == kCodec;
+      given[to_object(name)] = is_kept ? objects_.at(std::stoul(object->bytes)) : to_object(field);
+    }
+    return given;
+  }
+
+ private:
+  static constexpr const char* kCodec = "kept";
+
+  std::vector<py::object> objects_;
+};
+
+// An optimizer of Python's: LentOptimizer in python/lamina/optim/lent_optimizer.py.
+class PythonOptimizer : public distributed_optimizer::UserOptimizer {
+ public:
+  // It outlives this. `travels`: states go to other ranks.
+  explicit PythonOptimizer(py::handle lent, bool travels = false) : lent_(lent), travels_(travels) {}
+
+  KeptStates& kept() const { return kept_; }
+
+  std::vector<Given> named_parameters() const override {
+    std::vector<Given> all;
+    for (auto& [tensor, name] : call<std::vector<std::pair<at::Tensor, std::string>>>("named_parameters")) {
+      all.push_back({std::move(tensor), std::move(name)});
+    }
+    return all;
+  }
+  std::vector<std::vector<Given>> groups() const override {
+    const Acquire acquire;
+    std::vector<std::vector<Given>> groups;
+    for (const auto& group : call<std::vector<std::vector<std::pair<at::Tensor, std::string>>>>("groups")) {
+      auto& members = groups.emplace_back();
+      for (const auto& [tensor, name] : group) members.push_back({tensor, name});
+    }
+    return groups;
+  }
+  std::vector<at::Tensor> members() const override { return call<std::vector<at::Tensor>>("members"); }
+  void trim(const std::vector<std::vector<Given>>& groups, std::span<const Moved> moved) override {
+    const Acquire acquire;
+    py::list all;
+    for (const auto& group : groups) {
+      py::list members;
+      for (const auto& [tensor, name] : group) members.append(py::make_tuple(tensor, name));
+      all.append(std::move(members));
+    }
+    call<void>("trim", all, pairs_of(moved));
+  }
+  void exchange(const std::vector<std::vector<at::Tensor>>& groups, std::span<const Moved> moved) override {
+    const Acquire acquire;
+    call<void>("exchange", groups, pairs_of(moved));
+  }
+  value::Value state_of(const at::Tensor& member) const override {
+    const Acquire acquire;
+    const auto state = call<py::object>("state_of", member);
+    return travels_ ? to_value(state) : kept_.keep(state);
+  }
+  void set_state(const at::Tensor& member, value::Value state) override {
+    const Acquire acquire;
+    call<void>("set_state", member, kept_.give(state));
+  }
+  std::string options(bool counts) const override { return call<std::string>("options", counts); }
+  fused::Needs needs() const override {
+    const auto word = call<std::string>("needs");
+    return word == "whole" ? fused::Needs::kWhole : word == "norms" ? fused::Needs::kNorms : fused::Needs::kElements;
+  }
+  bool needs_norm() const override { return call<bool>("needs_norm"); }
+  bool takes_any_gradient() override { return call<bool>("takes_any_gradient"); }
+  void update(const UpdateTerms& terms) override { call<void>("update", &terms); }
+  void zero_grad(bool set_to_none) override { call<void>("zero_grad", set_to_none); }
+
+ private:
+  template <class Result, class... Arguments>
+  Result call(const char* name, Arguments... arguments) const {
+    const Acquire acquire;
+    const py::object result = lent_.attr(name)(arguments...);
+    if constexpr (!std::is_void_v<Result>) return result.template cast<Result>();
+  }
+
+  static py::list pairs_of(std::span<const Moved> moved) {
+    py::list pairs;
+    for (const auto& [from, to] : moved) pairs.append(py::make_tuple(from, to.defined() ? py::cast(to) : py::none()));
+    return pairs;
+  }
+
+  py::handle lent_;
+  const bool travels_;
+  mutable KeptStates kept_;
+};
+
+// By group, all members: (name, name given, parameter, what stands for it here or None).
+py::list members_of(const ModelOptimizer& optimizer, const py::object& lent) {
+  const PythonOptimizer user(lent);
+  py::list groups;
+  for (const auto& group : optimizer.groups().members(user)) {
+    py::list members;
+    for (const auto& [name, given, parameter, local] : group) {
+      members.append(py::make_tuple(name, given, parameter, local.defined() ? py::cast(local) : py::none()));
+    }
+    groups.append(std::move(members));
+  }
+  return groups;
+}
+
+py::tuple as_pair(const NamedState& named, const KeptStates& kept) {
+  py::dict states;
+  for (const auto& [name, state] : named.states) states[py::str(name)] = kept.give(state);
+  return py::make_tuple(states, named.masters);
+}
+
+py::tuple state_of_model(const ModelOptimizer& optimizer, const py::object& lent, const std::string& word) {
+  const auto extent = word == "part"    ? Extent::kPart
+                      : word == "here"  ? Extent::kHere
+                      : word == "first" ? Extent::kFirst
+                                        : Extent::kWhole;
+  const bool has_owners = PythonOptimizer(lent).needs() == fused::Needs::kWhole;
+  const PythonOptimizer user(lent, /*travels=*/extent == Extent::kHere ? has_owners : extent != Extent::kPart);
+  NamedState named;
+  {
+    const Release release;
+    named = optimizer.states().state(user, extent);
+  }
+  return as_pair(named, user.kept());
+}
+
+py::list parts_of(const ModelOptimizer& optimizer, const py::object& lent, const py::dict& states, bool are_parts) {
+  const PythonOptimizer user(lent);
+  NamedState named;
+  for (const auto& [name, state] : states) named.states[name.cast<std::string>()] = user.kept().keep(state);
+  py::list parts;
+  for (const auto& part : optimizer.states().parts_of(user, named, are_parts)) parts.append(user.kept().give(part));
+  return parts;
+}
+
+py::tuple gathered(const ModelOptimizer& optimizer, const py::dict& states, std::map<std::string, at::Tensor> masters) {
+  NamedState named{.states = {}, .masters = std::move(masters)};
+  for (const auto& [name, state] : states) named.states[name.cast<std::string>()] = to_value(state);
+  {
+    const Release release;
+    named = optimizer.states().gathered(std::move(named));
+  }
+  return as_pair(named, {});
+}
+
+bool trim(ModelOptimizer& optimizer, const py::object& lent) {
+  PythonOptimizer user(lent);
+  const Release release;
+  return optimizer.groups().trim(user);
+}
+
+// The tables that Python makes go by this.
+LocalParameters::Table table_from(const py::function& table) {
+  return [table]() -> const model::ParameterTable* {
+    const Acquire acquire;
+    return table().cast<const model::ParameterTable*>();
+  };
+}
+
+void step_model(ModelOptimizer& optimizer, const py::object& lent, const Backwards* backwards, Reducer* reducer,
+                std::int64_t steps, const py::object& closure) {
+  PythonOptimizer user(lent);
+  Closure computed;
+  if (!closure.is_none()) {
+    computed = [&closure] {
+      const Acquire acquire;
+      closure();
+    };
+  }
+  const Release release;
+  optimizer.step(user, {backwards, reducer, steps}, computed);
+}
+
+double clip_model(ModelOptimizer& optimizer, const py::object& lent, const Backwards* backwards, Reducer* reducer,
+                  std::int64_t steps, double max_norm) {
+  PythonOptimizer user(lent);
+  const Release release;
+  return optimizer.clip(user, {backwards, reducer, steps}, max_norm);
+}
+
+void zero_model_grad(ModelOptimizer& optimizer, const py::object& lent, const Backwards* backwards, bool set_to_none) {
+  PythonOptimizer user(lent);
+  const Release release;
+  optimizer.zero_grad(user, {.backwards = backwards}, set_to_none);
+}
+
+void bind_loss_scale(py::module_& module) {
+  py::class_<LossScale, std::shared_ptr<LossScale>>(module, "LossScale")
+      .def(py::init<double>(), py::arg("scale"))
+      .def(py::init([](double init_scale, double scale_factor, int scale_window, double min_scale, int delayed_shift,
+                       bool consecutive_hysteresis) {
+             return std::make_shared<LossScale>(DynamicLossScale{init_scale, scale_factor, scale_window, min_scale,
+                                                                 delayed_shift, consecutive_hysteresis});
+           }),
+           py::kw_only(), py::arg("init_scale") = DynamicLossScale().init_scale,
+           py::arg("scale_factor") = DynamicLossScale().scale_factor,
+           py::arg("scale_window") = DynamicLossScale().scale_window,
+           py::arg("min_scale") = DynamicLossScale().min_scale,
+           py::arg("delayed_shift") = DynamicLossScale().delayed_shift,
+           py::arg("consecutive_hysteresis") = DynamicLossScale().consecutive_hysteresis)
+      .def_property_readonly("value", &LossScale::value)
+      .def_property_readonly("is_dynamic", &LossScale::is_dynamic)
+      .def_property_readonly("is_on", &LossScale::is_on)
+      .def("update", &LossScale::update, py::arg("overflow"))
+      .def_property(
+          "state",
+          [](const LossScale& scale) {
+            const auto& state = scale.state();
+            return py::dict(py::arg("scale") = state.scale, py::arg("overflows_left") = state.overflows_left,
+                            py::arg("steps") = state.steps, py::arg("last_overflow") = state.last_overflow);
+          },
+          [](LossScale& scale, const py::dict& saved) {
+            scale.set_state({saved["scale"].cast<double>(), saved["overflows_left"].cast<int>(),
+                             saved["steps"].cast<long>(), saved["last_overflow"].cast<long>()});
+          });
+}
+
+void bind_local_parameters(py::module_& module) {
+  py::class_<LocalParameters>(module, "LocalParameters")
+      .def(
+          "set_model",
+          [](LocalParameters& locals, const py::function& table, std::shared_ptr<sharding::Sharding> sharding) {
+            locals.set_model(table_from(table), std::move(sharding));
+          },
+          py::arg("table"), py::arg("sharding").none(true))
+      .def("source", &LocalParameters::source, py::arg("local"))
+      .def("is_master", &LocalParameters::is_master, py::arg("local"))
+      .def("follow", &LocalParameters::follow)
+      .def_property_readonly("divided_over",
+                             [](const LocalParameters& locals) {
+                               const auto group = locals.divided_over();
+                               return group ? std::optional(kind_of(*group)) : std::nullopt;
+                             })
+      .def(
+          "is_part",
+          [](const LocalParameters& locals, const at::Tensor& local) { return locals.part(local).has_value(); },
+          py::arg("local"))
+      .def("updates_whole", &LocalParameters::updates_whole, py::arg("local"));
+}
+
+}  // namespace
+
+void bind_optimizer(py::module_& module) {
+  bind_loss_scale(module);
+  bind_local_parameters(module);
+  py::class_<UpdateTerms>(module, "UpdateTerms")
+      .def_readonly("factor", &UpdateTerms::factor)
+      .def_readonly("norm", &UpdateTerms::norm)
+      .def_readonly("parameters", &UpdateTerms::parameters)
+      .def_property_readonly("has_closure", [](const UpdateTerms& terms) { return terms.closure != nullptr; })
+      .def("close", [](const UpdateTerms& terms) { terms.closure(); }, py::call_guard<Release>());
+  py::class_<ModelOptimizer>(module, "Optimizer")
+      .def(py::init([](const std::shared_ptr<Session>& session, std::shared_ptr<LossScale> scale, std::int64_t number,
+                       bool clips_by_default) {
+             return std::make_unique<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number,
+                                                     clips_by_default);
+           }),
+           py::arg("session"), py::arg("scale"), py::arg("number"), py::arg("clips_by_default"), py::keep_alive<1, 2>())
+      .def_property_readonly("parameters", py::overload_cast<>(&ModelOptimizer::parameters),
+                             py::return_value_policy::reference_internal)
+      .def("members", &members_of, py::arg("user"))
+      .def("trim", &trim, py::arg("user"))
+      .def(
+          "are_whole",
+          [](const ModelOptimizer& optimizer, const py::object& lent) {
+            return optimizer.groups().are_whole(PythonOptimizer(lent));
+          },
+          py::arg("user"))
+      .def_property_readonly("holds_others",
+                             [](const ModelOptimizer& optimizer) { return optimizer.groups().hold_others(); })
+      .def(
+          "parameter_of",
+          [](const ModelOptimizer& optimizer, const at::Tensor& local) {
+            return optimizer.groups().parameter_of(local);
+          },
+          py::arg("local"))
+      .def(
+          "part_of_state",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const at::Tensor& local,
+             const at::Tensor& parameter, const py::object& state) {
+            const PythonOptimizer user(lent);
+            const auto part = optimizer.groups().part_of_state(user, local, parameter, user.kept().keep(state));
+            return user.kept().give(part);
+          },
+          py::arg("user"), py::arg("local"), py::arg("parameter"), py::arg("state"))
+      .def("state", &state_of_model, py::arg("user"), py::arg("extent"))
+      .def("parts_of", &parts_of, py::arg("user"), py::arg("states"), py::arg("are_parts"))
+      .def("gathered", &gathered, py::arg("states"), py::arg("masters"))
+      .def(
+          "take_masters",
+          [](const ModelOptimizer& optimizer, const py::object& lent, const std::map<std::string, at::Tensor>& masters,
+             bool are_parts) {
+            const PythonOptimizer user(lent);
+            optimizer.states().take_masters(user, masters, are_parts);
+          },
+          py::arg("user"), py::arg("masters"), py::arg("are_parts"))
+      .def_property_readonly("beside", [](const ModelOptimizer& optimizer) { return optimizer.beside().all(); })
+      .def("step", &step_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
+           py::arg("steps"), py::arg("closure").none(true))
+      .def("clip", &clip_model, py::arg("user"), py::arg("backwards").none(true), py::arg("reducer").none(true),
+           py::arg("steps"), py::arg("max_norm"))
+      .def("zero_grad", &zero_model_grad, py::arg("user"), py::arg("backwards").none(true), py::arg("set_to_none"))
+      .def("follow", &ModelOptimizer::follow)
+      .def("note_load", &ModelOptimizer::note_load)
+      .def_property_readonly("overflow", &ModelOptimizer::overflow)
+      .def_property_readonly("norm", &ModelOptimizer::norm);
+  module.def(
+      "require_same_options",
+      [](const std::shared_ptr<Session>& session, const std::string& options, bool with_copies) {
+        const Release release;
+        const auto ranks = session->ranks();
+        distributed_optimizer::require_alike(
+            options, distributed_optimizer::trained_with(ranks, session->config(), with_copies), ranks);
+      },
+      py::arg("session"), py::arg("options"), py::arg("with_copies"));
+}
+
+}  // namespace lamina::python

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C++ side of tests/python/test_both_faces_refuse.py: what each case is refused with, as a line `case<TAB>error`.
+// Each begins a job of its own.
+//
+//     lamina run -n 2 -c frontend_refusals
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "tests/frontend/models.h"
+
+namespace {
+
+using namespace lamina;
+using namespace lamina::frontend::test;
+
+struct NetImpl : torch::nn::Module {
+  Child<torch::nn::Linear> lower, upper;
+  NetImpl() {
+    lower = register_module("lower", torch::nn::Linear(4, 6));
+    upper = register_module("upper", torch::nn::Linear(6, 2));
+  }
+  Tensor forward(const Tensor& x) { return upper(lower(x).tanh()); }
+};
+using Net = torch::nn::ModuleHolder<NetImpl>;
+
+Tensor batch() { return torch::linspace(0, 1, 20).view({5, 4}); }
+
+torch::optim::SGD sgd(DistributedModel<Net>& model, double lr = 0.1) {
+  return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(lr));
+}
+
+void a_loss_that_was_not_scaled() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model), LossScale(128));
+  model(batch()).square().mean().backward();
+  optimizer.step();
+}
+
+void gradients_of_no_backward() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model), LossScale(128));
+  for (auto& parameter : model.parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  optimizer.step();
+}
+
+void clipping_what_was_not_scaled() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model), LossScale(128));
+  model(batch()).square().mean().backward();
+  optimizer.clip_master_grads(1);
+}
+
+void a_closure_over_shards() {
+  init({{"ddp", true}, {"sharded_data_parallel_degree", 2}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  optimizer.step([]() -> Tensor { throw base::UsageError("the closure was called"); });
+}
+
+void two_loss_scales() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer one(sgd(model), LossScale(128));
+  DistributedOptimizer other(sgd(model), LossScale(2));
+}
+
+void options_that_differ() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model, rank() == 0 ? 0.1 : 0.25));
+  model(batch()).square().mean().backward();
+  optimizer.step();
+}
+
+void lbfgs_over_partitions() {
+  init({{"pipeline_parallel_degree", 2}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(torch::optim::LBFGS(model.parameters(), torch::optim::LBFGSOptions()));
+}
+
+void masters_of_one_memory() {
+  init({{"bf16", true}, {"ddp", true}});
+  Net net;
+  net->to(torch::kBFloat16);
+  net->upper->weight.set_data(net->lower->weight.detach().view({-1}).narrow(0, 0, 12).view({2, 6}));
+  DistributedModel model(net);
+  DistributedOptimizer optimizer(sgd(model));
+}
+
+void clipping_after_the_job() {
+  init({{"ddp", true}});
+  DistributedModel model{Net()};
+  DistributedOptimizer optimizer(sgd(model));
+  shutdown();
+  optimizer.clip_master_grads(1);
+}
+
+}  // namespace
+
+int main() {
+  const std::map<std::string, std::function<void()>> cases{
+      {"a_loss_that_was_not_scaled", a_loss_that_was_not_scaled},
+      {"gradients_of_no_backward", gradients_of_no_backward},
+      {"clipping_what_was_not_scaled", clipping_what_was_not_scaled},
+      {"a_closure_over_shards", a_closure_over_shards},
+      {"two_loss_scales", two_loss_scales},
+      {"options_that_differ", options_that_differ},
+      {"lbfgs_over_partitions", lbfgs_over_partitions},
+      {"masters_of_one_memory", masters_of_one_memory},
+      {"clipping_after_the_job", clipping_after_the_job}};
+  for (const auto& [name, act] : cases) {
+    std::string text = "nothing";
+    try {
+      act();
+    } catch (const base::Error& error) {
+      text = error.what();
+    }
+    if (!is_initialized() || rank() == 0) std::printf("%s\t%s\n", name.c_str(), text.c_str());
+    shutdown();
+  }
+}

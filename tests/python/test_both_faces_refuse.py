@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals that both faces have: each case is refused in both with one text and one code."""
+
+import subprocess
+from pathlib import Path
+
+from launch.launcher_harness import ROOT, command
+
+
+def refusals(*program):
+    ran = subprocess.run(
+        [command(), "run", "-n", "2", *program], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = (line.partition("] ")[2] if line.startswith("[") else line for line in ran.stdout.splitlines())
+    return dict(line.split("\t", 1) for line in lines if "\t" in line)
+
+
+def test_both_faces_refuse_the_same_with_the_same_words():
+    program = max(ROOT.glob("build/*/bin/frontend_refusals"), key=lambda path: path.stat().st_mtime)
+    ours, theirs = refusals(Path(__file__).with_name("refusals.py")), refusals("-c", program)
+    assert "nothing" not in ours.values()
+    assert ours == theirs
