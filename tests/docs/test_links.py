@@ -6,15 +6,18 @@ import re
 import pytest
 from docs.raised import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchor(title):
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def anchors(page):
-    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {anchor(title) for title in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page):
     text = re.sub(r"```.*?```|`[^`\n]*`(?!\])", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -24,6 +27,17 @@ def test_every_link_of_a_page_leads_somewhere(page):
         there = page.parent / path if path else page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
+
+
+def test_the_index_of_decisions_has_each_of_them_once():
+    folder = ROOT / "docs/decisions"
+    index = re.findall(r"^- \[.*\]\((.*)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    pages = [page for page in sorted(folder.glob("*.md")) if page.name != "README.md"]
+    titles = [
+        (page.name, title) for page in pages for title in re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    ]
+    assert not [title for _, title in titles if not title.endswith("?")]
+    assert sorted(index) == sorted(f"{name}#{anchor(title)}" for name, title in titles)
 
 
 def test_the_recipes_name_files_that_there_are():
