@@ -92,6 +92,16 @@ bool LocalParameters::is_beside(const at::Tensor& held, const model::ParameterTa
   return table.find(held) == nullptr && !(sharding_ && sharding_->find_shard(held)) && !stand_ins_.find(held);
 }
 
+at::Tensor LocalParameters::gradient(const at::Tensor& stand_in) {
+  return stand_ins_.gradient(stand_ins_.find(stand_in).value());
+}
+
+void LocalParameters::set_gradient(const at::Tensor& stand_in, const at::Tensor& gradient) {
+  const auto shard = sharding_ ? sharding_->find_shard(source(stand_in)) : std::nullopt;
+  if (shard && !gradient.defined()) sharding_->zero_grad(*shard, /*set_to_none=*/true);  // and what is summed for it
+  stand_ins_.set_gradient(stand_ins_.find(stand_in).value(), gradient);
+}
+
 at::Tensor LocalParameters::part_of(const at::Tensor& local, const at::Tensor& whole) const {
   const auto is = part(local);
   return is ? holders_->part_of(*is, whole) : whole;

@@ -48,6 +48,11 @@ class LocalParameters {
   // Says what a tensor of the groups is a part of; none for what is whole here.
   std::optional<Part> part(const at::Tensor& local) const;
   bool is_master(const at::Tensor& local) const;
+  bool is_stand_in(const at::Tensor& local) const { return stand_ins_.find(local).has_value(); }
+  // The gradient of a stand-in between steps: its part of the other's. Undefined where there is none; and one in its
+  // place, or none.
+  at::Tensor gradient(const at::Tensor& stand_in);
+  void set_gradient(const at::Tensor& stand_in, const at::Tensor& gradient);
   // The elements of the parameter that a part has, flattened: first, and one past the last.
   std::pair<std::int64_t, std::int64_t> range(const Part& part) const { return holders_->range(part.parameter); }
   // Those who hold the parts: the sharding group, or the copies of the model; none where all is whole.

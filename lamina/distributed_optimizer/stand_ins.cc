@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <unordered_set>
+#include <utility>
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
@@ -82,6 +83,57 @@ at::Tensor StandIns::half_copy(std::size_t number) const {
   return part.is_alias_of(one.of) ? part : at::Tensor();
 }
 
+at::Tensor StandIns::gradient(std::size_t number) {
+  const at::NoGradGuard no_grad;
+  auto& one = all_.at(number);
+  const auto& whole = one.of.grad();
+  if (!whole.defined()) return {};
+  const bool lies_there = !one.master && !whole.is_sparse();
+  const auto part = flat_part(whole.is_sparse() ? whole.to_dense() : whole, one.begin, one.end);
+  if (lies_there && part.is_alias_of(whole)) return part;
+  const bool known = one.read.defined() && one.read_of._unsafe_get_target() == whole.unsafeGetTensorImpl();
+  if (known && one.whole_version == version_of(whole)) return one.read;
+  take_gradients();
+  one.read = part.to(one.own.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  one.read_version = version_of(one.read);
+  one.whole_version = version_of(whole);
+  one.read_of = Weak(whole.getIntrusivePtr());
+  return one.read;
+}
+
+void StandIns::set_gradient(std::size_t number, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  auto& one = all_.at(number);
+  auto& whole = one.of.mutable_grad();
+  one.read.reset();
+  if (!gradient.defined()) return whole.reset();
+  if (!whole.defined() || gradient.sizes() != one.own.sizes()) {
+    throw base::UsageError(
+        base::str("a gradient of shape ", gradient.sizes(), " was set of what stands in the optimizer for ",
+                  whole.defined() ? "" : "a parameter that has no gradient, ", "elements ", one.begin, " to ", one.end,
+                  " of a parameter of shape ", one.of.sizes(), ": set the parameter's own gradient, parameter.grad"));
+  }
+  if (whole.is_sparse()) whole = whole.to_dense();
+  write_part(whole, one.begin, one.end, gradient);
+}
+
+void StandIns::take_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& one : all_) {
+    const auto read = std::exchange(one.read, {});
+    auto& whole = one.of.mutable_grad();
+    if (!read.defined() || version_of(read) == one.read_version || !whole.defined()) continue;
+    if (one.read_of._unsafe_get_target() != whole.unsafeGetTensorImpl()) continue;  // forgotten since
+    if (version_of(whole) != one.whole_version) {
+      throw base::UsageError(
+          "the gradient of what stands in the optimizer for a parameter was changed, and then the parameter's: change "
+          "it after the last backward before the step, or parameter.grad in its place");
+    }
+    if (whole.is_sparse()) whole = whole.to_dense();
+    write_part(whole, one.begin, one.end, read);
+  }
+}
+
 void StandIns::give_gradients(double factor, bool as_is) {
   const at::NoGradGuard no_grad;
   for (const auto& one : all_) {
@@ -89,6 +141,7 @@ void StandIns::give_gradients(double factor, bool as_is) {
     throw base::UsageError(base::str("unsupported operation: more than one element of a parameter of shape ",
                                      one.of.sizes(), " refers to a single memory location; clone() it before"));
   }
+  take_gradients();
   follow();
   for (auto& one : all_) {
     const auto& whole = one.of.grad();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +16,9 @@ namespace lamina::distributed_optimizer {
 // in the optimizer's groups: this rank's elements of it, where its copies divide them, and those in float32, a
 // *master*, where the parameter is half. Before a step it gets its part of the parameter's gradient, afterwards the
 // parameter gets its values. States belong to stand-ins.
+//
+// Between steps a stand-in's gradient is read as its part of the parameter's, in the same memory where it can lie
+// there, else as a copy, of which the next step takes what a program has changed.
 //
 // A program may write to a parameter between steps, and give it other memory: in a step stand-ins have its values. A
 // master keeps what it has beyond the precision of a value that is unchanged; one that was itself written to since the
@@ -34,6 +39,9 @@ class StandIns {
   // Where the update can give a half tensor its values in the same pass; undefined elsewhere.
   at::Tensor half_copy(std::size_t number) const;
 
+  // The gradient of a stand-in between steps, undefined where there is none; and one in its place, or none.
+  at::Tensor gradient(std::size_t number);
+  void set_gradient(std::size_t number, const at::Tensor& gradient);
   // Gives each its part of the gradient: as it is where whoever updates takes any type and multiplies it (`as_is`),
   // else of its own type and multiplied by `factor`. Throws base::UsageError for a tensor that cannot be written to.
   void give_gradients(double factor, bool as_is);
@@ -46,11 +54,18 @@ class StandIns {
   void follow();
 
  private:
+  // Gives tensors what a program has changed of copies of their gradients.
+  void take_gradients();
+
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
   struct One {
     at::Tensor of, own;
     std::int64_t begin, end;
     bool master;
     std::int64_t of_version = 0, own_version = 0;  // when they were settled
+    at::Tensor read = {};                          // the copy of its gradient that a program has
+    std::int64_t read_version = 0, whole_version = 0;
+    Weak read_of = Weak(at::Tensor().getIntrusivePtr());
   };
   std::vector<One> all_;
   std::unordered_map<const at::TensorImpl*, std::size_t> by_stand_in_;

@@ -308,10 +308,10 @@ void bind_optimizer(py::module_& module) {
       .def_readonly("parameters", &UpdateTerms::parameters)
       .def_property_readonly("has_closure", [](const UpdateTerms& terms) { return terms.closure != nullptr; })
       .def("close", [](const UpdateTerms& terms) { terms.closure(); }, py::call_guard<Release>());
-  py::class_<ModelOptimizer>(module, "Optimizer")
+  py::class_<ModelOptimizer, std::shared_ptr<ModelOptimizer>>(module, "Optimizer")
       .def(py::init([](const std::shared_ptr<Session>& session, std::shared_ptr<LossScale> scale, std::int64_t number,
                        bool clips_by_default) {
-             return std::make_unique<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number,
+             return std::make_shared<ModelOptimizer>(session->ranks(), session->config(), std::move(scale), number,
                                                      clips_by_default);
            }),
            py::arg("session"), py::arg("scale"), py::arg("number"), py::arg("clips_by_default"), py::keep_alive<1, 2>())

@@ -4,6 +4,7 @@
 
 #include "lamina/base/error.h"
 #include "lamina/base/str.h"
+#include "lamina/distributed_optimizer/optimizer.h"
 #include "lamina/runtime/rng_streams.h"
 #include "lamina/sharding/sharding.h"
 #include "lamina/value/released.h"
@@ -11,12 +12,15 @@
 #include "python/bindings/hooks.h"
 
 // `.grad` and `.data` of parameters that other ranks own: None here, which looks as if there was no gradient, and what
-// nobody would ever see. And `.grad` of sharded ones, which is that of this rank's shard. The parameters stay of
-// torch's class, whose attributes these take the place of, at their cost.
+// nobody would ever see. And `.grad` of sharded ones, which is that of this rank's shard, and of what stands for
+// parameters in optimizers ([Note: stand-ins]), which is its part of theirs. The parameters stay of torch's class,
+// whose attributes these take the place of, at their cost.
 namespace lamina::python {
 namespace {
 
 // An attribute of torch's tensors, and what takes its place in a class under them.
+using distributed_optimizer::LocalParameters;
+
 struct Attribute {
   PyGetSetDef ours;
   getter get = nullptr;  // torch's
@@ -31,7 +35,8 @@ int set_data(PyObject* self, PyObject* value, void* closure);
 Attribute gradient{{"grad", &get_gradient, &set_gradient, nullptr, nullptr}};
 Attribute data{{"data", &get_data, &set_data, nullptr, nullptr}};
 bool told = false, told_of_shards = false;
-std::weak_ptr<sharding::Sharding> sharded;  // whose parameters are looked for
+std::weak_ptr<sharding::Sharding> sharded;                                // whose parameters are looked for
+std::vector<std::weak_ptr<distributed_optimizer::Optimizer>> optimizers;  // whose stand-ins are
 
 // True where the Python code that runs is torch's or ours: optimizers and the like look at every gradient, and know.
 bool reader_knows() {
@@ -93,10 +98,57 @@ int set_gradient_of_shard(const Shard& shard, PyObject* self, PyObject* value, v
   return gradient.set(own.ptr(), part.ptr(), closure);
 }
 
+// The optimizer in which a tensor stands for a parameter; nullptr where it does not.
+std::shared_ptr<distributed_optimizer::Optimizer> stands_in(const at::Tensor& tensor) {
+  for (const auto& each : optimizers) {
+    if (auto optimizer = each.lock(); optimizer && optimizer->parameters().is_stand_in(tensor)) return optimizer;
+  }
+  return nullptr;
+}
+
+// torch and we see none: norms, scalers and zero_grad() know the parameters, and it may take a copy.
+PyObject* get_gradient_of_stand_in(LocalParameters& parameters, const at::Tensor& own, PyObject* none) {
+  const auto gradient = reader_knows() ? at::Tensor() : parameters.gradient(own);
+  if (!gradient.defined()) return none;
+  Py_DECREF(none);
+  PyObject* found = THPVariable_Wrap(gradient);
+  if (told_of_shards || !parameters.part(own)) return found;
+  return tell(
+      found, told_of_shards,
+      "the gradient of a part of a parameter was read, which stands in the optimizer's groups: other ranks have "
+      "the others, and a norm of it is not that of the whole. Parameters of the model have whole gradients, and "
+      "torch's clip_grad_norm_() and get_total_norm() know all parts. This is said once");
+}
+
+int set_gradient_of_stand_in(LocalParameters& parameters, PyObject* self, PyObject* value, void* closure) {
+  const bool clears = value == nullptr || value == Py_None;
+  if (!clears && !THPVariable_Check(value)) return gradient.set(self, value, closure);  // torch's error
+  if (gradient.set(self, Py_None, closure) != 0) return -1;
+  const auto own = THPVariable_Unpack(self);
+  const auto given = clears ? at::Tensor() : THPVariable_Unpack(value);
+  try {
+    const py::gil_scoped_release release;  // another thread may be reducing gradients
+    parameters.set_gradient(own, given);
+  } catch (const base::UsageError&) {
+    set_python_error(std::current_exception());
+    return -1;
+  }
+  return 0;
+}
+
 PyObject* get_gradient(PyObject* self, void* closure) {
   PyObject* found = gradient.get(self, closure);
   if (found != Py_None) return found;
   const auto& parameter = THPVariable_Unpack(self);
+  if (const auto optimizer = stands_in(parameter)) {
+    try {
+      return get_gradient_of_stand_in(optimizer->parameters(), parameter, found);
+    } catch (const base::UsageError&) {
+      Py_DECREF(found);
+      set_python_error(std::current_exception());
+      return nullptr;
+    }
+  }
   if (const auto shard = shard_of(parameter)) return get_gradient_of_shard(*shard, found);
   if (told || !value::is_released(parameter) || reader_knows()) return found;
   const auto text = base::str(
@@ -115,6 +167,9 @@ int refuse(const std::string& text) {
 int set_gradient(PyObject* self, PyObject* value, void* closure) {
   const bool clears = value == nullptr || value == Py_None;
   const auto& parameter = THPVariable_Unpack(self);
+  if (const auto optimizer = stands_in(parameter)) {
+    return set_gradient_of_stand_in(optimizer->parameters(), self, value, closure);
+  }
   // In its backward it has a whole one for a moment, which hooks may change.
   if (const auto shard = shard_of(parameter); shard && (clears || !parameter.grad().defined())) {
     return set_gradient_of_shard(*shard, self, value, closure);
@@ -156,8 +211,10 @@ void bind_parameters(py::module_& module) {
   // gradients of shards.
   module.def(
       "watch_parameters",
-      [](const py::type& kind, const std::shared_ptr<sharding::Sharding>& sharding) {
+      [](const py::type& kind, const std::shared_ptr<sharding::Sharding>& sharding,
+         const std::shared_ptr<distributed_optimizer::Optimizer>& optimizer) {
         told = false;
+        if (optimizer) optimizers.emplace_back(optimizer);
         if (sharding) {
           sharded = sharding;
           told_of_shards = false;
@@ -165,11 +222,12 @@ void bind_parameters(py::module_& module) {
         take_place(gradient, kind);
         take_place(data, kind);
       },
-      py::arg("kind"), py::arg("sharding") = nullptr);
+      py::arg("kind"), py::arg("sharding") = nullptr, py::arg("optimizer") = nullptr);
   module.def(
       "forget_parameters",
       [](const py::type& kind) {
         sharded.reset();
+        optimizers.clear();
         for (const auto* name : {gradient.ours.name, data.ours.name}) {
           if (kind.attr("__dict__").contains(name)) py::delattr(kind, name);
         }

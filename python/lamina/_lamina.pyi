@@ -78,10 +78,12 @@ def release(tensor: torch.Tensor, why: str, like: torch.Tensor) -> None:
 def is_released(tensor: torch.Tensor) -> bool:
     """True where the value of `tensor` was freed."""
 
-def watch_parameters(kind: type[torch.Tensor], sharding: Sharding | None = None) -> None:
+def watch_parameters(
+    kind: type[torch.Tensor], sharding: Sharding | None = None, optimizer: Optimizer | None = None
+) -> None:
     """From now on reading the gradient of a released tensor of that class warns once, unless torch or lamina reads, and
-    setting its gradient or data is an error. The gradient of a parameter that is sharded is that of its shard, which
-    is told once, too."""
+    setting its gradient or data is an error. The gradient of a parameter that is sharded is that of its shard, and
+    to scripts that of what stands for a parameter in the optimizer its part of that one's, which is told once, too."""
 
 def forget_parameters(kind: type[torch.Tensor]) -> None:
     """Ends what `watch_parameters` began."""

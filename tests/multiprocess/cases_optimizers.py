@@ -347,6 +347,49 @@ def case_arguments_of_the_model_that_differ_are_an_error_of_all():
         lamina.shutdown()
 
 
+def scale(gradient):
+    return gradient.mul_(0.5) if gradient is not None else None
+
+
+def halve(place):
+    if place.grad is not None:
+        place.grad = place.grad * 0.5
+
+
+BY_HAND = (
+    lambda place: scale(place.grad),
+    halve,
+    lambda place: place.grad is not None and place.grad.clamp_(-1e-3, 1e-3) is None,
+    lambda place: setattr(place, "grad", None),
+)
+
+
+def values_with(change, of, **keys):
+    """Values after steps whose gradients were changed by hand: those of parameters, or of what stands in the groups."""
+    torch.manual_seed(1)
+    model, optimizer = started(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)), sgd, **keys)
+    x = torch.arange(8.0).view(2, 4)[lamina.rank() :][:1]
+    for _ in range(3):
+        model.backward(model(x).float().square().sum())
+        for each in of(model, optimizer):
+            change(each)
+        optimizer.step()
+        if change is not BY_HAND[-1]:
+            optimizer.zero_grad()
+    values = copy.deepcopy(model.state_dict())
+    lamina.shutdown()
+    return values
+
+
+def case_gradients_of_what_stands_in_the_groups_are_parts_of_the_parameters():
+    layouts = ({"shard_optimizer_state": True}, {"bf16": True}, {"bf16": True, **SHARDED})
+    for keys, change in itertools.product(layouts, BY_HAND):
+        expected = values_with(change, lambda model, _: model.parameters(), **keys)
+        values = values_with(change, lambda _, optimizer: parameters_of(optimizer), **keys)
+        for name, value in values.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-2 if "bf16" in keys else 1e-6, atol=1e-6)
+
+
 def case_an_optimizer_of_a_job_without_a_model_makes_no_step():
     lamina.init(ddp=True, timeout_s=30)
     optimizer = lamina.DistributedOptimizer(sgd(nn.Linear(2, 2).parameters()))

@@ -19,6 +19,7 @@ from lamina.optim.flat_groups import FlatGroups, lie_together
 from lamina.optim.lent_optimizer import LentOptimizer
 from lamina.optim.named_state import MASTERS, Layout
 from lamina.saved_state.state_dicts import PARTIAL, SAVED_BY, is_partial, require_one_kind, saved_elsewhere
+from lamina.torch_patches import zero_grad
 from lamina.util.checks import require_booleans, require_positive
 
 _SCALE = "loss_scale"
@@ -45,6 +46,7 @@ class OptimizerState:
         self.parameters = self._engine.parameters
         self._lent = LentOptimizer(optimizer, self.parameter_of, self._part_of_state)
         self._torchs = type(optimizer)
+        self._watched = False  # `.grad` of what stands for parameters in the groups
         self._waiting: Mapping[str, Any] | None = None  # to be loaded when the model is partitioned
 
     def install(self) -> None:
@@ -69,10 +71,24 @@ class OptimizerState:
         """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
         self.parameters.set_model(lambda: model.table, model.sharding)
         has_new = self._engine.trim(self._lent)
+        self._give_gradients()
         self._name_groups()
         if has_new and (job := current.job()).replicas is not None and job.leads:
             job.replicas.add(self._engine.beside)
             job.cut.watch()
+
+    def _give_gradients(self) -> None:
+        """Has what stands for parameters in the groups be of a class whose `.grad` we know."""
+        stand_ins = [each for each in self._lent.members() if self.parameters.source(each) is not each]
+        if not stand_ins:
+            return
+        for each in stand_ins:
+            if type(each) is torch.Tensor:
+                each.__class__ = torch.nn.Parameter
+        if not self._watched:
+            self._watched = True
+            zero_grad.give_gradients(self._engine)
+            current.job().on_end.callback(zero_grad.remove)
 
     def follow(self) -> None:
         """Gives masters the values of parameters that have changed."""

@@ -46,7 +46,7 @@ partition:
 | torch's | by | so that |
 |---|---|---|
 | torch.nn.Module.zero_grad | zero_grad | a module's shards have no gradients either |
-| torch.nn.Parameter.grad | zero_grad | the gradient of a sharded parameter is that of its shard |
+| torch.nn.Parameter.grad | zero_grad | a sharded parameter has the gradient of its shard, a stand-in its part |
 | torch.amp.GradScaler._unscale_grads_ | grad_scaler | gradients are found, and infinities in shards, by all ranks |
 | torch.optim.swa_utils.AveragedModel.update_parameters | averages | an average has the values of shards, too |
 

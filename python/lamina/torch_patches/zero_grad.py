@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`zero_grad` of any module, which also forgets what is summed for the gradients of shards, and `.grad` of sharded
-parameters, which is that of the shard."""
+parameters, which is that of the shard, and of what stands for parameters in optimizers."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,13 @@ def install(forget: Callable[[nn.Module, bool], None], sharding: _lamina.Shardin
     _lamina.watch_parameters(nn.Parameter, sharding)
 
 
+def give_gradients(optimizer: _lamina.Optimizer) -> None:
+    """From now on what stands for parameters in an optimizer's groups has its part of their gradients."""
+    _lamina.watch_parameters(nn.Parameter, optimizer=optimizer)
+
+
 def remove() -> None:
-    """It is torch's again."""
+    """All is torch's again."""
     _forget.clear()
     nn.Module.zero_grad = _original
     _lamina.forget_parameters(nn.Parameter)
