@@ -25,6 +25,8 @@ constexpr std::chrono::milliseconds kLookAgain{20};
 // A killed process is gone within milliseconds, unless it hangs in the kernel.
 constexpr std::chrono::milliseconds kKilled{500};
 constexpr pid_t kNumbers = 1 << 22;  // of processes: the kernel's own bound
+// Asking for all of them, once for each generation, takes seconds where others compute, too.
+constexpr std::chrono::seconds kAsking{30};
 
 // Until a child ends, it is time to look again, or the deadline comes.
 void wait_for_child(const base::Deadline& deadline) {
@@ -95,7 +97,9 @@ void reap_adopted(const std::vector<pid_t>& ranks) {
   }
 }
 
-bool end_descendants(const base::Deadline& deadline, pid_t spared) {
+bool end_descendants(const base::Deadline& until, pid_t spared) {
+  auto deadline = until;
+  if (!listed_children()) deadline = base::Deadline::after(kAsking);
   while (any_child()) {
     if (auto listed = listed_children()) {
       // Behind a child that stays, the list misses nobody.

@@ -21,7 +21,8 @@ void adopt_descendants();
 void reap_adopted(const std::vector<pid_t>& ranks);
 
 // Kills and reaps all children, and theirs as they are adopted; but for the child `spared` and its own, where the
-// kernel lists children. False if some are left at the deadline. SIGCHLD has to be blocked.
-bool end_descendants(const base::Deadline& deadline, pid_t spared = 0);
+// kernel lists children. False if some are left at the deadline, which is later where it does not. SIGCHLD has to be
+// blocked.
+bool end_descendants(const base::Deadline& until, pid_t spared = 0);
 
 }  // namespace lamina::launch
