@@ -347,6 +347,24 @@ def case_arguments_of_the_model_that_differ_are_an_error_of_all():
         lamina.shutdown()
 
 
+def case_groups_that_a_script_gives_the_parameters_again_are_this_ranks_part():
+    batches = torch.arange(24.0).view(3, 2, 4) / 24
+    for keys in ({}, {"shard_optimizer_state": True}, SHARDED):
+        plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+        model, optimizer = started(copy.deepcopy(plain), torch.optim.Adam, **keys)
+        plain.load_state_dict(model.state_dict())
+        theirs = torch.optim.Adam(plain.parameters())
+        for batch in batches:
+            model.backward(model(batch.chunk(2)[lamina.rank()]).square().mean())
+            plain(batch).square().mean().backward()
+            optimizer.param_groups[0]["params"][:] = model.parameters()
+            for each in (optimizer, theirs):
+                each.step()
+                each.zero_grad()
+        torch.testing.assert_close(model(batch), plain(batch))
+        lamina.shutdown()
+
+
 def scale(gradient):
     return gradient.mul_(0.5) if gradient is not None else None
 

@@ -42,6 +42,7 @@ class LentOptimizer:
         self._part = part
         self._places: dict[int, torch.Tensor | None] = {}  # as States has them, of parameters that `_given` keeps
         self._given: list[torch.Tensor] = []
+        self._trimmed: list[int] = []  # members, by id, when it was made this rank's part
         self.loss: Any = None
 
     def members(self) -> list[torch.Tensor]:
@@ -70,6 +71,14 @@ class LentOptimizer:
         self._given += [parameter for parameter, _ in moved]
         self._places |= {id(parameter): place for parameter, place in moved}
         self.see_to_states()
+
+    def note_trimmed(self) -> None:
+        """What the groups have now is this rank's part."""
+        self._trimmed = list(map(id, self.members()))
+
+    def is_trimmed(self) -> bool:
+        """True where no script has put other members into the groups since."""
+        return self._trimmed == list(map(id, self.members()))
 
     def exchange(self, groups: Sequence[Sequence[torch.Tensor]], moved: Moved) -> None:
         """Does so for an update, or afterwards."""

@@ -71,6 +71,7 @@ class OptimizerState:
         """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
         self.parameters.set_model(lambda: model.table, model.sharding)
         has_new = self._engine.trim(self._lent)
+        self._lent.note_trimmed()
         self._give_gradients()
         self._name_groups()
         if has_new and (job := current.job()).replicas is not None and job.leads:
@@ -122,6 +123,8 @@ class OptimizerState:
             if job.cut is not None:
                 job.cut.watch()
 
+        if job.cut is not None and job.cut.model is not None and not self._lent.is_trimmed():
+            self.trim(job.cut.model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
         loss, self._lent.loss = self._lent.loss, None
