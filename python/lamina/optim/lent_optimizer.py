@@ -73,7 +73,7 @@ class LentOptimizer:
         self.see_to_states()
 
     def note_trimmed(self) -> None:
-        """What the groups have now is this rank's part."""
+        """Takes what the groups have now for this rank's part."""
         self._trimmed = list(map(id, self.members()))
 
     def is_trimmed(self) -> bool:
