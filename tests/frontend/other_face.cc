@@ -37,6 +37,12 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = torch::nn::ModuleHolder<NetImpl>;
 
+// And a parameter that is not the model's.
+std::vector<Tensor> with_one_beside(std::vector<Tensor> parameters) {
+  parameters.push_back(torch::ones({3}).requires_grad_());
+  return parameters;
+}
+
 std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, const std::vector<Tensor>& parameters) {
   const std::map<std::string, HyperValues> ours{
       {"AdamW", {{"lr", 0.01}, {"beta1", 0.8}, {"beta2", 0.99}, {"amsgrad", 1}}},
@@ -47,13 +53,15 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, const std
   if (const auto own = ours.find(kind); own != ours.end()) {
     return std::make_unique<FusedOptimizer>(kind, parameters, own->second);
   }
-  return std::make_unique<torch::optim::AdamW>(parameters,
+  return std::make_unique<torch::optim::AdamW>(with_one_beside(parameters),
                                                torch::optim::AdamWOptions(0.01).betas({0.8, 0.99}).weight_decay(0.1));
 }
 
 // One with other options, which a checkpoint replaces.
 std::unique_ptr<torch::optim::Optimizer> fresh(const std::string& kind, const std::vector<Tensor>& parameters) {
-  if (kind == "torch") return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.5));
+  if (kind == "torch") {
+    return std::make_unique<torch::optim::AdamW>(with_one_beside(parameters), torch::optim::AdamWOptions(0.5));
+  }
   const HyperValues qhm{{"lr", 0.5}, {"momentum", 0.1}, {"nu", 0.1}};
   return std::make_unique<FusedOptimizer>(kind, parameters, kind == "QHM" ? qhm : HyperValues{{"lr", 0.5}});
 }

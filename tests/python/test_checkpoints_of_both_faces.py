@@ -43,7 +43,9 @@ KEYS = {
 
 
 def made(parameters, **keys):
-    return (torch.optim.AdamW if kind == "torch" else getattr(lamina.optim, kind))(parameters, **keys)
+    if kind == "torch":  # with a parameter that is not the model's
+        return torch.optim.AdamW([*parameters, torch.nn.Parameter(torch.ones(3))], **keys)
+    return getattr(lamina.optim, kind)(parameters, **keys)
 
 
 def train(model, optimizer):
