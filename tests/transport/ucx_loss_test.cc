@@ -60,8 +60,8 @@ TEST(UcxLoss, AKilledRankIsToldToAllWithinTwoSeconds) {
   job.expect_success();
 }
 
-// A frozen rank takes what fits into its queue and no more.
-TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp) {
+// Rank 0 of two acts while the other one is stopped.
+void beside_a_frozen_rank(const std::function<void(Transport&)>& act) {
   RankProcesses job(2);
   job.run([&](Transport& transport, Inbox&) {
     if (transport.rank() == Rank(1)) {
@@ -70,6 +70,21 @@ TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp)
       return;
     }
     job.await(1);
+    act(transport);
+    job.reach(2);
+  });
+  job.await(0);
+  job.kill(1, SIGSTOP);
+  job.reach(1);
+  job.await(2);
+  job.kill(1, SIGCONT);
+  job.reach(3);
+  job.expect_success();
+}
+
+// A frozen rank takes what fits into its queue and no more.
+TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp) {
+  beside_a_frozen_rank([](Transport& transport) {
     const auto begin = Clock::now();
     for (std::int64_t i = 0; i < 5000; ++i) transport.tell(Rank(1), object("told", i));
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
@@ -83,39 +98,16 @@ TEST(UcxLoss, AFrozenRankHoldsUpNobodyWhoTellsItSomethingAndSendsToItAreGivenUp)
     transport.give_up_sends(base::Step(3));
     transport.give_up_sends(std::nullopt);
     EXPECT_EQ(given_up.wait_for(std::chrono::seconds(5)), std::future_status::ready);
-    job.reach(2);
   });
-  job.await(0);
-  job.kill(1, SIGSTOP);
-  job.reach(1);
-  job.await(2);
-  job.kill(1, SIGCONT);
-  job.reach(3);
-  job.expect_success();
 }
 
 // It answers nothing, and whoever leaves has waited for it already.
 TEST(UcxLoss, AFrozenRankHoldsUpNoOrderlyEnd) {
-  RankProcesses job(2);
-  job.run([&](Transport& transport, Inbox&) {
-    if (transport.rank() == Rank(1)) {
-      job.reach(0);
-      job.await(3);
-      return;
-    }
-    job.await(1);
+  beside_a_frozen_rank([](Transport& transport) {
     const auto begin = Clock::now();
     transport.close(/*orderly=*/true);
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(4));
-    job.reach(2);
   });
-  job.await(0);
-  job.kill(1, SIGSTOP);
-  job.reach(1);
-  job.await(2);
-  job.kill(1, SIGCONT);
-  job.reach(3);
-  job.expect_success();
 }
 
 TEST(UcxLoss, MessagesSentBeforeTheDeathArriveFirst) {
