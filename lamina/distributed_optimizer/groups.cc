@@ -63,6 +63,12 @@ at::Tensor Groups::parameter_of(const at::Tensor& local) const {
   return shard ? sharding->named(*shard).parameter : local;
 }
 
+bool Groups::are_cut(const UserOptimizer& user) const {
+  return std::ranges::all_of(user.members(), [this](const at::Tensor& member) {
+    return parameter_of_.contains(member.unsafeGetTensorImpl());
+  });
+}
+
 bool Groups::are_whole(const UserOptimizer& user) const {
   if (hold_others_) return false;
   return std::ranges::all_of(members(user), [](const auto& group) {

@@ -37,6 +37,8 @@ class Groups {
   std::vector<std::vector<Member>> members(const UserOptimizer& user) const;
   // Gives the parameter of the model that a tensor is, or stands for.
   at::Tensor parameter_of(const at::Tensor& local) const;
+  // False where a program has put members into groups since they were cut, or groups came.
+  bool are_cut(const UserOptimizer& user) const;
   // True where other tensors than the model's parameters stand here, whether the job goes on or not.
   bool hold_others() const { return hold_others_; }
   // True where no member has left, and none is another tensor than the model's.

@@ -22,6 +22,9 @@ std::int64_t passes(const ModelInUse& model) {
   return model.backwards == nullptr ? 0 : model.backwards->count() + model.steps;
 }
 
+// False where copies may have left a join.
+bool has_copies(const ModelInUse& model) { return model.reducer == nullptr || !model.reducer->joining(); }
+
 }  // namespace
 
 Optimizer::Optimizer(collective::Ranks ranks, const config::Config& config, std::shared_ptr<optim::LossScale> scale,
@@ -149,8 +152,7 @@ std::string Optimizer::options(const UserOptimizer& user) const {
 }
 
 std::vector<base::Rank> Optimizer::trained_with(const ModelInUse& model) const {
-  const bool has_copies = model.reducer == nullptr || !model.reducer->joining();
-  return distributed_optimizer::trained_with(ranks_, config_, has_copies);
+  return distributed_optimizer::trained_with(ranks_, config_, has_copies(model));
 }
 
 // Says what gradients there are, where some are not of scaled losses: on the rank where backwards begin.
@@ -178,11 +180,10 @@ void Optimizer::measure(UserOptimizer& user, const ModelInUse& model) {
   }
   std::vector<at::Tensor> sources;
   for (const auto& member : user.members()) sources.push_back(parameters_.source(member));
-  const bool has_copies = model.reducer == nullptr || !model.reducer->joining();
   const Measurers measurers{.table = parameters_.table(),
                             .sharding = parameters_.sharding(),
                             .one_copy = ranks_.one_copy(),
-                            .everyone = has_copies ? ranks_.everyone() : ranks_.one_copy(),
+                            .everyone = has_copies(model) ? ranks_.everyone() : ranks_.one_copy(),
                             .options = hash_of_options(options),
                             .unscaled = unscaled(user, model),
                             .mailbox = ranks_.mailbox,

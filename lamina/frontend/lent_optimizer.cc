@@ -13,12 +13,6 @@
 #include "lamina/frontend/model.h"
 
 namespace lamina::frontend {
-namespace {
-
-constexpr const char* kState = "the state of an optimizer, in its field";
-
-}  // namespace
-
 LentOptimizer::LentOptimizer(torch::optim::Optimizer& optimizer, fused::Needs needs)
     : optimizer_(optimizer), fused_(dynamic_cast<FusedOptimizer*>(&optimizer)), needs_(needs) {}
 
@@ -70,7 +64,7 @@ void LentOptimizer::exchange(const std::vector<std::vector<at::Tensor>>& groups,
 value::Value LentOptimizer::state_of(const at::Tensor& member) const {
   const auto found = optimizer_.state().find(member.unsafeGetTensorImpl());
   if (found == optimizer_.state().end() || found->second == nullptr) return {};
-  return value_of(fields_of(*found->second), kState);
+  return state_value(fields_of(*found->second));
 }
 
 void LentOptimizer::set_state(const at::Tensor& member, value::Value state) {

@@ -141,7 +141,7 @@ void Model::cut(const std::optional<Example>& example) {
   table_ = make_table();
   give_values();
   for (const auto& weak : job_.callbacks) {
-    if (const auto callback = weak.lock()) (*callback)([this](const at::Tensor& tensor) { return held_here(tensor); });
+    if (const auto callback = weak.lock()) (*callback)();
   }
   watch();
   routing_ = std::make_shared<Routing>(tree_, *cut_, *job_.session);

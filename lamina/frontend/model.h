@@ -74,7 +74,7 @@ class Model : public std::enable_shared_from_this<Model> {
   bool partitioned() const { return table_.has_value(); }
   // Throw base::UsageError before the model is partitioned.
   const model::ParameterTable& table() const;
-  // See HeldHere.
+  // Gives the parameter, or its shard; undefined where another rank owns it.
   at::Tensor held_here(const at::Tensor& parameter) const;
   const std::shared_ptr<sharding::Sharding>& shared_sharding() const { return sharding_; }
   sharding::Sharding* sharding() const { return sharding_.get(); }  // nullptr where nothing is sharded

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <memory>
 #include <string>
 
 namespace lamina::frontend {
 
-// Gives what an optimizer updates on this rank in the place of a parameter: the parameter, or its shard; undefined
-// where another rank owns it.
-using HeldHere = std::function<at::Tensor(const at::Tensor& parameter)>;
-using PartitionCallback = std::function<void(const HeldHere& held)>;
+using PartitionCallback = std::function<void()>;
 
 // Refuses in the body of a step what every rank of a pipeline is to do; throws base::UsageError.
 void everywhere(const std::string& what);

@@ -101,7 +101,6 @@ std::shared_ptr<optim::LossScale> shared_scale(Current& job, const optim::LossSc
 }  // namespace
 
 struct OptimizerPart::Rest : JobOptimizer {
-  std::size_t groups_cut = 0;           // how many groups are this rank's part
   std::optional<OptimizerState> waits;  // to be loaded when the model is cut
   std::shared_ptr<PartitionCallback> on_partition;
 
@@ -130,12 +129,11 @@ struct OptimizerPart::Rest : JobOptimizer {
     auto& model = *current().model;
     engine.parameters().set_model([&model] { return &model.table(); }, model.shared_sharding());
     if (engine.groups().trim(lent)) model.watch();
-    groups_cut = optimizer->param_groups().size();
     if (waits) load(named(*waits), /*are_parts=*/false, lent.options_of_groups());
     waits.reset();
   }
   void replace_new() override {
-    if (is_cut() && groups_cut != optimizer->param_groups().size()) cut();
+    if (is_cut() && !engine.groups().are_cut(lent)) cut();
   }
 
   static distributed_optimizer::ModelInUse model() {
@@ -149,7 +147,7 @@ struct OptimizerPart::Rest : JobOptimizer {
     for (const auto& group : members()) {
       for (const auto& member : group) {
         if (const auto found = state.states.find(number); found != state.states.end()) {
-          named.states[member.name] = value_of(found->second, "the state of an optimizer, in its field");
+          named.states[member.name] = state_value(found->second);
         }
         if (const auto master = state.masters.find(number); master != state.masters.end()) {
           named.masters[member.name] = master->second;
@@ -224,7 +222,7 @@ OptimizerPart::OptimizerPart(std::shared_ptr<torch::optim::Optimizer> optimizer,
   const auto needs = checked_needs(*optimizer);
   auto& job = outside_step("DistributedOptimizer()");
   rest_ = std::make_shared<Rest>(std::move(optimizer), needs, shared_scale(job, given));
-  rest_->on_partition = std::make_shared<PartitionCallback>([rest = rest_.get()](const auto&) { rest->cut(); });
+  rest_->on_partition = std::make_shared<PartitionCallback>([rest = rest_.get()] { rest->cut(); });
   job.optimizers.push_back(rest_);
   frontend::on_partition(rest_->on_partition);
 }
@@ -304,7 +302,7 @@ void on_partition(const std::shared_ptr<PartitionCallback>& callback) {
   auto& job = outside_step("DistributedOptimizer()");
   job.callbacks.push_back(callback);
   if (job.model == nullptr || !job.model->partitioned()) return;
-  (*callback)([&job](const at::Tensor& tensor) { return job.model->held_here(tensor); });
+  (*callback)();
 }
 
 }  // namespace lamina::frontend

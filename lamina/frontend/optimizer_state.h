@@ -36,6 +36,10 @@ OptimizerState read(torch::serialize::InputArchive& archive);
 // The options of a group; none where it has its optimizer's.
 Fields options_of(const torch::optim::OptimizerParamGroup& group);
 
+// The state of one parameter as the engine has it. Throws as value_of().
+inline value::Value state_value(const Fields& fields) {
+  return value_of(fields, "the state of an optimizer, in its field");
+}
 // The fields of one parameter's state; the way back, into one of its class.
 Fields fields_of(const torch::optim::OptimizerParamState& state);
 void give(torch::optim::OptimizerParamState& state, const Fields& fields);

@@ -247,7 +247,7 @@ void Resumption::apply(Plan plan) {
       if (!field.isNone()) fields[each.parameter].emplace(std::move(key), std::move(field));
     }
     distributed_optimizer::NamedState state;
-    for (const auto& [name, own] : fields) state.states[name] = value_of(own, "a state of the checkpoint");
+    for (const auto& [name, own] : fields) state.states[name] = state_value(own);
     optimizer->load(state, /*are_parts=*/true, options);
   }
 }

@@ -320,6 +320,12 @@ void bind_optimizer(py::module_& module) {
       .def("members", &members_of, py::arg("user"))
       .def("trim", &trim, py::arg("user"))
       .def(
+          "are_cut",
+          [](const ModelOptimizer& optimizer, const py::object& lent) {
+            return optimizer.groups().are_cut(PythonOptimizer(lent));
+          },
+          py::arg("user"))
+      .def(
           "are_whole",
           [](const ModelOptimizer& optimizer, const py::object& lent) {
             return optimizer.groups().are_whole(PythonOptimizer(lent));

@@ -242,12 +242,10 @@ class Session:
         """Collective over the world: the plan of world rank 0 on all ranks, as it is printed, and the words of all.
         ConfigError with the error of world rank 0, if it has one; UsageError where a rank has another model, which
         names the first line of the description that differs."""
-    def gather_state(
-        self, own: dict[str, Any], to_first: bool = False, cut: Cut | None = None, portion_bytes: int = ...
-    ) -> dict[str, Any]:
+    def gather_state(self, own: dict[str, Any], to_first: bool = False, cut: Cut | None = None) -> dict[str, Any]:
         """Collective over the pipeline: what its ranks own of a state as one, on each, or else on the first alone and
         nothing on the others. It is in the order of the ranks, the later one's where two have a name, or in the plain
-        model's with its cut. It travels in portions of about so many bytes."""
+        model's with its cut."""
     def give_values(
         self,
         table: ParameterTable,
@@ -698,6 +696,8 @@ class Optimizer:
     def members(self, user: UserOptimizer) -> list[list[_Member]]:
         """By group, all members as far as this rank knows them: the name, the name it was given with, the parameter,
         and what stands for it here, None where another rank updates it."""
+    def are_cut(self, user: UserOptimizer) -> bool:
+        """False where a script has put members into groups since they were cut, or groups came."""
     def are_whole(self, user: UserOptimizer) -> bool:
         """True where no member has left, and none is another tensor than the model's."""
     @property

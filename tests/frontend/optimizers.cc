@@ -287,6 +287,28 @@ void the_state_of_a_plain_optimizer_goes_on() {
   }
 }
 
+void parameters_that_groups_are_given_again_are_this_ranks_part() {
+  for (const auto& layout : {Layout{1, 1, true, ""}, Layout{1, 4, false, ""}}) {
+    layout.start();
+    Plain plain(adamw, torch::kFloat);
+    DistributedModel model(seeded());
+    const auto [weights, biases] = apart(model.parameters());
+    DistributedOptimizer ours(adamw(model.parameters()));
+    for (int number = 0; number < 3; ++number) {
+      plain.step();
+      model.backward(model(share()).square().mean());
+      ours.param_groups()[0].params() = weights;
+      ours.step();
+      ours.zero_grad();
+    }
+    const auto state = model.state_dict();
+    for (const auto& named : plain.model->named_parameters()) {
+      expect(torch::allclose(state[named.key()], named.value(), 1e-6, 1e-6), named.key() + " again" + layout.text());
+    }
+    shutdown();
+  }
+}
+
 // Groups that come when the model is cut already.
 void groups_come_later() {
   Layout{2, 2, false, ""}.start();
@@ -455,6 +477,7 @@ int main() {
   }
   scales_go_on();
   the_state_of_a_plain_optimizer_goes_on();
+  parameters_that_groups_are_given_again_are_this_ranks_part();
   groups_come_later();
   refusals();
   remote_options();

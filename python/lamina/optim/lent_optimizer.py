@@ -42,7 +42,6 @@ class LentOptimizer:
         self._part = part
         self._places: dict[int, torch.Tensor | None] = {}  # as States has them, of parameters that `_given` keeps
         self._given: list[torch.Tensor] = []
-        self._trimmed: list[int] = []  # members, by id, when it was made this rank's part
         self.loss: Any = None
 
     def members(self) -> list[torch.Tensor]:
@@ -71,14 +70,6 @@ class LentOptimizer:
         self._given += [parameter for parameter, _ in moved]
         self._places |= {id(parameter): place for parameter, place in moved}
         self.see_to_states()
-
-    def note_trimmed(self) -> None:
-        """Takes what the groups have now for this rank's part."""
-        self._trimmed = list(map(id, self.members()))
-
-    def is_trimmed(self) -> bool:
-        """True where no script has put other members into the groups since."""
-        return self._trimmed == list(map(id, self.members()))
 
     def exchange(self, groups: Sequence[Sequence[torch.Tensor]], moved: Moved) -> None:
         """Does so for an update, or afterwards."""

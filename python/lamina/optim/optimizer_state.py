@@ -71,7 +71,6 @@ class OptimizerState:
         """Makes the groups this rank's part of the model: see Groups in lamina/distributed_optimizer/groups.h."""
         self.parameters.set_model(lambda: model.table, model.sharding)
         has_new = self._engine.trim(self._lent)
-        self._lent.note_trimmed()
         self._give_gradients()
         self._name_groups()
         if has_new and (job := current.job()).replicas is not None and job.leads:
@@ -123,7 +122,7 @@ class OptimizerState:
             if job.cut is not None:
                 job.cut.watch()
 
-        if job.cut is not None and job.cut.model is not None and not self._lent.is_trimmed():
+        if job.cut is not None and job.cut.model is not None and not self._engine.are_cut(self._lent):
             self.trim(job.cut.model)
         self._engine.step(self._lent, *_model_of(job), None if closure is None else closed)
         self._tell_measured()
@@ -332,9 +331,10 @@ class OptimizerState:
 
     def _load_named(self, named: Mapping[str, Any], are_parts: bool) -> None:
         """Loads this rank's part of a state by name, or what is that already; of masters, too."""
-        names = {name for group in self._members() for name, *_ in group}
+        members = self._members()
+        names = {name for group in members for name, *_ in group}
         parts = self._engine.parts_of(self._lent, named_state.of_parameters(named, names), are_parts)
-        own = [[(name, given) for name, given, _, place in group if place is not None] for group in self._members()]
+        own = [[(name, given) for name, given, _, place in group if place is not None] for group in members]
         masters = dict(named.get(MASTERS, {}))
         self._load_torchs(named_state.own_part(named, own, parts, names))
         self._engine.take_masters(self._lent, masters, are_parts)
@@ -457,7 +457,8 @@ class OptimizerState:
         states, masters = self._engine.state(self._lent, extent)
         own = [[name for name, _, _, place in group if place is not None] for group in self._members()]
         named = named_state.by_name(state_dict, own)
-        others = {key: value for key, value in named["state"].items() if key not in set(itertools.chain(*own))}
+        names = set(itertools.chain(*own))
+        others = {key: value for key, value in named["state"].items() if key not in names}
         masters = {MASTERS: masters} if masters else {}
         return named | {"state": others | states} | masters | self._scales()
 
