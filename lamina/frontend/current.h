@@ -40,7 +40,7 @@ struct Current {
   std::vector<std::weak_ptr<JobOptimizer>> optimizers;    // in the order in which they were made
   std::shared_ptr<Saves> saves;                           // of checkpoints
   std::optional<WaitingCheckpoint> waiting;
-  bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set, and nobody was told
+  bool clips_by_default = false;  // gradients of shards, to a norm that nobody has set
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> make_group(topology::Group axis);

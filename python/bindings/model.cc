@@ -64,14 +64,13 @@ std::unique_ptr<BegunCall> begin_call(Session& session, int module, bool remote)
 
 // The parts of a state that ranks of this pipeline own as one, rank by rank, or in the order of the plain model's where
 // its cut is given; nothing on all but the first of them where they go `to_first`.
-py::dict gather_state(Session& session, const py::dict& own, bool to_first, const model::Cut* cut,
-                      std::size_t portion_bytes) {
+py::dict gather_state(Session& session, const py::dict& own, bool to_first, const model::Cut* cut) {
   std::vector<model::Named> parts;
   for (const auto& [name, part] : own) parts.emplace_back(name.cast<std::string>(), to_value(part));
   {
     const Release release;
-    parts = model::gather(std::move(parts), to_first, session.members(Group::kPp), session.mailbox(),
-                          session.patience(), portion_bytes);
+    parts =
+        model::gather(std::move(parts), to_first, session.members(Group::kPp), session.mailbox(), session.patience());
     if (cut != nullptr) {
       std::ranges::stable_sort(parts, {}, [&](const model::Named& each) { return cut->position_of(each.first); });
     }
@@ -199,8 +198,7 @@ void bind_model(py::module_& module, py::class_<Session, std::shared_ptr<Session
       .def("begin_call", &begin_call, py::arg("module"), py::arg("remote"), py::call_guard<Release>())
       .def("plan", &plan_model, py::arg("tree"), py::arg("measures"), py::arg("kept"))
       .def("cut", &cut, py::arg("tree"), py::arg("plan"), py::arg("error"), py::arg("word"))
-      .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none(),
-           py::arg("portion_bytes") = model::kPortionBytes)
+      .def("gather_state", &gather_state, py::arg("own"), py::arg("to_first") = false, py::arg("cut") = py::none())
       .def("give_values", &give_values, py::arg("table"), py::arg("modules"), py::arg("make"),
            py::arg("portion_bytes") = model::kPortionBytes)
       .def(

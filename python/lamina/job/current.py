@@ -21,7 +21,7 @@ class Job:
         groups: the ProcessGroups, from the first use.
         replicas: the Replicas, where gradients are averaged over several copies of the model.
         saves: its checkpoints under way; None before the first.
-        clips_by_default: gradients of shards are clipped to a norm that nobody has set, and nobody was told.
+        clips_by_default: gradients of shards are clipped to a norm that nobody has set.
         loaded: a state was loaded into the model, and no step has been since.
         on_end: what takes things out of torch, Python and the user's objects when the job ends, the latest first.
         closers: what is closed after the session. Each is told whether the process ends, and says whether all that it
