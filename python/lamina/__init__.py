@@ -22,6 +22,7 @@ Started by `lamina run -n 2 train.py`. Everything else of the script stays as it
 import importlib.metadata
 
 from lamina import amp as amp
+from lamina import callbacks as _callbacks  # noqa: F401 -- hands the engine what it calls
 from lamina import dist as dist
 from lamina import nn as nn
 from lamina import optim as optim
@@ -104,7 +105,6 @@ from lamina.optim.optimizer import DistributedOptimizer
 from lamina.pipeline.distributed_model import DistributedModel, distribute
 from lamina.pipeline.output import StepOutput
 from lamina.pipeline.step import step
-from lamina.remote import callbacks as _callbacks  # noqa: F401 -- hands the engine what it calls
 from lamina.saved_state.saving import load, save
 from lamina.tracing.trace import is_tracing
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lamina
-from lamina.remote.arguments import ArgumentCheck
+from lamina.calls.arguments import ArgumentCheck
 
 
 class Calls(nn.Module):
@@ -102,7 +102,7 @@ def test_values_written_into_tensors_are_nobodys_business_here():
 
 
 def test_what_cannot_change_is_not_looked_into(monkeypatch):
-    monkeypatch.setattr("lamina.remote.arguments._Snapshot", None)
+    monkeypatch.setattr("lamina.calls.arguments._Snapshot", None)
     module = nn.Linear(2, 2)
     values = (TENSOR, nn.Parameter(TENSOR), None, True, 1, 2.0, "text", b"bytes", torch.float16, torch.device("cpu"))
     run(repr, TENSOR, (values, Pair(1, (2,)), slice(1, 2), TENSOR.shape, module), extra=values)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lamina
-from lamina.remote import codec
-from lamina.remote.changes import BorrowedArguments, CallResult, unpacked, write_back
+from lamina.calls.changes import BorrowedArguments, CallResult, unpacked, write_back
+from lamina.job import codec
 
 TENSOR, OTHER = torch.ones(2), torch.zeros(2)
 

@@ -10,7 +10,7 @@ import torch
 
 import lamina
 from lamina import _lamina
-from lamina.remote import codec
+from lamina.job import codec
 
 Pair = collections.namedtuple("Pair", "x y")
 

@@ -15,10 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lamina.activation_checkpointing.offloading import around_checkpoint
+from lamina.calls.arguments import is_cache
 from lamina.errors import UsageError
-from lamina.job import current
-from lamina.remote import codec
-from lamina.remote.arguments import is_cache
+from lamina.job import codec, current
 from lamina.util import pytree
 
 

@@ -36,7 +36,7 @@ class PartitionedModel:
         partition: this rank's.
         session: of the job.
         runs: modules that are called at once, numbered on from the nodes.
-        parts: filled by `remote.calls`; for one step or more, while no parameter is replaced.
+        parts: filled by `calls.remote_call`; for one step or more, while no parameter is replaced.
         cut: the engine's.
         report: how it was cut, as `DistributedModel.partition_report` has it.
         conversions: how often dtypes or devices have changed.

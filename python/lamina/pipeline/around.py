@@ -18,8 +18,8 @@ from torch import nn
 
 from lamina.job import current
 from lamina.pipeline import other_random
+from lamina.shared_state.contents import version_of
 from lamina.util import pytree
-from lamina.util.contents import version_of
 from lamina.util.differences import Difference, Places, differences
 from lamina.util.reach import Attributes, Cache, Cell, ClassAttributes, Names, Reach, Source
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
-from lamina.util.contents import version_of
+from lamina.shared_state.contents import version_of
 from lamina.util.differences import Difference, Places, differences
 from lamina.util.reach import Attributes, Reach
 

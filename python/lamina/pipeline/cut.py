@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lamina import _lamina
+from lamina.calls.remote_call import call_remote
 from lamina.errors import ConfigError, DesyncError, UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
@@ -27,9 +28,8 @@ from lamina.optim.options import PlainOptimizers
 from lamina.pipeline import updates
 from lamina.pipeline.before_cut import BeforeCut
 from lamina.pipeline.first_call import FirstCall
-from lamina.remote import closures
-from lamina.remote.calls import call_remote
 from lamina.saved_state.state_dicts import ModelState
+from lamina.shared_state import closures
 from lamina.torch_patches import (
     averages,
     clipping,

@@ -16,7 +16,7 @@ from lamina.pipeline.around import Around
 from lamina.pipeline.batches import Batches
 from lamina.pipeline.first_call import FirstCall
 from lamina.pipeline.output import merge
-from lamina.remote import closures
+from lamina.shared_state import closures
 from lamina.torch_patches import module_attributes, training_modes
 from lamina.util import call_sites, pytree
 from lamina.util.checks import require_booleans

@@ -10,8 +10,8 @@ from types import FunctionType
 from torch import nn
 
 from lamina.model.partitioned import PartitionedModel
-from lamina.util.contents import is_of_the_script, is_plain_tensor
-from lamina.util.uses import uses
+from lamina.shared_state.contents import is_of_the_script, is_plain_tensor
+from lamina.shared_state.uses import uses
 
 
 def whole(model: PartitionedModel) -> list[nn.Module]:

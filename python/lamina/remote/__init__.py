@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules and parameters on other ranks: placed there, called from here, trained in contexts.
 
-    if lamina.rank() == 0:
-        lamina.remote.place(Net(), name="net")
-        lamina.remote.serve()
-    else:
-        net = lamina.remote.find("net", owner=0)
-        optimizer = lamina.optim.DistributedOptimizer(torch.optim.SGD, net.parameters(), lr=0.1)
-        for x, y in batches:
-            with lamina.remote.context() as context:
-                loss = F.cross_entropy(net(x), y)
-                lamina.remote.backward(context, loss)
-                optimizer.step(context)
-
-The package's other modules are calls of a model's modules in steps, as Python sees them.
+if lamina.rank() == 0:
+    lamina.remote.place(Net(), name="net")
+    lamina.remote.serve()
+else:
+    net = lamina.remote.find("net", owner=0)
+    optimizer = lamina.optim.DistributedOptimizer(torch.optim.SGD, net.parameters(), lr=0.1)
+    for x, y in batches:
+        with lamina.remote.context() as context:
+            loss = F.cross_entropy(net(x), y)
+            lamina.remote.backward(context, loss)
+            optimizer.step(context)
 """
 
 from lamina.remote.contexts import Context, backward, context, get_gradients

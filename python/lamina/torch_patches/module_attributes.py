@@ -36,8 +36,7 @@ from torch import nn
 
 from lamina import _lamina
 from lamina.errors import UsageError
-from lamina.torch_patches import compiled, training_modes
-from lamina.util.contents import (
+from lamina.shared_state.contents import (
     Content,
     changed,
     is_changeable,
@@ -46,9 +45,10 @@ from lamina.util.contents import (
     same,
     within,
 )
-from lamina.util.held_objects import HeldObjects, content_of
+from lamina.shared_state.held_objects import HeldObjects, content_of
+from lamina.shared_state.uses import updates_here
+from lamina.torch_patches import compiled, training_modes
 from lamina.util.settings import setting
-from lamina.util.uses import updates_here
 
 Key = tuple[int, str]  # an attribute: id(module) and its name
 News = tuple[int, str, int]  # a module by its place among the model's, an attribute, its home

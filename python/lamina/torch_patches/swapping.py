@@ -4,7 +4,7 @@
 Both change modules, or torch, for the whole process, while microbatches take turns in it: another one would compute
 with what one has swapped, or with weights that it has cached, and its graph. And neither reaches what other ranks own.
 So they are allowed where microbatches run one after the other, on what is here. That a call would meet swapped
-parameters of another rank `remote.calls` sees at the call.
+parameters of another rank `calls.remote_call` sees at the call.
 """
 
 import functools

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.remote import codec
+from lamina.job import codec
 from lamina.util import pytree
 from lamina.util.reach import Reach
 

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from lamina.modules.tree import ModuleTree
-from lamina.remote.closures import SharedNames
+from lamina.shared_state.closures import SharedNames
+from lamina.shared_state.contents import content, is_generator, is_plain_tensor, same, within
 from lamina.torch_patches import scoped
 from lamina.util import pytree
-from lamina.util.contents import content, is_generator, is_plain_tensor, same, within
 from lamina.util.reach import codes, is_theirs
 
 _TORCHS = frozenset(dir(nn.Module)) | frozenset(vars(nn.Module()))

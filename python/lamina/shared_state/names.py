@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lamina.util.contents import (
+from lamina.shared_state.contents import (
     THEIRS,
     Content,
     changed,
@@ -25,8 +25,8 @@ from lamina.util.contents import (
     is_of_the_script,
     token,
 )
+from lamina.shared_state.uses import Use, uses
 from lamina.util.reach import codes
-from lamina.util.uses import Use, uses
 
 _MAKING = {"__new__", "__init__", "__enter__", "__exit__", "__call__"}  # methods without a name in who calls them
 _DEPTH = 3  # of functions that call functions

@@ -22,9 +22,9 @@ from lamina import _lamina
 from lamina.errors import UsageError
 from lamina.integrations import hugging_face
 from lamina.job import current
-from lamina.remote import variables
-from lamina.remote.names import Place, Places
-from lamina.util.contents import Content, changed_by_more_than_counting, is_generator
+from lamina.shared_state import variables
+from lamina.shared_state.contents import Content, changed_by_more_than_counting, is_generator
+from lamina.shared_state.names import Place, Places
 
 _BODY = "the step function"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

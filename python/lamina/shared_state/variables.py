@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.remote import codec
-from lamina.remote.names import Place
-from lamina.util.contents import Content, content, is_changeable, token
+from lamina.job import codec
+from lamina.shared_state.contents import Content, content, is_changeable, token
+from lamina.shared_state.names import Place
 
 _MISSING = object()
 

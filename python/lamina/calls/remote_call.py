@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 from lamina import _lamina
+from lamina.calls.arguments import ArgumentCheck, is_unchanging
+from lamina.calls.changes import BorrowedArguments, CallResult, unpacked, write_back
 from lamina.errors import UsageError
 from lamina.job import current
 from lamina.modules.runs import Run
 from lamina.modules.slots import Parts
-from lamina.remote import closures, variables
-from lamina.remote.arguments import ArgumentCheck, is_unchanging
-from lamina.remote.changes import BorrowedArguments, CallResult, unpacked, write_back
+from lamina.shared_state import closures, variables
 from lamina.torch_patches import module_attributes, module_call, swapping
 
 _UNIFORM = (b"\x00", b"\x01")

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from lamina.errors import UsageError
-from lamina.remote import codec
+from lamina.job import codec
+from lamina.shared_state.contents import same
 from lamina.util import pytree
-from lamina.util.contents import same
 
 Position = int | str  # of an argument: among those without a keyword, or its keyword
 

@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lamina.errors import UsageError
-from lamina.util.contents import (
+from lamina.shared_state.contents import (
     Content,
     changed_by_more_than_counting,
     content,
@@ -18,7 +18,7 @@ from lamina.util.contents import (
     token,
     within,
 )
-from lamina.util.uses import uses
+from lamina.shared_state.uses import uses
 
 
 class HeldObjects:

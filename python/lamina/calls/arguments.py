@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.calls.changes import Position
 from lamina.errors import UsageError
-from lamina.remote.changes import Position
 
 _UNCHANGING = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device, slice, range)
 
