@@ -14,6 +14,7 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
 VALIDATION_EVERY = 50
 RECORDED_STEPS = 5
+TIMELINE = "timeline.json"
 
 
 def arguments() -> argparse.Namespace:
@@ -55,6 +57,74 @@ def live_bytes(model, optimizer: torch.optim.Optimizer) -> list[int]:
     return lamina.allgather(total, lamina.WORLD)
 
 
+class Steps:
+    """The step functions of a model, and what is made of them: all ranks call each."""
+
+    def __init__(self, model: lamina.DistributedModel):
+        @lamina.step
+        def train(x, y):
+            loss = model(x, y)
+            model.backward(loss)
+            return loss
+
+        @lamina.step
+        def validate(x, y):
+            return model(x, y)
+
+        @lamina.step
+        def predict(x):
+            return model(x)[:, -1]
+
+        self.train, self._validate, self._predict = train, validate, predict
+
+    @torch.no_grad()
+    def validate(self, unseen: Sequence[torch.Tensor]) -> float:
+        losses = [self._validate(text[:, :-1], text[:, 1:]).reduce_mean().item() for text in unseen]
+        return sum(losses) / len(losses)
+
+    @torch.no_grad()
+    def generate(self, text: torch.Tensor, length: int, seed: int, temperature: float = 0.7) -> torch.Tensor:
+        random = torch.Generator().manual_seed(seed)  # on every rank, so that all choose the same bytes
+        for _ in range(length):
+            logits = self._predict(text[:, -CONTEXT:]).concat()
+            chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
+            text = torch.cat((text, chosen), dim=1)
+        return text
+
+
+def train(
+    model: lamina.DistributedModel,
+    steps: Steps,
+    args: argparse.Namespace,
+    batches: Batches,
+    unseen: Sequence[torch.Tensor],
+    report: Report,
+) -> tuple[float, list[int]]:
+    """Trains, records a few steps in the middle, and returns the last loss of what is unseen and all live bytes."""
+    adamw = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = lamina.DistributedOptimizer(adamw)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, warmup_then_cosine(args.steps))
+    recording = contextlib.ExitStack()
+    for step in range(args.steps):
+        if step == args.steps // 2:
+            recording.enter_context(lamina.timeline(args.out / TIMELINE))
+        started = time.perf_counter()
+        loss = steps.train(*batches.next()).reduce_mean()
+        optimizer.step()
+        if step == 0:
+            memory = live_bytes(model, adamw)
+            report.live_bytes(memory)
+        optimizer.zero_grad()
+        report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
+        scheduler.step()
+        if step + 1 == min(args.steps // 2 + RECORDED_STEPS, args.steps):
+            recording.close()
+        if (step + 1) % VALIDATION_EVERY == 0 or step + 1 == args.steps:
+            validation_loss = steps.validate(unseen)
+            report.validation(validation_loss)
+    return validation_loss, memory
+
+
 def main() -> int:
     args = arguments()
     lamina.init(partitions=args.partitions, microbatches=args.microbatches, schedule="interleaved")
@@ -68,71 +138,18 @@ def main() -> int:
     model = GPT(vocabulary=VOCABULARY, width=160, layers=4, heads=4, context=CONTEXT)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model = lamina.distribute(model)
-    adamw = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    optimizer = lamina.DistributedOptimizer(adamw)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, warmup_then_cosine(args.steps))
+    steps = Steps(model)
 
-    @lamina.step
-    def train_step(x, y):
-        loss = model(x, y)
-        model.backward(loss)
-        return loss
-
-    @lamina.step
-    def validation_step(x, y):
-        return model(x, y)
-
-    @lamina.step
-    def predict_step(x):
-        return model(x)[:, -1]
-
-    @torch.no_grad()
-    def validate() -> float:
-        losses = [validation_step(text[:, :-1], text[:, 1:]).reduce_mean().item() for text in unseen]
-        return sum(losses) / len(losses)
-
-    @torch.no_grad()
-    def generate(text: torch.Tensor, length: int, temperature: float = 0.7) -> torch.Tensor:
-        random = torch.Generator().manual_seed(args.seed)  # on every rank, so that all choose the same bytes
-        for _ in range(length):
-            logits = predict_step(text[:, -CONTEXT:]).concat()
-            chosen = torch.multinomial((logits / temperature).softmax(-1), 1, generator=random)
-            text = torch.cat((text, chosen), dim=1)
-        return text
-
-    report = Report(
-        args.out,
-        steps=args.steps,
-        tokens_per_step=SEQUENCES * CONTEXT * lamina.dp_size(),
-        enabled=lamina.rank() == 0,
-    )
+    tokens_per_step = SEQUENCES * CONTEXT * lamina.dp_size()
+    report = Report(args.out, steps=args.steps, tokens_per_step=tokens_per_step, enabled=lamina.rank() == 0)
     report.say(f"text: {len(training):,} bytes to learn from, {len(validation):,} unseen; {parameters:,} parameters")
-
-    timeline = args.out / "timeline.json"
-    recording = contextlib.ExitStack()
-    for step in range(args.steps):
-        if step == args.steps // 2:
-            recording.enter_context(lamina.timeline(timeline))
-        started = time.perf_counter()
-        loss = train_step(*batches.next()).reduce_mean()
-        optimizer.step()
-        if step == 0:
-            memory = live_bytes(model, adamw)
-            report.live_bytes(memory)
-        optimizer.zero_grad()
-        report.step(loss.item(), lr=scheduler.get_last_lr()[0], time_s=time.perf_counter() - started)
-        scheduler.step()
-        if step + 1 == min(args.steps // 2 + RECORDED_STEPS, args.steps):
-            recording.close()
-        if (step + 1) % VALIDATION_EVERY == 0 or step + 1 == args.steps:
-            validation_loss = validate()
-            report.validation(validation_loss)
+    validation_loss, memory = train(model, steps, args, batches, unseen, report)
 
     beginnings = prompts(validation, lamina.num_microbatches(), length=32)
-    texts = [bytes(text) for text in generate(beginnings, length=160).tolist()]
+    texts = [bytes(text) for text in steps.generate(beginnings, length=160, seed=args.seed).tolist()]
     report.samples([text[:32] for text in texts], [text[32:] for text in texts])
     if lamina.rank() == 0 and lamina.pp_size() > 1:
-        draw(timeline, args.out / "schedule.png")
+        draw(args.out / TIMELINE, args.out / "schedule.png")
     report.finish(
         unigram=unigram,
         bigram=bigram,

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity of this rank.
-
-[Note: axes] A job's ranks have three coordinates: the partition of the pipeline (pp), the slice of its layers (tp), and
-the copy of the model (rdp). Two unions of axes have names as well: dp = tp x rdp, the ranks that read different data,
-and mp = pp x tp, those that hold one copy of the model. A group of an axis is the ranks that differ in that axis alone.
-"""
+"""Identity of this rank: its coordinates on the axes of the job, which [Note: axes] in lamina/topology/placement.h
+names. A group of an axis is the ranks that differ in that axis alone."""
 
 import enum
 
