@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a GPT of 100 million parameters with AdamW, sharded over the ranks, beside those of
-torch.distributed.checkpoint of the same model under FSDP2: both save, synchronously and not, and load, in turns, in
+"""Checkpoints of a GPT of 100 million parameters with AdamW, sharded over the ranks. Beside them are those of
+torch.distributed.checkpoint of the same model under FSDP2. Both save, synchronously and not, and load, in turns, in
 memory (tmpfs) and on a disk.
 
     lamina run -n 2 benchmarks/checkpoints.py

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the start of `lamina run` until a job's first step has ended on all ranks: 1 and 8 of them on one machine, with
-and without `--preload`, in turns; and until an optimizer of torch's has then made its first update.
+"""The time from the start of `lamina run` until a job's first step has ended on all ranks, and until an optimizer of
+torch's has then made its first update. Jobs have 1 and 8 ranks on one machine, with and without `--preload`, in turns.
 
 The step is a forward and a backward of a tiny model, which has as many partitions as there are ranks. `of one rank` is
 the median over turns. Beside the time, the processor time of all processes of the job, from its start to its end, which

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives by levels beside flat ones, and steps of a sharded GPT, on two hosts of two ranks each that a slow cable
-joins: network namespaces, and `tc`, which lets through 1 Gbit/s each way, unless LAMINA_BENCH_RATE says another rate
-(`500mbit`) or `none`. Needs root.
+joins. The hosts are network namespaces, and `tc` is the cable: it lets through 1 Gbit/s each way, unless
+LAMINA_BENCH_RATE says another rate (`500mbit`) or `none`. Needs root.
 
     lamina run -n 1 -c python benchmarks/hosts.py
 

@@ -38,7 +38,7 @@ def launchers() -> dict[str, list[str]]:
 
 
 def processes(mark: str) -> list[int]:
-    """Those that were started with this mark in their environment, and live."""
+    """Processes that were started with this mark in their environment, and live."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

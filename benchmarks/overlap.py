@@ -4,10 +4,9 @@
     lamina run -n 2 benchmarks/overlap.py
 
 Two processors hide no copies behind computations, so the modules here sleep: one time in a forward, twice that in a
-backward. Each has a parameter of 48 MiB. Ideally a forward of three waits for the first value alone and computes,
-`comm + 3 compute`, where `comm` is what a forward of one takes beside its sleep; an iteration then has of one module's,
-too, what is not sleep. `of_ideal` is the median of the ratios to that; `lamina` is over shared memory, where nothing is
-gathered.
+backward. Each has a parameter of 48 MiB. Ideally a forward of three waits for the first value alone and computes: `comm
++ 3 compute`, where `comm` is what a forward of one takes beside its sleep. An iteration then has `comm` once, too.
+`of_ideal` is the median of the ratios to that; `lamina` is over shared memory, where nothing is gathered.
 """
 
 import os

@@ -4,9 +4,8 @@
     lamina run -n P benchmarks/pipeline_schedule.py
 
 A chain of P stages, one per rank, m microbatches of 4 KiB. A sample is one step, from a barrier until the last rank has
-left it; `of ideal` is the median of samples over (m + P - 1) * (tf + tb), tf + tb being what one forward and backward
-took alone, in the same turn.
-lamina computes the loss on rank 0 (one hop more, each way), torch on the last rank.
+left it. `of ideal` is the median of samples over (m + P - 1) * (tf + tb): one forward and one backward took tf and tb
+alone, in the same turn. lamina computes the loss on rank 0 (one hop more, each way), torch on the last rank.
 """
 
 import statistics

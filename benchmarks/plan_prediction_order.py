@@ -3,14 +3,14 @@
 predicted steps beside the measured ones.
 
 Modules with parameters sleep for what a trace counts of them, a microbatch for 60 ms in all, and the model is cut with
-measured times: so a step shows the plan, the messages and lamina's own work, whatever the cores can do at once.
+measured times. So a step shows the plan, the messages and lamina's own work, whatever the cores can do at once.
 
     lamina run -n 2 benchmarks/plan_prediction_order.py
 
 `order` is the rank correlation of predicted and measured steps (Spearman's); `crossings` how often the automatic plan
 goes from one rank to the other between modules in the order of the model. In each round every plan is run once. The
-first half of the rounds says which cut by hand, in one place, and which plan by hand is best, the other half how the
-automatic one compares with them: `of best` is the median of the ratios of their steps.
+first half of the rounds finds the best plan by hand, and the best cut by hand in one place. The other half compares the
+automatic plan with them: `of best` is the median of the ratios of their steps.
 """
 
 import itertools

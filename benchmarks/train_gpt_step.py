@@ -4,10 +4,10 @@
     lamina run -n 2 benchmarks/train_gpt_step.py
 
 Same model, batch and optimizer, in turns in one run; a sample is the mean of a few steps. The plain loop runs on rank 0
-while rank 1 sleeps: with one thread, as each rank of lamina has; with one thread and the batch cut into the same
-microbatches, which is the same work in the same pieces; and with all the threads the machine has.
-`of lamina` is a plain loop's figure over lamina's: tokens/s below 1, lamina is faster; processor time (of both ranks
-together, waiting without sleep included) below 1, lamina works more for the same step.
+while rank 1 sleeps, in three ways. It has one thread, as each rank of lamina has, with the batch whole or cut into the
+same microbatches. Or it has all the threads of the machine. `of lamina` is a plain loop's figure over lamina's:
+tokens/s below 1, lamina is faster; processor time (of both ranks together, waiting without sleep included) below 1,
+lamina works more for the same step.
 """
 
 import os

@@ -22,7 +22,7 @@ def pytest_configure():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With -n: the tests whose ids end with @JOB run in one process, which starts that job once; others in any."""
+    """With -n, tests with ids that end with @JOB run in one process, which starts that job once; others run in any."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Jobs(LoadScopeScheduling):

@@ -9,7 +9,7 @@ SOAK = bool(os.environ.get("LAMINA_SOAK"))
 
 
 def some(every, count, seed=0):
-    """All of them in a soak; else a few that the seed draws."""
+    """Every case in a soak; else a few that the seed draws."""
     every = list(every)
     return every if SOAK else random.Random(seed).sample(every, count)
 

@@ -25,14 +25,14 @@ def set_hooks(
 ) -> None:
     """Sets what the engine calls back, once at import. All are called with the GIL held.
 
-    run_module(index, state, args, kwargs) runs a module that this rank owns; capture_state(index) gives the state
-    (training flags) that a call of the module should run under, as bytes. describe_exception(exception, rank) gives
-    (type, message, traceback, rank, pickled or None), where an exception that came from another rank keeps that rank's;
-    rebuild_exception is its inverse. pack and unpack are the codec of objects without an encoding of their own.
-    name_call() gives the public function that the calling thread is in, where the user's code called it, and the line
-    of ours that is executed. make_remote(data) does what another rank asks the face for. errors has the exception
-    classes by the names of the C++ ones: Error, ConfigError, UsageError, DesyncError, PeerError, TimeoutError,
-    FormatError, CancelledError, InternalError.
+    run_module(index, state, args, kwargs) runs a module that this rank owns. capture_state(index) gives, as bytes, the
+    state (training flags) that a call of the module should run under. describe_exception(exception, rank) gives (type,
+    message, traceback, rank, pickled or None): an exception that came from another rank keeps that rank's.
+    Its inverse is rebuild_exception. The codec of objects without an encoding of their own is pack and unpack.
+    name_call() gives the public function that the calling thread is in, the place in the user's code that called it,
+    and the line of ours that is executed. make_remote(data) serves a request of another rank to the face. In `errors`
+    are the exception classes, by the names of the C++ ones: Error, ConfigError, UsageError, DesyncError, PeerError,
+    TimeoutError, FormatError, CancelledError, InternalError.
     """
 
 def printable(text: bytes) -> str:
@@ -69,7 +69,8 @@ def is_away(tensor: torch.Tensor) -> bool:
     """True for one that is sharded, or other such memory, whose value is gone for now."""
 
 def where_released(tensor: torch.Tensor) -> str:
-    """Where the value of a tensor of other ranks is: "0.weight lives in partition 1 on rank 1". "" for any other."""
+    """The place of the value of a tensor of other ranks: "0.weight lives in partition 1 on rank 1". "" for any
+    other."""
 
 def release(tensor: torch.Tensor, why: str, like: torch.Tensor) -> None:
     """Frees the value of a tensor, which becomes one of the dtype, device and strides of `like`; the Python object
@@ -82,14 +83,15 @@ def watch_parameters(
     kind: type[torch.Tensor], sharding: Sharding | None = None, optimizer: Optimizer | None = None
 ) -> None:
     """From now on reading the gradient of a released tensor of that class warns once, unless torch or lamina reads, and
-    setting its gradient or data is an error. The gradient of a parameter that is sharded is that of its shard, and
-    to scripts that of what stands for a parameter in the optimizer its part of that one's, which is told once, too."""
+    setting its gradient or data is an error. The gradient of a sharded parameter is that of its shard. To scripts, a
+    tensor that stands for a parameter in the optimizer has its part of the parameter's gradient, which is told once,
+    too."""
 
 def forget_parameters(kind: type[torch.Tensor]) -> None:
     """Ends what `watch_parameters` began."""
 
 def restore(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Gives a tensor whose value was freed a value again, of the same shape and dtype, whose memory it shares."""
+    """Gives a tensor that has no value a value again, of the same shape and dtype, in the memory of that one."""
 
 class Config:
     """The checked configuration: one read-only attribute per key, as in lamina/config/config.h."""
@@ -254,9 +256,9 @@ class Session:
         portion_bytes: int = ...,
     ) -> Sharding | None:
         """Collective over the world: gives each tensor here the value that it has on world rank 0, or this rank's shard
-        of it, sending only what differs, and releases the others, a portion of about so many bytes at a time. `modules`
-        are the names of those that are called; `make` is called with the tensors of each portion before their values
-        are read. Returns the sharding, where there is one."""
+        of it, and releases the others. Only differing values are sent, about so many bytes at a time. `modules` are the
+        names of those that are called; `make` is called with the tensors of each portion before their values are read.
+        Returns the sharding, where there is one."""
     def release_others(self, table: ParameterTable) -> None:
         """Frees the values that are not this rank's, also where views of them are alive."""
     def release(self, tensor: torch.Tensor, name: str, partition: int, like: torch.Tensor | None = None) -> None:
@@ -316,8 +318,8 @@ class Session:
         which the model is cut: that does so where no body has called `cut_here`. `call` is the step function's name,
         the same on all ranks (DesyncError else), and where it was called.
 
-        Of a model: its `backwards`; why one in this step is an error, if it is; its parameters, by which others are
-        noticed; with several copies of it their `reducer`, which ends the pass, and whether the model is `training`."""
+        Of a model: its `backwards`; why one in this step is an error, if it is; and its parameters, by which others are
+        noticed. With several copies of it `reducer` is theirs, and ends the pass; `training` is the model's mode."""
     def cut_here(self, cut: Callable[[], None]) -> None:
         """In a body of the step in which the model is cut: has the thread that entered the step run `cut`, unless the
         model is cut already, and waits for that. UsageError in another thread; CancelledError where a cut failed."""
@@ -336,7 +338,7 @@ class Session:
         """Tells the other ranks how this one comes to leave: before close() or leave()."""
     def leave(self, interrupted: bool) -> bool:
         """At the end of the process: as close(), but the connections stay until the process has ended, so that the
-        peers learn of its end and of nothing before it, but that it was `interrupted` (Ctrl-C)."""
+        peers take that for this rank's end. Where it was `interrupted` (Ctrl-C), they are told so at once."""
     def close(self, orderly: bool) -> bool:
         """Ends the session; idempotent. `orderly` waits a bounded time until the peers have what was sent. False when a
         thread is still in the user's code of a step that failed."""
@@ -681,8 +683,8 @@ class UserOptimizer(Protocol):
     def zero_grad(self, set_to_none: bool) -> None: ...
 
 class Optimizer:
-    """All that is done around the updates of an optimizer of the job's model; see
-    lamina/distributed_optimizer/optimizer.h. `number`: how many optimizers the job had before."""
+    """Everything around the updates of an optimizer of the job's model; see lamina/distributed_optimizer/optimizer.h.
+    `number`: how many optimizers the job had before."""
 
     def __init__(self, session: Session, scale: LossScale, number: int, clips_by_default: bool) -> None: ...
     @property
@@ -869,8 +871,8 @@ class PartsToSave:
 
     def __init__(self, parts: CheckpointParts) -> None: ...
     def add_row(self, name: str, elements: torch.Tensor, also: Sequence[str]) -> None:
-        """All that this rank has of a parameter or buffer; `also`: its other names. UsageError where it has no place in
-        a checkpoint."""
+        """This rank's part of a parameter or buffer; `also`: its other names. UsageError where it has no place in a
+        checkpoint."""
     def add_state(self, locals: LocalParameters, of: StateName, place: torch.Tensor, value: torch.Tensor) -> None: ...
     def add_content(self, name: str, value: torch.Tensor) -> None: ...
 
@@ -967,7 +969,7 @@ class CheckpointReader:
         """Memory that `read` fills, or the tensor that is held now, which `fill_optimizers` fills."""
     def want_content(self, name: str) -> torch.Tensor: ...
     def whole(self, name: str) -> torch.Tensor:
-        """All of a parameter or buffer, now."""
+        """A whole parameter or buffer, now."""
     def check_share(self, session: Session) -> None:
         """Compares this rank's share of all files with their checksums."""
     def read(self, session: Session) -> None:

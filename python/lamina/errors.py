@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of lamina, by culprit. The first line of a message says who, what, with whom and what to do."""
+"""The errors of lamina, by culprit. The first line of a message says whom it concerns, what happened and what to do."""
 
 import builtins
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One case: a model, a layout and a dtype, trained by lamina and by a plain loop, and compared.
 
-[Note: equal] Two tensors a and b are equal when max|a-b| <= tol * max(max|b|, 1e-3 of the model's largest value).
-float64 is held to 1e-9 on loss, gradients and parameters after 3 steps. float32 is held to 1e-5 on the loss and the
-gradients of the first step, and on parameters with AdamW's eps at 1e-4: with the usual eps AdamW turns rounding noise
+[Note: equal] Two tensors a and b are equal when max|a-b| <= tol * max(max|b|, 1e-3 of the model's largest value). In
+float64, tol is 1e-9 for loss, gradients and parameters after 3 steps. In float32 it is 1e-5 for the loss and the
+gradients of the first step, and for parameters with AdamW's eps at 1e-4. With the usual eps AdamW turns rounding noise
 in near-zero gradients into steps of size lr.
 """
 
@@ -136,7 +136,7 @@ def difference(ours: dict, theirs: dict, tolerance: float, what: str) -> list[st
 
 
 def check(case: Case) -> list[str]:
-    """All that differs between the two ways of training, on this rank; an empty list is the promise kept."""
+    """The differences between the two ways of training, on this rank; an empty list is the promise kept."""
     ours, theirs = distributed(case), plain(case)
     exact = case.dtype == "float64"
     tolerance = 1e-9 if exact else 1e-5

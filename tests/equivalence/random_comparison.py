@@ -2,7 +2,7 @@
 """Differences between the two sides of a random case, on this rank.
 
 See [Note: equal] in cases.py. Under autocast to bfloat16 the two sides round differently wherever gradients are added
-in another order, or a cast weight is kept for several calls: with 8 bits kept, only the outputs of the first call and
+in another order, or a cast weight is kept for several calls. With 8 bits kept, only the outputs of the first call and
 the first gradients are compared, to what some roundings make of them.
 """
 
@@ -18,7 +18,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "autocast": 0.05}
 
 
 def check(case: RandomCase) -> list[str]:
-    """All that differs between the two ways of training, on this rank; an empty list is the promise kept."""
+    """The differences between the two ways of training, on this rank; an empty list is the promise kept."""
     try:
         theirs = reference(case)
     except Exception:
@@ -45,8 +45,8 @@ def compare(case: RandomCase, ours: Trained, theirs: Trained) -> list[str]:
             wrong += compare_exactly(rest, there, f"call {at}:")
     wrong += difference(ours.first_gradients, theirs.first_gradients, tolerance, "first gradient of")
     if kind != "autocast":
-        # AdamW divides a gradient by its size: the rounding of an entry far below the largest, which counts for little
-        # in the gradient, moves its parameter by as much as any (case 1596: 2e-5, and 2e-16 in float64).
+        # AdamW divides a gradient by its size. So the rounding of an entry far below the largest, which counts for
+        # little in the gradient, moves its parameter by as much as any (case 1596: 2e-5, and 2e-16 in float64).
         loose = 10 if kind == "float32" else 1
         wrong += difference(ours.parameters, theirs.parameters, loose * tolerance, "parameter")
     if kind == "float64":

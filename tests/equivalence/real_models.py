@@ -190,7 +190,7 @@ def differences(what: str, ours: torch.Tensor, theirs: torch.Tensor, largest: fl
 
 
 def check(case: RealModel) -> list[str]:
-    """All that differs between the model whole and cut, on this rank."""
+    """The differences between the model whole and cut, on this rank."""
     partitions = int(os.environ["WORLD_SIZE"])
     lamina.init(partitions=partitions, microbatches=2, timeout_s=60)
     try:

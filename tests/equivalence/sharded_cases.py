@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases with sharded parameters, or with states that copies divide (degree 1): a model, a layout and keys, trained by
-lamina over several replicas and by a plain loop over all their data, and compared by [Note: equal]."""
+"""Cases with sharded parameters, or with states that copies divide (degree 1). Each is a model, a layout and keys,
+trained by lamina over several replicas and by a plain loop over all their data, and compared by [Note: equal]."""
 
 import os
 import random
@@ -64,7 +64,7 @@ def cases(world: int, count: int) -> list[ShardedCase]:
 
 
 def cases_on_machines(world: int, count: int) -> list[ShardedCase]:
-    """Those whose sharding groups span machines, which some cross as `auto` does and some over Gloo."""
+    """Cases with sharding groups that span machines: some cross as `auto` does, some over Gloo."""
     drawn = [replace(case, degree=world, partitions=1) for case in cases(world, count)]
     return [replace(case, backend=("auto", "nccl")[number % 2]) for number, case in enumerate(drawn)]
 
@@ -149,7 +149,7 @@ def distributed(case: ShardedCase) -> Trained:
 
 
 def check(case: ShardedCase) -> list[str]:
-    """All that differs between the two ways of training, on this rank; an empty list is the promise kept."""
+    """The differences between the two ways of training, on this rank; an empty list is the promise kept."""
     ours = distributed(case)
     theirs = plain(case, int(os.environ["WORLD_SIZE"]) // case.partitions)
     wrong = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is killed at a random instant of a phase: every survivor knows within 2 s who, in which step, and, if it
-is of the same pipeline, what was asked of it."""
+"""A rank is killed at a random instant of a phase: every survivor names it within 2 s, with the step and, if it is of
+the same pipeline, what was asked of it."""
 
 import random
 import re

@@ -2,7 +2,7 @@
 """Ranks that start in a tenth of a second: `lamina run` needs two, in which each rank imports torch.
 
 There are several fork servers, because what differs between processes, as the order of sets does, should differ between
-ranks: with three it does between the neighbours of each axis of a job, which lie a power of two apart.
+ranks. With three it does between the neighbours of each axis of a job, which lie a power of two apart.
 """
 
 import atexit

@@ -144,8 +144,8 @@ class Launcher:
         return found
 
     def left_behind(self) -> list[str]:
-        """Lists what the jobs started here left: processes, and with them the ports they hold; temporary files; files
-        of shared memory that no process has open (those of other jobs on this machine are in use)."""
+        """Lists what the jobs started here left: processes, and with them the ports they hold; temporary files; and
+        files of shared memory that no process has open. Files of other jobs on this machine are in use."""
         left = [f"process {pid}" for pid in self.processes()]
         # torch's compiler makes its cache folder when it is imported, and optimizers import it. What the ranks of a
         # failed job wrote is kept. torchrun leaves its folder.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""raising.py WHERE RANK: a job of two ranks of which that one raises: in the forward of a module, in its data loader,
-or after the last step; or exits there, with code 0; or goes on to a step that the other one does not make."""
+"""raising.py WHERE RANK: a job of two ranks, of which RANK raises: in the forward of a module, in its data loader, or
+after the last step. Or it exits there, with code 0, or goes on to a step that the other one does not make."""
 
 import os
 import sys

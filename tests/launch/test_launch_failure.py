@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promises of `lamina run` when a rank fails: who is named, what is shown, who is ended, what is left (nothing)."""
+"""Promises of `lamina run` when a rank fails: it names that rank, shows why, ends the others, and leaves nothing."""
 
 import os
 import subprocess

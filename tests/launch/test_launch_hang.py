@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lamina run --hang-timeout S`: a job whose ranks make no step is ended, and it is said who was where."""
+"""`lamina run --hang-timeout S`: a job that makes no step is ended, and the place of each rank is said."""
 
 import os
 import re

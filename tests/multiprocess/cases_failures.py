@@ -282,7 +282,7 @@ class Other(Part):
 
 
 def case_errors_of_the_engines_types_keep_them():
-    """Those that a user's module raises itself."""
+    """Exceptions that a user's module raises itself."""
     model, _ = build(0, 1, 2, make=lambda: nn.ModuleList([Other(), Other(), Other()]))
     parts = model.module
     step = lamina.step(lambda x: passed_on(parts, x))

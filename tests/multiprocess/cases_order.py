@@ -37,7 +37,7 @@ def build(norm):
 
 
 def train(norm, schedule):
-    """All that this rank has of the model, and all its gradients, after some steps."""
+    """This rank's part of the model, with all its gradients, after some steps."""
     lamina.init(
         partitions=2,
         microbatches=MICROBATCHES,

@@ -281,7 +281,7 @@ def case_what_scripts_read_of_the_optimizer():
 
 
 def case_what_scripts_read_of_parameters_that_stay_whole():
-    """Those below sdp_param_persistence_threshold have shards as others have, which are parts of their memory."""
+    """Parameters below sdp_param_persistence_threshold have shards as others have, which are parts of their memory."""
     require_readable(sdp_param_persistence_threshold=10)
     require_readable(sdp_param_persistence_threshold=10**6)
 

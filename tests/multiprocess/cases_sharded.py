@@ -659,9 +659,9 @@ def collectives_of(step):
 
 
 def case_collectives_are_those_of_the_closed_form():
-    """Over Gloo, where nothing stays between a module's calls: of P parameters a forward gathers P, its backward P, and
-    reduces and scatters as many buckets as they fill; with the second and last pass of a step the P shards are summed
-    over their copies, after two words on who has which."""
+    """Over Gloo nothing stays between a module's calls. Of P parameters a forward gathers P, and so does its backward,
+    which reduces and scatters as many buckets as they fill. With the second and last pass of a step the P shards are
+    summed over their copies, after two words on the ranks that have them."""
     parameters = 6
     for bucket_elements, buckets in ((1, parameters), (10**9, 1)):
         start(2, ddp_dist_backend="nccl", sdp_max_live_parameters=1, sdp_reduce_bucket_size=bucket_elements)

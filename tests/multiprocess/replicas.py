@@ -100,8 +100,8 @@ def train_past_failures(module: torch.nn.Module) -> None:
 
 
 def train_unevenly(module: torch.nn.Module, batches: list[int], by_everyone: bool = True) -> None:
-    """Each copy trains on as many batches as it has in `batches`, in `join`; compared with the plain loop, whose
-    gradient is the sum over the copies that still have one, divided by the number of all or of those."""
+    """Each copy trains on as many batches as it has in `batches`, in `join`. The plain loop beside it divides the sum
+    over the copies that still have a batch by the number of all, or of those."""
     plain = copy.deepcopy(module)
     model = lamina.distribute(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

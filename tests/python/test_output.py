@@ -24,7 +24,7 @@ class Frozen:
 
 @dataclasses.dataclass
 class Output(collections.OrderedDict):
-    """A dataclass whose fields are its items, and which looks into what it is given by iterating."""
+    """A dataclass that has its items as fields, and iterates over what it is given."""
 
     loss: object = None
     logits: object = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call whose backward computes it again.
 
-[Note: split checkpoints] A call that reaches modules on other ranks is checkpointed reentrantly: it runs without grad
+[Note: split checkpoints] A call that reaches modules on other ranks is checkpointed reentrantly. It runs without grad
 mode, so that nobody keeps a graph, and once more inside the backward, with a graph on every rank. The other kind would
 drop only what this rank saved. Everything else is checkpointed without reentrance.
 """

@@ -27,7 +27,7 @@ class GradBucket:
         return self._last
 
     def buffer(self) -> torch.Tensor:
-        """All of its gradients, in one dimension."""
+        """Its gradients, in one dimension."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:

@@ -75,8 +75,9 @@ class Replicas:
         return self.reducer.note_call(self._module.training) if self._partitions == 1 else 0
 
     def note_forward(self, call: int, output: Any) -> None:
-        """That call has returned `output`. A backward through it is one, checkpoints in the model that run backwards of
-        their own included: it reaches the output first. With several partitions a step counts its backwards."""
+        """Notes that the call has returned `output`. A backward through it is one, checkpoints in the model that run
+        backwards of their own included: it reaches the output first. With several partitions a step counts its
+        backwards."""
         if self._partitions > 1 or not torch.is_grad_enabled():
             return
         reached = [tensor for tensor in pytree.tensors(output) if tensor.requires_grad]
@@ -134,6 +135,6 @@ class Replicas:
         return [(f"beside the model, {number}", parameter) for number, parameter in enumerate(self._beside)]
 
     def _own(self, names: str) -> list[tuple[str, torch.Tensor]]:
-        """Those of this rank, with their names; sparse and quantised buffers stay each replica's own."""
+        """The buffers of this rank, with their names; sparse and quantised buffers stay each replica's own."""
         own = ((name, tensor) for name, tensor in getattr(self._module, names)() if self._owns(name))
         return [(name, tensor) for name, tensor in own if not is_odd(tensor)]

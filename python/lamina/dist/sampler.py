@@ -2,10 +2,11 @@
 """Which samples a rank reads.
 
 [Note: equivalence of space and time] A batch may be split over ranks (space) or over microbatches (time), and the
-training is the same. torch's DistributedSampler breaks this where the data does not divide by the ranks: it repeats
-samples so that all ranks have equally many. ExactSampler repeats none: batch number t of all ranks together is what one
-rank with batches as large as all theirs would read as its batch t. In the last one ranks have different numbers of
-samples, some none, so `exact_batches` gives each batch the weight that makes the average over ranks that over samples.
+training is the same. With torch's DistributedSampler this is not so where the data does not divide by the ranks: it
+repeats samples so that all ranks have equally many. ExactSampler repeats none: batch number t of all ranks together is
+what one rank with batches as large as all theirs would read as its batch t. In the last one ranks have different
+numbers of samples, some none, so `exact_batches` gives each batch the weight that makes the average over ranks that
+over samples.
 """
 
 from collections.abc import Iterator, Sized

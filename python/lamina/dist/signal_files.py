@@ -95,7 +95,7 @@ def _signalled(name: str, dir_path: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _put_down(failure: str) -> Iterator[None]:
-    """Those who wait for the file have to learn that it will not come: the job's store tells, under the key
+    """Ranks that wait for the file have to learn that it will not come: the job's store tells, under the key
     `failure`."""
     try:
         yield

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the random numbers of a job with the key `seed` are. The states of optimizers carry it, as what everybody saves
-and loads besides the model."""
+"""The position in the random numbers of a job with the key `seed`. The states of optimizers carry it, as what everybody
+saves and loads besides the model."""
 
 import warnings
 from collections.abc import Mapping

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that is cut: who owns which part of it."""
+"""A model that is cut, with the owner of each of its parts."""

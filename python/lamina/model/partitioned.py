@@ -263,7 +263,7 @@ def _give(root: nn.Module, name: str, value: torch.Tensor, is_parameter: bool) -
 
 
 def _keep_dense(model: PartitionedModel) -> None:
-    """Where layers of a TransformerEncoder live elsewhere, it leaves off its nested tensors, which do not travel: in
+    """Where layers of a TransformerEncoder live elsewhere, it leaves off its nested tensors, which do not travel. In
     evaluation with a padding mask its results at padded positions are then a layer's, as in training, and not 0."""
     for module, owner in zip(model.tree.modules, model.owners, strict=True):
         if isinstance(module, nn.TransformerEncoder):

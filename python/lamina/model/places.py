@@ -29,8 +29,8 @@ def only_own(model: PartitionedModel) -> Iterator[list[Row]]:
 
 @contextmanager
 def own_and_shapes(model: PartitionedModel) -> Iterator[None]:
-    """Inside, tensors without memory are in the places of other ranks' parameters and buffers: for modules that save
-    and load in a way of their own, and for hooks of state dicts, which look at all of it."""
+    """Inside, tensors without memory are in the places of other ranks' parameters and buffers. Modules that save and
+    load in a way of their own look at them, and so do hooks of state dicts."""
     foreign = {id(tensor) for _, tensor, owner in model.tensors() if owner != model.partition}
     places = [place for module in _unscripted(model.tree.root) for place in places_of(module)]
     shapes = [(held, name, stand_in(tensor)) for held, name, tensor in places if id(tensor) in foreign]

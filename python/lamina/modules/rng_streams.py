@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which modules run in a random stream of their own inside steps.
 
-Those that may draw random numbers, and those above them. The rule looks at classes and at what was hung on a module,
+Modules that may draw random numbers, and those above them. The rule looks at classes and at what was hung on a module,
 never at what it does with them (a Dropout with p=0 counts), so that it is the same in every layout.
 """
 

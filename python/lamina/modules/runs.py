@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs: modules of an nn.Sequential, one after the other, that one other rank owns. They are called at once.
 
-A Sequential that is cut hands the output of each module to the next one and does nothing between, so a call of several
+A Sequential that is cut hands the output of each module to the next one and does nothing between. So a call of several
 of them is one message there and one back, instead of one for each. On their owner each is called as ever: with its
 hooks, and in the random stream that it would have had alone.
 """
@@ -50,7 +50,7 @@ class Run:
         return iter(dict.fromkeys(module for part in self.parts for module in part.modules()))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of all of them, each once."""
+        """The nodes of all of them, each once."""
         return iter(dict.fromkeys(parameter for part in self.parts for parameter in part.parameters()))
 
 

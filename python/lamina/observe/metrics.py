@@ -74,10 +74,10 @@ class Metrics:
                 optimizer.step()
                 metrics.step(samples=len(x), loss=loss.item())
 
-    A line has `step`; `time_s`, since the line before; `step_s`, which this rank was in step functions; `bubble`, the
-    share of `step_s` in which it did not compute; `samples_per_s` and `tokens_per_s` of this rank's batches, where
-    `step` is told how many there were; `messages` and `sent_bytes`, which it sent to other ranks in steps;
-    `memory_bytes`, the most that its process had; and what else `step` is given.
+    A line has `step`; `time_s`, since the line before; `step_s`, this rank's time in step functions; and `bubble`, the
+    share of `step_s` in which it did not compute. `samples_per_s` and `tokens_per_s` are of this rank's batches, where
+    `step` is told how many there were. `messages` and `sent_bytes` went to other ranks in steps, and `memory_bytes` is
+    the most that its process had. Further entries are those that `step` is given.
 
     Every rank of the job makes one, and closes it. docs/timeline.md says more.
 

@@ -33,9 +33,9 @@ class DistributedOptimizer:
     Each has states of its own; to share them send the optimizer itself to other ranks (`lamina.broadcast`).
 
     Args:
-        optimizer_class: one of torch's or of `lamina.optim`, which the engine updates without the GIL; one that has
-            a functional form in `functional_optim_map`, which does so too where TorchScript compiles it; or any other,
-            which runs as it is and holds the GIL, and one line on the owner says so.
+        optimizer_class: one of torch's or of `lamina.optim`, which the engine updates without the GIL. One that has a
+            functional form in `functional_optim_map` is updated so, too, where TorchScript compiles it. Any other runs
+            as it is and holds the GIL, and one line on the owner says so.
         remote_parameters: of `lamina.remote`, or RRefs of torch.distributed.rpc, whose contexts are those of
             torch.distributed.autograd.
         *args, **kwargs: of the class, for all parameters.

@@ -18,9 +18,9 @@ def lie_together(tensors: list[torch.Tensor]) -> None:
 
 
 class FlatGroups(Sequence):
-    """Per group a tensor of one dimension, in float32 or more, of all that this rank updates of it: its own memory
-    where that lies together (masters do), else a copy that is made when it is asked for. Of each parameter it has the
-    same part as `ds_tensor`, also of one that stays whole on all ranks.
+    """Per group a tensor of one dimension, in float32 or more, of all that this rank updates of it. It is the group's
+    own memory where that lies together, as masters' does, else a copy that is made when it is asked for. Of each
+    parameter it has the same part as `ds_tensor`, also of one that stays whole on all ranks.
 
     Args:
         optimizer: whose groups they are.

@@ -370,7 +370,7 @@ class OptimizerState:
         return named | {"state": named["state"] | states} | ({MASTERS: masters} if masters else {})
 
     def _parts(self, session: _lamina.Session) -> tuple[str, int, int] | None:
-        """Says which part of its parameters this rank has, over which group, and of how many; None where they are
+        """Gives this rank's part of its parameters, the group that shares them, and its size; None where they are
         whole."""
         over = self.parameters.divided_over
         return None if over is None else (over, session.group_rank(over), session.group_size(over))

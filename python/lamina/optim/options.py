@@ -24,7 +24,7 @@ class PlainOptimizers:
     to be alike, too.
 
     Args:
-        job: whose model it is, which is cut.
+        job: the model's, which is cut.
     """
 
     def __init__(self, job: current.Job):

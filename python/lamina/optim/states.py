@@ -9,9 +9,9 @@ import torch
 
 
 class States(collections.defaultdict):
-    """The states of what stands in an optimizer's groups. That of a parameter which something else stands for is that
-    one's: this rank's part. A parameter whose state is on another rank, or that has none yet, has an empty one, which
-    is not kept; so looking one up changes nothing.
+    """The states of what stands in an optimizer's groups. A parameter that something else stands for has the state of
+    that one: this rank's part. A parameter that has its state on another rank, or none yet, has an empty one here,
+    which is not kept; so looking one up changes nothing.
 
     Args:
         states: as the optimizer had them.

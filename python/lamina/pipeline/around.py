@@ -76,7 +76,7 @@ class Around:
         return [*packed, tensors, arrays, states] if packed or tensors or arrays or states else []
 
     def _pack_parts(self, places: Places, difference: Difference) -> list[bytes]:
-        """Those that can be brought, and a line on the others."""
+        """Gives the changes that can be brought, and a line on the others."""
         packed = []
         for key, value in difference.set.items():
             part = Difference(difference.name, difference.holder, {key: value}, difference.gone, difference.grown)

@@ -46,11 +46,11 @@ class CutModel(WrappedModule):
         return self._cut.model is not None
 
     def partition_report(self) -> dict[str, Any]:
-        """How the model was cut, on every rank: {"partition": {name of a module: its partition}, "stages":
-        [{"partition", "time_us", "parameter_bytes", "memory_bytes", "out_bytes"}], "predicted_step_us", "bubble",
-        "warning"}, and of the trace: "reads_data" and "draws", names of modules that let data decide and that draw
-        random numbers, "ties", the modules that share each attribute, "notes", what could not be found out. Before
-        partition: UsageError."""
+        """How the model was cut, on every rank. "partition" has the partition of each module, by name, and "stages" a
+        dictionary for each partition, with "time_us", "parameter_bytes", "memory_bytes" and "out_bytes". There are
+        "predicted_step_us", "bubble" and "warning". The trace adds "reads_data" and "draws", names of modules that let
+        data decide and that draw random numbers; "ties", the modules that share each attribute; and "notes", on what
+        could not be found out. Before partition: UsageError."""
         self._require_partitioned("there is no report")
         return self._cut.model.report
 

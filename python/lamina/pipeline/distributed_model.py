@@ -27,7 +27,7 @@ class DistributedModel(SavedModel):
     """A model whose modules are spread over the ranks of its pipeline. There is one per job.
 
     With more than one partition the model is cut at the first call of a step function, and is called inside step
-    functions only; with one it is ready at once and may be called anywhere. Names of parameters, buffers and modules
+    functions only. With one it is ready at once and may be called anywhere. Names of parameters, buffers and modules
     are those of the module that is wrapped. With the configuration `fp16` or `bf16` its parameters and buffers of
     floating-point numbers become half, and so do such arguments of its calls.
 
@@ -55,12 +55,12 @@ class DistributedModel(SavedModel):
         overlapping_allreduce: with `ddp`: whether gradients are averaged while the backward still runs, in groups over
             shared memory. The results are the same; a communication hook or `deterministic_server` excludes it.
         gradient_as_bucket_view: with `ddp`: whether averaged gradients are views of the memory in which they travelled,
-            which spares a copy. None stays None.
+            to spare a copy. None stays None.
         find_unused_parameters: accepted; parameters without a gradient are always allowed.
 
     Errors:
-        UsageError: no `init`, a second model, a model inside or around one of torch's own data-parallel wrappers, times
-            of a host that has another device to run the model, an argument that is not of its type.
+        UsageError: no `init`, a second model, or a model inside or around one of torch's own data-parallel wrappers.
+            Also for times of a host that has another device to run the model, and an argument that is not of its type.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 """The step in which a model is traced and cut: at its first call in the first body.
 
 The body runs once, like all others: nothing of it is repeated for the trace. It waits at its first call of the model,
-or of a module of it, while the thread that entered the step traces that call and cuts the model together with the other
-ranks, and then goes on with a model whose calls are routed. The engine says who waits for what.
+or of a module of it. Meanwhile the thread that entered the step traces that call, and cuts the model together with the
+other ranks. Then the body goes on with a model that has its calls routed. The engine says who waits for what.
 """
 
 import functools

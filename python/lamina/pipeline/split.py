@@ -103,7 +103,8 @@ class Splitter:
                 )
 
     def summary(self) -> str:
-        """Says what was split along which axis, and which lists of the batch's length were not; "" if nothing was."""
+        """Lists what was split, with its axis, and lists of the batch's length that were not; "" if nothing was
+        split."""
         named = ", ".join(self._sizes[:_NAMED])
         more = f" and {len(self._sizes) - _NAMED} more" if len(self._sizes) > _NAMED else ""
         whole = [f"{name} (a list of {length})" for name, length in self._lists if length in self._rows]

@@ -47,7 +47,7 @@ def step(
     Errors:
         DesyncError: on every rank of the pipeline, where one has entered another step function, or waits in another
             call of ours for the others.
-        UsageError: at decoration, names that are no arguments of the function, and options of another type; at a call,
+        UsageError: at decoration, names that are no arguments of the function, and options of another type. At a call,
             a batch that cannot be split evenly and a backward (without one there are then fewer microbatches), a step
             inside a step, or no `init`. What the function, or a module on any rank, raises is raised on every rank of
             the pipeline; with `ddp`, of the other replicas too, where they average their gradients.

@@ -15,7 +15,7 @@ from lamina.shared_state.uses import uses
 
 
 def whole(model: PartitionedModel) -> list[nn.Module]:
-    """Those of this rank that are to have their arguments before they begin: the trace saw them write state, or they
+    """Modules of this rank that are to have their arguments before they begin: the trace saw them write state, or they
     have buffers, or other tensors, which they may write."""
     nodes = set(model.writes.nodes if model.writes else ())
     seen = {id(model.tree.modules[node]) for node in nodes}

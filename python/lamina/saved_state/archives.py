@@ -48,7 +48,7 @@ def _noted(archive: zipfile.ZipFile) -> dict[str, int] | None:
 
 
 def check(path: str, ranks: dict[str, int] | None, whole: bool) -> None:
-    """That a file was saved by that many ranks, where it says so; with `whole`, that its checksums are right.
+    """Checks that a file was saved by that many ranks, where it says so; with `whole`, that its checksums are right.
 
     Errors:
         FormatError: it is damaged. UsageError: it is of other ranks. OSError: it cannot be read.

@@ -2,8 +2,8 @@
 """Objects in files: one per rank, or one for all.
 
 [Note: partial files] With `partial` each rank that holds another part of the model has a file of its own, named
-`f_{mp_rank}`; when layers are sliced `f_{pp_rank}_{tp_rank}`; with `v3`, and where parameters are sharded, every rank
-has one, named `f_{pp_rank}_{tp_rank}_{rdp_rank}`. Such a file knows how many ranks there were, so that it is not
+`f_{mp_rank}`. When layers are sliced it is `f_{pp_rank}_{tp_rank}`. With `v3`, and where parameters are sharded, every
+rank has one, `f_{pp_rank}_{tp_rank}_{rdp_rank}`. Such a file knows how many ranks there were, so that it is not
 mistaken for one of another job.
 """
 

@@ -2,8 +2,8 @@
 """The state of a model whose parts live on several ranks: as one dictionary, and in parts.
 
 [Note: partial] A partial dictionary holds what one partition owns, and of sharded parameters this rank's shards. It
-says so under the key `_smp_is_partial`; for messages it also knows which partition of how many saved it, and which
-shard.
+says so under the key `_smp_is_partial`. For messages it also knows the partition and the shard that saved it, and how
+many there were.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class ModelState:
         return state
 
     def whole(self, gather_to_rank0: bool = False) -> OrderedDict[str, Any]:
-        """All of it on every rank, or else on the first alone; collective."""
+        """The whole state on every rank, or else on the first alone; collective."""
         own, reads_all = self._own_or_error()
         if reads_all:
             state = self._of_all_values(own)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.compile in steps: what compiled code reads has its value before the compiler looks at it.
 
-A reference is to the compiler another kind of tensor than its value, so that each one would be compiled for anew; and
-the compiler holds a lock while it works, in which nobody may wait for another rank.
+A reference is to the compiler another kind of tensor than its value, so that each one would be compiled for anew. The
+compiler also holds a lock while it works, in which nobody may wait for another rank.
 """
 
 import functools

@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """All that is torch's own again."""
+    """Everything that is torch's own again."""
     if _replaced:
         _lamina.forget_parameters(nn.Parameter)
     while _replaced:

@@ -6,14 +6,14 @@ read. So each microbatch sees what it set itself, and what was set last where it
 dictionary that a hook fills) is everybody's: there it is an error when one microbatch changes it between two uses by
 another.
 
-[Note: updates] A statement that makes an attribute's new value of its old one (`self.count += 1`) goes on from what was
-set last, by whichever microbatch, unless its own has set the attribute anew before: so counters count, and what begins
-with each microbatch is its own. Nobody else comes between the two halves of an update: before it reads, this thread
-waits for all that it may wait for.
+[Note: updates] A statement may make an attribute's new value of its old one (`self.count += 1`). It goes on from the
+value that was set last, by whichever microbatch, unless its own microbatch has set the attribute anew before. So
+counters count, and state that begins with each microbatch is its own. Nobody else comes between the two halves of an
+update: before it reads, this thread waits for all that it may wait for.
 
 [Note: homes of attributes] Every rank has all modules as objects, so what one rank sets the others do not see. The
 partition on which an attribute of a module is set in a step is the attribute's home. On all others it is an error to
-read or to set it in a step, and reading it afterwards warns: none of them is to go on with a value that is out of date.
+read or to set it in a step, and reading it afterwards warns. None of them is to go on with a value that is out of date.
 They hear of homes with the calls between them: `news_for` goes with a request and with its answer, and what a rank has
 heard it tells on. What an attribute holds counts as the attribute, under all names that it has in the model. A trace
 ties modules that share attributes to one rank beforehand (tracing/state.py), and all ranks know then what it saw set.

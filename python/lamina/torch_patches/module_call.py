@@ -46,7 +46,8 @@ def install(
     Args:
         remote: the number of each module by id(module).
         route: what carries the call out.
-        anywhere: the number of each module by id(module) of which only calls are routed whose arguments lie elsewhere.
+        anywhere: the number of each module that is called where its arguments lie, by id(module): only calls with
+            arguments that lie elsewhere are routed.
         streams: modules. The caller keeps them, and those in `remote`, alive until `remove`.
         hooked: what begins a call of a module of this rank that has hooks, by id(module); see [Note: call hooks] in
             lamina/model/call_hooks.h. It is told whether the call came from another rank.

@@ -97,7 +97,7 @@ def left() -> Modes:
 
 
 def end_step(modes: Modes | None = None) -> None:
-    """Those that were set last stay: by this rank, or `modes` of the rank that leads."""
+    """The modes that were set last stay: by this rank, or `modes` of the rank that leads."""
     final = left() | (modes or {})
     for kept in (_own, _begun, _ended, _read, _unseen):
         kept.clear()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`zero_grad` of any module, which also forgets what is summed for the gradients of shards, and `.grad` of sharded
-parameters, which is that of the shard, and of what stands for parameters in optimizers."""
+"""`zero_grad` of any module also forgets what is summed for the gradients of shards. `.grad` of a sharded parameter is
+that of its shard, and a tensor that stands for a parameter in an optimizer has its part."""
 
 from collections.abc import Callable
 

@@ -228,8 +228,8 @@ class Holders:
 
 
 def forward_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The module without the script's hooks, which may count; torch's own, which compute weights, are called, and
-    Hugging Face's, which collect what the model returns."""
+    """The module without the script's hooks, which may count. Hooks of torch's own are called, for they compute
+    weights, and so are Hugging Face's, for they collect the model's results."""
     for hook in list(module._forward_pre_hooks.values()):
         if type(hook).__module__.startswith("torch.nn.utils."):
             hook(module, args)

@@ -42,7 +42,7 @@ class Writes:
     """State that modules write when they are called.
 
     Attributes:
-        attributes: that are set: of which module, by its place among the model's, which, and a node that uses it.
+        attributes: those that are set, each with its module, by its place among the model's, and a node that uses it.
         nodes: that write state.
         late: of those, the ones that update a buffer with what modules return that they call.
     """
@@ -67,7 +67,8 @@ class _Frame:
 
 
 class StateWatch:
-    """Notes who sets and who reads attributes of a model's modules, and who writes buffers and other tensors in place.
+    """Notes the modules that set and that read attributes of a model's modules, and those that write buffers and other
+    tensors in place.
 
     Args:
         tree: the model's.
@@ -95,7 +96,7 @@ class StateWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, attributes are watched. Those that modules have are as they will be called with."""
+        """Inside, attributes are watched. The modes that modules have are as they will be called with."""
         for module in self._modules:
             for name, value in [*vars(module).items(), *module._buffers.items()]:
                 if name not in _TORCHS:
@@ -199,8 +200,8 @@ class StateWatch:
         return object.__getattribute__(module, name)
 
     def _apply(self, original: Callable, function: type, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Notes the modules that an autograd function is given and of which its backward, which runs where the function
-        was applied, uses more than their calls."""
+        """Notes the modules that an autograd function is given, where its backward uses more of them than their calls.
+        That backward runs where the function was applied."""
         used = _names_in(getattr(function, "backward", None))
         for module in _modules_in((args, kwargs)) if used else ():
             names = sorted(used & _names_of(module))

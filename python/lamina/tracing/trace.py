@@ -243,7 +243,7 @@ def _is_fake(tree: ModuleTree) -> bool:
 
 
 def _fake_mode(tree: ModuleTree) -> FakeTensorMode:
-    """That of a model which was built without memory, else a new one."""
+    """The tape of a model that was built without memory, else a new one."""
     modes = (tensor.fake_mode for tensor in _tensors(tree) if isinstance(tensor, FakeTensor))
     return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
 

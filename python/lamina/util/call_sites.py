@@ -45,7 +45,7 @@ def name_call() -> tuple[str, str, str]:
 
 
 def where() -> str:
-    """Where the user's code has called us: "train.py:12"."""
+    """The place in the user's code that has called us: "train.py:12"."""
     frames = list(_of_libraries(sys._getframe().f_back))
     return _place(frames[-1].f_back) if frames else ""
 

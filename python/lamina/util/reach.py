@@ -149,7 +149,7 @@ class Reach:
             self._visit_attributes(name, value)
 
     def _visit_attributes(self, name: str, value: Any) -> None:
-        """Those of modules, and of objects of classes that are the script's or hold things of the script."""
+        """The attributes of modules, and of objects that belong to the script or hold things of it."""
         kind = type(value)
         if isinstance(value, (nn.Module, *_HOLDERS)) or not is_theirs(kind):
             if isinstance(getattr(value, "__dict__", None), dict):
